@@ -1,0 +1,155 @@
+"""How fast the dashboard is in a browser: cold start, page changes, large explanations.
+
+Times are from the command or the click to the moment when the page is drawn and the server is
+idle again, in headless Chromium on the same machine. The store has 2,000 runs of 40 metrics; the
+explanations have 100 tests x 1,000 facts, and one test x 100,000 facts.
+
+    python -m experiments.benchmarks.dashboard_speed
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+from clew import store
+from experiments.benchmarks.harness import median, print_table, write_results
+from tests.browser.dashboard import Dashboard, chromium, serving, wait_for
+
+NUM_RUNS = 2000
+REPEATS = 5
+IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
+HEADING = "document.querySelector('h1')?.innerText"
+TABLE = "document.querySelector('[data-testid=stDataFrame] canvas') !== null"
+GRAPH = "document.querySelector('[data-testid=stEChartsChart] canvas') !== null"
+CARD = "(document.querySelector('.clew-card')?.innerText ?? '')"
+LIMITS = {"cold start": 4.0, "page": 1.0, "explanation": 1.5}
+
+
+def wait_until(page: Page, condition: str) -> None:
+    """Wait until the page is drawn."""
+    page.wait_for_function(f"() => ({condition}) && ({IDLE})", timeout=60_000)
+
+
+def timed(action: Callable[[], object], page: Page, condition: str) -> float:
+    """Return the seconds from an action to the page it leads to."""
+    start = time.perf_counter()
+    action()
+    wait_until(page, condition)
+    return time.perf_counter() - start
+
+
+def seed(folder: Path) -> str:
+    """Fill a store and return its address; the two trace runs are its newest runs."""
+    from tests.ui.seed import Seeder
+    from tests.ui.seed_influence import trace_run
+    from tests.ui.seed_many import large_store
+
+    uri = large_store(folder, NUM_RUNS)
+    seeder = Seeder(uri)
+    model = seeder.train("fp32")
+    seeder.num_runs = NUM_RUNS
+    trace_run(seeder, model, num_tests=100, num_pairs=1000, top_k=500)
+    trace_run(seeder, model, num_tests=1, num_pairs=100_000, top_k=100_000)
+    return uri
+
+
+def cold_starts(uri: str, page: Page) -> list[float]:
+    """Return the seconds from the command to the first page, each with a server of its own."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        with serving(uri, wait=False) as address:
+            wait_for(address)
+            page.goto(address)
+            wait_until(page, f"{HEADING} === 'Overview' && {TABLE}")
+            seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def page_changes(dashboard: Dashboard) -> dict[str, list[float]]:
+    """Return the seconds of each change of page by its link, the first visit among them."""
+    page = dashboard.page
+    seconds: dict[str, list[float]] = {}
+    for _ in range(REPEATS):
+        for name in ("Compare", "Reviews", "Models", "Ask", "Overview"):
+            link = page.get_by_role("link", name=name, exact=True).first
+            drawn = f"{HEADING} === '{name}'"
+            if name == "Overview":
+                drawn += f" && {TABLE}"
+            seconds.setdefault(name, []).append(timed(link.click, page, drawn))
+    return seconds
+
+
+def comparison(dashboard: Dashboard) -> list[float]:
+    """Return the seconds from the preset's button to its table and pictures."""
+    seconds = []
+    for _ in range(REPEATS):
+        dashboard.open("/compare")
+        preset = dashboard.button("FP32 / FP16 / checkpointing").first
+        drawn = "document.querySelectorAll('[data-testid=stVegaLiteChart]').length >= 4"
+        seconds.append(timed(preset.click, dashboard.page, drawn))
+    return seconds
+
+
+def explanation(dashboard: Dashboard, row: int, *, another: bool) -> dict[str, float]:
+    """Return the seconds to open a report from the overview, and to go to another test triple.
+
+    `row` is its place among the trace runs, the newest first.
+    """
+    page = dashboard.page
+    seconds: list[float] = []
+    for _ in range(REPEATS):
+        dashboard.open("/?kind=trace").tick(0, row)
+        link = page.get_by_role("link", name="Read explanations")
+        drawn = f"{HEADING} === 'Influence' && {CARD}.includes('Metformin') && {GRAPH}"
+        seconds.append(timed(link.click, page, drawn))
+    found = {"first open": seconds[0], "opened again": median(seconds[1:])}
+    if another:
+        table = page.get_by_test_id("stDataFrame").first.bounding_box()
+        assert table is not None
+        x, y = table["x"] + 18, table["y"] + 35 * 2.5
+        found["another test"] = timed(
+            lambda: page.mouse.click(x, y), page, f"{CARD}.includes('Aspirin')"
+        )
+    return found
+
+
+def main() -> None:
+    """Measure, print a table, write the results."""
+    store.prepare_client_environment()
+    with tempfile.TemporaryDirectory(prefix="clew-speed-") as folder, chromium() as browser:
+        uri = seed(Path(folder))
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        cold = cold_starts(uri, page)
+        with serving(uri) as address:
+            dashboard = Dashboard(page, address).open("/")
+            changes = page_changes(dashboard)
+            preset = comparison(dashboard)
+            explained = explanation(dashboard, 1, another=True)
+            large = explanation(dashboard, 0, another=False)
+    rows: list[dict[str, object]] = [_row("cold start", cold, LIMITS["cold start"])]
+    rows += [_row(f"page {name}", found, LIMITS["page"]) for name, found in changes.items()]
+    rows.append(_row("preset of Compare", preset, LIMITS["page"]))
+    limit = LIMITS["explanation"]
+    rows += [_row(f"100 x 1,000 facts, {n}", [s], limit) for n, s in explained.items()]
+    rows += [_row(f"1 x 100,000 facts, {n}", [s], limit) for n, s in large.items()]
+    print_table(rows)
+    print(write_results("dashboard_speed", rows, packages=("streamlit", "mlflow")))
+
+
+def _row(what: str, seconds: list[float], limit: float) -> dict[str, object]:
+    return {
+        "what": what,
+        "median s": median(seconds),
+        "worst s": max(seconds),
+        "times": len(seconds),
+        "limit s": limit,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What the scores are good for, on UMLS: finding corrupted triples, and what filtering loses.
+
+    python -m experiments.benchmarks.influence_quality [epochs]
+
+1. Five per cent of the training triples get a random wrong tail. A model is trained on the rest and
+   them alike; self-influence should rank the corrupted ones high: area under the curve, for each
+   seed, beside the training loss of the last checkpoint as a plain alternative.
+2. `batch_tracin` looks only at triples near the test. How many of the unfiltered ten strongest
+   proponents and opponents are among the candidates, and how many candidates there are.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+
+from clew.config.load import load
+from clew.data.sources import BUNDLED
+from clew.influence.proximity import Filtering, Neighbourhood
+from clew.influence.tracin import Tracer
+from clew.workflows.trace_source import TraceSource, open_trace_source
+from clew.workflows.train import train
+from experiments.benchmarks.harness import print_table, write_results
+
+NAME = "influence_quality"
+CONFIG = "experiments/link_prediction/umls.yaml"
+CORRUPTED_SHARE = 0.05
+SEEDS = (0, 1, 2)
+EPOCHS = 60
+NUM_TESTS = 100
+
+
+def corrupt(folder: Path, seed: int) -> np.ndarray:
+    """Write UMLS with corrupted training triples; return which lines are."""
+    lines = [line.split("\t") for line in (BUNDLED / "umls/train.txt").read_text().splitlines()]
+    generator = np.random.default_rng(seed)
+    entities = sorted({name for head, _, tail in lines for name in (head, tail)})
+    known = {tuple(line) for line in lines}
+    chosen = generator.permutation(len(lines))[: int(CORRUPTED_SHARE * len(lines))]
+    for index in chosen:
+        head, relation, _ = lines[index]
+        wrong = [e for e in entities if (head, relation, e) not in known]
+        lines[index] = [head, relation, wrong[generator.integers(len(wrong))]]
+    folder.mkdir(parents=True)
+    (folder / "train.txt").write_text("\n".join("\t".join(line) for line in lines) + "\n")
+    for split in ("valid", "test"):
+        (folder / f"{split}.txt").write_text((BUNDLED / f"umls/{split}.txt").read_text())
+    return np.isin(np.arange(len(lines)), chosen)
+
+
+def area_under_curve(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Return the chance that a positive scores higher than another one; ties count half."""
+    ranks = rankdata(scores)[positive]
+    count, others = int(positive.sum()), int((~positive).sum())
+    return float((ranks.sum() - count * (count + 1) / 2) / (count * others))
+
+
+def last_losses(tracer: Tracer) -> np.ndarray:
+    """Return each training triple's own loss at the last checkpoint, forward direction."""
+    model, train_triples = tracer.models[-1], tracer.graph.train
+    head, relation, tail = torch.from_numpy(train_triples.astype(np.int64)).T
+    with torch.no_grad():
+        scores = model(head, relation) @ model.entity.weight.T + model.entity_bias
+    losses: np.ndarray = (scores.logsumexp(1) - scores.gather(1, tail[:, None])[:, 0]).numpy()
+    return losses
+
+
+def corruption(folder: Path, epochs: int) -> list[dict[str, object]]:
+    """Return the areas under the curve for each kind of training and seed."""
+    table: list[dict[str, object]] = []
+    for kind in ("one_vs_all", "kvs_all"):
+        for seed in SEEDS:
+            data = folder / f"{kind}-{seed}"
+            positive = corrupt(data, seed)
+            files = {
+                f"data.{split}": str(data / f"{split}.txt") for split in ("train", "valid", "test")
+            }
+            overrides = {
+                **files,
+                "data.name": None,
+                "loss.kind": kind,
+                "training.num_epochs": epochs,
+                "training.checkpoint_frequency": max(1, epochs // 4),
+                "training.seed": seed,
+                "evaluation.every_epochs": epochs,
+            }
+            run = train(load(CONFIG, overrides))
+            assert run.run_id is not None
+            with open_trace_source(run.run_id, {}) as source:
+                own = source.tracer.self_influence()
+                losses = last_losses(source.tracer)
+            table.append(
+                {
+                    "training": kind,
+                    "seed": seed,
+                    "test MRR": run.metrics["test/mrr"],
+                    "AUC self-influence": area_under_curve(own, positive),
+                    "AUC last loss": area_under_curve(losses, positive),
+                }
+            )
+            print_table(table[-1:])
+    return table
+
+
+def recall(source: TraceSource) -> list[dict[str, object]]:
+    """Return what share of the unfiltered strongest is among the candidates of each filter."""
+    graph = source.task.graph
+    tests = graph.test[:NUM_TESTS]
+    explanations = source.tracer.explain(tests)
+    strongest = [
+        (np.concatenate([e.proponents.train for e in explanations])),
+        (np.concatenate([e.opponents.train for e in explanations])),
+    ]
+    index = Neighbourhood.build(graph.train, graph.num_entities)
+    table: list[dict[str, object]] = []
+    for filtering in (
+        Filtering(1),
+        Filtering(2),
+        Filtering(2, 10),
+        Filtering(1, strict_paths=True),
+        Filtering(2, strict_paths=True),
+    ):
+        found: tuple[list[float], list[float]] = ([], [])
+        sizes = []
+        for row, (head, _, tail) in enumerate(tests.tolist()):
+            candidates = index.candidates(head, tail, filtering)
+            sizes.append(len(candidates))
+            for side, best in zip(found, strongest, strict=True):
+                own = best[row][best[row] >= 0]
+                if len(own):
+                    side.append(float(np.isin(own, candidates).mean()))
+        table.append(
+            {
+                "data": graph.name,
+                "n_hops": filtering.n_hops,
+                "min_degree": filtering.min_degree,
+                "strict paths": filtering.strict_paths,
+                "share of triples": float(np.mean(sizes)) / len(graph.train),
+                "recall of proponents": float(np.mean(found[0])),
+                "recall of opponents": float(np.mean(found[1])),
+            }
+        )
+    return table
+
+
+def main(epochs: int) -> None:
+    """Measure, print and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        table = corruption(Path(folder), epochs)
+        print()
+        print_table(table)
+        overrides = {"training.num_epochs": epochs, "training.checkpoint_frequency": epochs // 4}
+        run = train(load(CONFIG, overrides))
+        with open_trace_source(run.run_id or "", {"influence.with_cosine": False}) as source:
+            filters = recall(source)
+        print_table(filters)
+        write_results(NAME, {"epochs": epochs, "corruption": table, "filter recall": filters})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else EPOCHS)

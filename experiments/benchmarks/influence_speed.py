@@ -1,0 +1,334 @@
+"""TracIn with FB15k-237's sizes: 32,000 training rows on 1, 4 and 100 tests, one checkpoint.
+
+    python -m experiments.benchmarks.influence_speed [rows]
+
+Alternatives run in the same run, each in a process of its own, under the same allocator settings:
+a loop of backward passes, captum 0.9 (TracInCP) and dattri 0.3 (TracInAttributor). They would take
+hours, so they get fewer rows and their time is extrapolated linearly, which is how they work: one
+after the other. All get the same model, rows and loss; their scores are compared with ours. What
+is not installed is left out and named (`pip install --no-deps captum==0.9.0 dattri==0.3.0`).
+"""
+
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from clew import products
+from clew.config.model import ConvEModel
+from clew.influence.conve_checkpoint import ConvECheckpoint, KernelOptions, TripleRows
+from clew.influence.deltas import Directions, LossForm, own_rows, training_rows
+from clew.influence.products import MatrixProduct
+from clew.influence.scores import Strongest
+from clew.influence.summation import Summation
+from clew.influence.tiles import plan_tiles, tiles
+from clew.models.conve import ConvE
+from clew.training.memory import keep_allocator_pages
+from experiments.benchmarks.harness import (
+    median,
+    print_table,
+    report_child,
+    resident_gib,
+    run_child,
+    write_results,
+)
+
+NAME = "influence_speed"
+ENTITIES, RELATIONS, ROWS = 14_541, 237, 32_000
+BUDGET_MIB = 512.0
+SMOOTHING = 0.1
+COMPARED = 64
+"""Rows whose scores all alternatives return."""
+ALTERNATIVES = {"loop": (256, 4), "captum": (128, 4), "dattri": (32, 4)}
+"""Rows and tests that the alternatives really compute."""
+
+
+def triples(count: int, seed: int) -> np.ndarray:
+    """Return random rows."""
+    bounds = (ENTITIES, RELATIONS, ENTITIES)
+    return np.random.default_rng(seed).integers(0, bounds, (count, 3)).astype(np.int32)
+
+
+def network() -> ConvE:
+    """Return ConvE with FB15k-237's sizes and running statistics of real activations."""
+    torch.manual_seed(0)
+    model = ConvE(ENTITIES, RELATIONS, ConvEModel()).train()
+    rows = torch.from_numpy(triples(2048, 7).astype(np.int64))
+    with torch.no_grad():
+        for _ in range(20):
+            model(rows[:, 0], rows[:, 1])
+    return model.eval()
+
+
+def row_losses(scores: Tensor, tail: Tensor) -> Tensor:
+    """Return the loss of each row: binary cross entropy over all entities, smoothed labels."""
+    positive = (1 - SMOOTHING) * scores.gather(1, tail[:, None])[:, 0]
+    return F.softplus(scores).sum(1) - positive - SMOOTHING / ENTITIES * scores.sum(1)
+
+
+class Scorer(nn.Module):
+    """ConvE with its scores as output, as the other tools want it."""
+
+    def __init__(self, model: ConvE) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
+        """Return all scores."""
+        weight, bias = self.model.entity.weight, self.model.entity_bias
+        return F.linear(self.model(head, relation), weight, bias)
+
+
+def columns(rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Return head, relation and tail."""
+    head, relation, tail = torch.from_numpy(rows.astype(np.int64)).T
+    return head, relation, tail
+
+
+def run_clew(
+    train: np.ndarray,
+    test: np.ndarray,
+    *,
+    num_checkpoints: int = 1,
+    half: bool = False,
+    cosine: bool = False,
+) -> tuple[float, np.ndarray]:
+    """Return seconds for the strongest ten of each test, and the scores of the first rows."""
+    form = LossForm("binary_cross_entropy", SMOOTHING, one_query_a_row=False)
+    kind = Directions(RELATIONS, inverse_relations=False)
+    to = (torch.device("cpu"), torch.float32)
+    rows = TripleRows(
+        form, training_rows(train, form, kind).to(*to), own_rows(test, form, kind).to(*to)
+    )
+    models = [network() for _ in range(num_checkpoints)]
+    options = KernelOptions(product=MatrixProduct(torch.bfloat16 if half else None))
+    plan = plan_tiles(
+        models[0].config,
+        num_entities=ENTITIES,
+        num_tests=len(test),
+        num_checkpoints=num_checkpoints,
+        num_directions=1,
+        num_parts=6,
+        keep_features=True,
+        budget_mib=BUDGET_MIB,
+    )
+
+    def once(chosen: np.ndarray) -> Summation:
+        kernels = [ConvECheckpoint(model, rows, options) for model in models]
+        summation = Summation(kernels, [1.0] * num_checkpoints, cosine=cosine)
+        sinks = [Strongest(10, 1), Strongest(10, -1)]
+        summation.run(
+            (chosen[part] for part in tiles(train[chosen], None, plan.tile_triples)), sinks
+        )
+        return summation
+
+    once(np.arange(min(1024, len(train))))
+    start = time.perf_counter()
+    summation = once(np.arange(len(train)))
+    seconds = time.perf_counter() - start
+    return seconds, summation.tile(np.arange(COMPARED)).influence.numpy()
+
+
+def run_loop(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
+    """One backward pass a row, inner products with the kept test gradients."""
+    model = Scorer(network())
+    parameters = list(model.parameters())
+
+    def gradient(row: np.ndarray) -> list[Tensor]:
+        head, relation, tail = columns(row[None])
+        loss = row_losses(model(head, relation), tail).sum()
+        return list(torch.autograd.grad(loss, parameters))
+
+    start = time.perf_counter()
+    tests = [gradient(row) for row in test]
+    scores = np.empty((len(test), len(train)))
+    for i, row in enumerate(train):
+        own = gradient(row)
+        for j, other in enumerate(tests):
+            scores[j, i] = sum(float((a * b).sum()) for a, b in zip(own, other, strict=True))
+    return time.perf_counter() - start, scores
+
+
+def run_captum(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
+    """TracInCP with every parameter: the fast variants see only the last layer."""
+    from captum.influence import TracInCP
+
+    model = Scorer(network())
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.safetensors")
+        save_file(model.state_dict(), path)
+
+        def load(module: nn.Module, file: str) -> float:
+            module.load_state_dict(load_file(file))
+            return 1.0
+
+        tracin = TracInCP(
+            model,
+            TensorDataset(*columns(train)),
+            [path],
+            checkpoints_load_func=load,
+            loss_fn=row_losses,
+            batch_size=16,
+            sample_wise_grads_per_batch=False,
+        )
+        start = time.perf_counter()
+        scores = tracin.influence(columns(test), k=None)
+        return time.perf_counter() - start, scores.detach().numpy()
+
+
+def run_dattri(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
+    """TracInAttributor: per-example gradients by vmap, flattened, test gradients each time."""
+    from dattri.algorithm.tracin import TracInAttributor
+    from dattri.task import AttributionTask
+
+    # It differentiates under vmap, which the products through oneDNN do not go through.
+    products.onednn_is_faster = lambda: False  # type: ignore[assignment]
+    model = Scorer(network())
+
+    def loss(parameters: Mapping[str, Tensor], data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        head, relation, tail = (part.reshape(1) for part in data)
+        return row_losses(torch.func.functional_call(model, parameters, (head, relation)), tail)[0]
+
+    task = AttributionTask(loss_func=loss, model=model, checkpoints=model.state_dict())
+    attributor = TracInAttributor(
+        task=task, weight_list=torch.ones(1), normalized_grad=False, device="cpu"
+    )
+    loaders = (
+        DataLoader(TensorDataset(*columns(rows)), batch_size=4, shuffle=False)
+        for rows in (train, test)
+    )
+    start = time.perf_counter()
+    scores = attributor.attribute(*loaders)
+    return time.perf_counter() - start, scores.numpy().T
+
+
+RUNNERS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[float, np.ndarray]]] = {
+    "loop": run_loop,
+    "captum": run_captum,
+    "dattri": run_dattri,
+}
+
+
+def child(engine: str, rows: str, tests: str, checkpoints: str, folder: str, options: str) -> None:
+    """Measure one engine and report."""
+    keep_allocator_pages()
+    train, test = triples(int(rows), 1), triples(int(tests), 2)
+    network()
+    before = resident_gib()
+    if engine == "clew":
+        flags = {name: True for name in options.split("+") if name}
+        seconds, scores = run_clew(train, test, num_checkpoints=int(checkpoints), **flags)
+    else:
+        seconds, scores = RUNNERS[engine](train, test)
+    np.save(Path(folder) / f"{engine}.npy", scores[:, : min(COMPARED, len(train))])
+    report_child({"seconds": seconds, "resident_before_gib": before})
+
+
+def measure(
+    engine: str, rows: int, tests: int, folder: str, *, checkpoints: int = 1, options: str = ""
+) -> dict[str, float]:
+    """Run a child; return its seconds and the memory that it took beyond a loaded model."""
+    found = run_child(
+        NAME, "child", engine, str(rows), str(tests), str(checkpoints), folder, options
+    )
+    peak, before = float(str(found["process_peak_gib"])), float(str(found["resident_before_gib"]))
+    return {"seconds": float(str(found["seconds"])), "gib_above_model": peak - before}
+
+
+def compare(folder: str, rows: int) -> list[dict[str, object]]:
+    """Measure the alternatives beside ours with four tests."""
+    ours = measure("clew", rows, 4, folder)
+    exact = np.load(Path(folder) / "clew.npy")
+    table: list[dict[str, object]] = [
+        {"engine": "clew", "tests": 4, "rows computed": rows, "s for all rows": ours["seconds"]}
+    ]
+    for engine, (computed, tests) in ALTERNATIVES.items():
+        if engine != "loop" and importlib.util.find_spec(engine) is None:
+            print(f"{engine} is not installed and left out")
+            continue
+        found = measure(engine, computed, tests, folder)
+        theirs = np.load(Path(folder) / f"{engine}.npy")
+        width = min(exact.shape[1], theirs.shape[1])
+        error = np.abs(theirs[:, :width] - exact[:, :width]).max() / np.abs(exact).max()
+        whole = found["seconds"] * rows / computed
+        table.append(
+            {
+                "engine": engine,
+                "tests": tests,
+                "rows computed": computed,
+                "s for all rows": whole,
+                "times clew": whole / ours["seconds"],
+                "largest difference": float(error),
+                "gib_above_model": found["gib_above_model"],
+            }
+        )
+    return table
+
+
+def main(rows: int) -> None:
+    """Measure, print and write."""
+    results: dict[str, object] = {"load_average_before": os.getloadavg()}
+    with tempfile.TemporaryDirectory() as folder:
+        table = []
+        for tests, checkpoints, options, size in (
+            (1, 1, "", rows),
+            (4, 1, "", rows),
+            (4, 1, "half", rows),
+            (100, 1, "", rows),
+            (100, 1, "cosine", rows),
+            (100, 1, "half", rows),
+            (100, 1, "", rows // 2),
+            (100, 1, "", rows // 4),
+            (100, 2, "", rows),
+            (100, 4, "", rows),
+        ):
+            runs = [
+                measure("clew", size, tests, folder, checkpoints=checkpoints, options=options)
+                for _ in range(3)
+            ]
+            seconds = [run["seconds"] for run in runs]
+            table.append(
+                {
+                    "rows": size,
+                    "tests": tests,
+                    "checkpoints": checkpoints,
+                    "options": options or "-",
+                    "seconds": median(seconds),
+                    "fastest": min(seconds),
+                    "GiB above model": max(run["gib_above_model"] for run in runs),
+                    "pairs/s": size * tests * checkpoints / median(seconds),
+                }
+            )
+            print_table(table[-1:])
+        results["clew"] = table
+        print()
+        print_table(table)
+        results["alternatives"] = compare(folder, rows)
+        print_table(_even(results["alternatives"]))
+    results["load_average_after"] = os.getloadavg()
+    packages = [name for name in ("captum", "dattri") if importlib.util.find_spec(name)]
+    write_results(NAME, results, packages=packages)
+
+
+def _even(rows: object) -> list[dict[str, object]]:
+    """Give every row all columns."""
+    assert isinstance(rows, list)
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return [{key: row.get(key, "-") for key in keys} for row in rows]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(*sys.argv[2:])
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else ROWS)

@@ -1,0 +1,128 @@
+"""Tokens trained a second, at short and at long windows: eigenstate layers and a transformer.
+
+    python -m experiments.benchmarks.language_training [repeats]
+
+`nano` (10.1 million parameters) and a transformer of 10.7 million, bytes, bfloat16 products,
+AdamW; a step is forward, backward and optimizer, on as many tokens as a step of `nano` has (4,096)
+or one window where that is longer. No data set is needed. Each case has a process of its own; the
+first step does not count.
+"""
+
+import sys
+import time
+
+import torch
+from torch import nn
+
+from clew.config.eigenstate import EigenstateLMModel
+from clew.losses.language import summed_loss
+from clew.models.eigenstate_lm import EigenstateLM, count_parameters
+from clew.training.memory import keep_allocator_pages
+from experiments.benchmarks.harness import (
+    median,
+    print_table,
+    report_child,
+    run_child,
+    write_results,
+)
+from experiments.language_modeling.transformer import Transformer
+
+NAME = "language_training"
+VOCABULARY = 257
+STEP_TOKENS = 4096
+LONG = 32_768
+CASES = (
+    ("nano", 512, 8),
+    ("transformer", 512, 8),
+    ("nano", 4096, 4),
+    ("transformer", 4096, 4),
+    ("nano", LONG, 2),
+    ("transformer", LONG, 1),
+)
+"""Model, tokens in a window, steps that count."""
+
+
+def build(name: str) -> EigenstateLM | Transformer:
+    """Build a model by name."""
+    if name == "nano":
+        return EigenstateLM(VOCABULARY, EigenstateLMModel(preset="nano"))
+    return Transformer(VOCABULARY)
+
+
+def child(name: str, window: int, steps: int) -> None:
+    """Train on random tokens; report the seconds of each step."""
+    keep_allocator_pages()
+    torch.manual_seed(0)
+    model = build(name).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    batch = max(1, STEP_TOKENS // window)
+    tokens = torch.randint(VOCABULARY, (batch, window + 1))
+    seconds = []
+    for _ in range(1 + steps):
+        started = time.perf_counter()
+        train_step(model, optimizer, tokens)
+        seconds.append(time.perf_counter() - started)
+    report_child(
+        {
+            "parameters": count_parameters(model),
+            "seconds": seconds[1:],
+            "tokens_per_second": batch * window / median(seconds[1:]),
+        }
+    )
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
+    """Take one optimizer step on windows `(batch, window + 1)`."""
+    assert isinstance(model.embedding, nn.Embedding)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total = summed_loss(
+            model(tokens[:, :-1]),
+            model.embedding.weight,
+            tokens[:, 1:].contiguous(),
+            chunk_bytes=64 * 2**20,
+        )
+    (total / tokens[:, 1:].numel()).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def main(repeats: int = 1) -> None:
+    """Measure, print, write."""
+    started = time.perf_counter()
+    rows: list[dict[str, object]] = []
+    for _ in range(repeats):
+        for name, window, steps in CASES:
+            found = run_child(NAME, "child", name, str(window), str(steps))
+            rows.append(
+                {
+                    "model": name,
+                    "window": window,
+                    "parameters": found["parameters"],
+                    "tokens_per_second": found["tokens_per_second"],
+                    "process_peak_gib": found["process_peak_gib"],
+                }
+            )
+    print_table(rows)
+    best = {
+        (name, window): max(
+            float(str(row["tokens_per_second"]))
+            for row in rows
+            if (row["model"], row["window"]) == (name, window)
+        )
+        for name, window, _ in CASES
+    }
+    ratios = {
+        "nano: long over short windows": best["nano", LONG] / best["nano", 512],
+        "nano over transformer, short windows": best["nano", 512] / best["transformer", 512],
+        "nano over transformer, long windows": best["nano", LONG] / best["transformer", LONG],
+    }
+    print_table([dict(ratios)])
+    path = write_results(NAME, {"cases": rows, "ratios": ratios})
+    print(f"{path}, {time.perf_counter() - started:.0f} seconds")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main(*map(int, sys.argv[1:]))

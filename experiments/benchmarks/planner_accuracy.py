@@ -1,0 +1,162 @@
+"""The memory that `clew plan` predicts beside the peak that a training run measures.
+
+    python -m experiments.benchmarks.planner_accuracy
+
+Each configuration is trained for a few steps by `clew train`'s own workflow, in a process of its
+own with a store of its own, without evaluation. Predicted and measured are that run's
+`memory/predicted_gib` and, on the CPU, `memory/process_peak_gib` (resident peak), on a GPU
+`memory/gpu_peak_allocated_gib`. `error_above` is the error where what the process held when it
+started to train (interpreter and libraries) is left out of both. Random text and random graphs of
+given sizes stand for data, so that no data set is needed.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.benchmarks.harness import print_table, report_child, run_child, write_results
+
+NAME = "planner_accuracy"
+STEPS = 8
+GRAPHS = {
+    "small": (2_000, 20, 20_000),
+    "middle": (14_541, 237, 100_000),
+    "wide": (60_000, 50, 60_000),
+}
+TOKENS = 2_000_000
+
+CONVE: dict[str, Any] = {"data.kind": "triples"}
+TEXT: dict[str, Any] = {"data.kind": "tokens", "model.preset": "nano"}
+MIXED = {"optimizations.use_mixed_precision": True}
+CHECKPOINTED = {"optimizations.use_gradient_checkpointing": True}
+RETURNED = {"optimizations.keep_allocator_pages": False}
+PLAIN = {"loss.implementation": "plain"}
+
+CASES: dict[str, dict[str, Any]] = {
+    "conve small, 128": {"graph": "small", "training.batch_size": 128},
+    "conve small, 1024": {"graph": "small", "training.batch_size": 1024},
+    "conve middle, 512": {"graph": "middle", "training.batch_size": 512},
+    "conve middle, 512, bf16": {"graph": "middle", "training.batch_size": 512, **MIXED},
+    "conve middle, 512, recomputed": {
+        "graph": "middle",
+        "training.batch_size": 512,
+        **CHECKPOINTED,
+    },
+    "conve middle, 512, scores kept": {"graph": "middle", "training.batch_size": 512, **PLAIN},
+    "conve middle, 512, pages returned": {
+        "graph": "middle",
+        "training.batch_size": 512,
+        **RETURNED,
+    },
+    "conve middle, 4096": {"graph": "middle", "training.batch_size": 4096},
+    "conve middle, 256 x 4, SGD": {
+        "graph": "middle",
+        "training.batch_size": 256,
+        "training.gradient_accumulation": 4,
+        "optimizer.kind": "sgd",
+    },
+    "conve wide, 256, k-vs-all": {
+        "graph": "wide",
+        "training.batch_size": 256,
+        "loss.kind": "kvs_all",
+    },
+    "conve middle, 64 channels, 1024": {
+        "graph": "middle",
+        "training.batch_size": 1024,
+        "model.output_channels": 64,
+    },
+    "text nano, 8": {"training.batch_size": 8},
+    "text nano, 8, bf16": {"training.batch_size": 8, **MIXED},
+    "text nano, 8, bf16, recomputed": {"training.batch_size": 8, **MIXED, **CHECKPOINTED},
+    "text nano, 8, pages returned": {"training.batch_size": 8, **RETURNED},
+    "text nano, 4 x 4, 1024 tokens, bf16": {
+        "training.batch_size": 4,
+        "training.gradient_accumulation": 4,
+        "model.max_seq_len": 1024,
+        **MIXED,
+    },
+}
+
+
+def configuration(case: str, folder: Path) -> dict[str, Any]:
+    """Write the data of a case and return its settings as a nested mapping."""
+    settings = dict(CASES[case])
+    graph = settings.pop("graph", None)
+    content: dict[str, Any] = {
+        "training": {"max_steps": STEPS, "checkpoint_frequency": 0},
+        "evaluation": {"enabled": False},
+    }
+    if graph is not None:
+        content["data"] = {"train": str(_write_graph(folder / "train.txt", *GRAPHS[graph]))}
+    else:
+        path = folder / "text.txt"
+        path.write_bytes(np.random.default_rng(0).integers(97, 123, TOKENS, np.uint8).tobytes())
+        content["data"] = {"kind": "tokens", "dataset": str(path), "packed": str(folder / "pack")}
+        content["model"] = {"kind": "eigenstate_lm", "preset": "nano"}
+        content["evaluation"]["metric"] = "valid/loss"
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        content.setdefault(section, {})[name] = value
+    return content
+
+
+def _write_graph(path: Path, entities: int, relations: int, triples: int) -> Path:
+    draw = np.random.default_rng(0).integers
+    heads, tails = draw(entities, size=triples), draw(entities, size=triples)
+    heads[:entities] = np.arange(min(entities, triples))
+    kinds = draw(relations, size=triples)
+    rows = (f"e{h}\tr{r}\te{t}" for h, r, t in zip(heads, kinds, tails, strict=True))
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def child(case: str) -> None:
+    """Train a case for a few steps and report what was predicted and measured."""
+    from clew import names
+    from clew.config.load import from_mapping
+    from clew.tracking.hardware import process_gib
+    from clew.workflows.train import train
+
+    with tempfile.TemporaryDirectory(prefix="clew-planner-") as name:
+        folder = Path(name)
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
+        config, before = from_mapping(configuration(case, folder)), process_gib()
+        metrics = train(config).metrics
+    on_gpu = names.GPU_PEAK_ALLOCATED_GIB in metrics
+    before = 0.0 if on_gpu else before
+    measured = metrics.get(names.GPU_PEAK_ALLOCATED_GIB, metrics[names.PROCESS_PEAK_GIB])
+    predicted = metrics[names.PREDICTED_GIB]
+    report_child(
+        {
+            "case": case,
+            "predicted_gib": predicted,
+            "measured_gib": measured,
+            "error": predicted / measured - 1.0,
+            "error_above": (predicted - before) / (measured - before) - 1.0,
+        }
+    )
+
+
+def main(*chosen: str) -> None:
+    """Train all cases, print and write them."""
+    rows = [run_child(NAME, "child", case) for case in chosen or CASES]
+    print_table(rows)
+    errors = [abs(float(str(row["error"]))) for row in rows]
+    within = sum(error <= 0.15 for error in errors)
+    summary = {"within_15_percent": within, "cases": len(rows), "largest_error": max(errors)}
+    print(summary)
+    if not chosen:
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        write_results(NAME, {"device": device, "rows": rows, **summary}, packages=["torch"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(sys.argv[2])
+    else:
+        main(*sys.argv[1:])

@@ -1,0 +1,288 @@
+"""Queries trained in a second, and the memory it takes, with FB15k-237's sizes.
+
+    python -m experiments.benchmarks.training_speed [rounds]
+
+14,541 entities, 474 relations with inverses, 200 dimensions, batches of 512 (PyKEEN: 128), binary
+cross entropy with label smoothing .1 over all entities. Ids are drawn at random, with heads and
+tails as uneven as in a real graph; no data set is needed. A step is everything between two
+batches: indexing and preparing a batch, forward, loss, backward, the optimizer. `extra_gib` is the
+peak of a process above that of an interpreter with torch loaded. Processes take turns.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from clew.checkpoints import Manifest
+from clew.config.load import from_mapping
+from clew.config.model import ConvEModel
+from clew.data.loaders import iterate_batches
+from clew.data.triple_batches import OneVsAllExamples
+from clew.data.triples import KnowledgeGraph, no_triples
+from clew.data.vocabulary import Vocabulary
+from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss
+from clew.models.conve import ConvE
+from clew.tasks.link_prediction import LinkPrediction
+from clew.tracking.mlflow_store import open_tracker
+from clew.training.distributed import World
+from clew.training.memory import keep_allocator_pages
+from clew.training.setup import build_trainer
+from experiments.benchmarks.harness import (
+    median,
+    print_table,
+    report_child,
+    run_child,
+    write_results,
+)
+
+NAME = "training_speed"
+NUM_ENTITIES, NUM_RELATIONS, NUM_TRIPLES = 14_541, 237, 272_115
+WARM_UP_STEPS = 6
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train, in a process of its own."""
+
+    variant: str
+    precision: Precision
+    batch_size: int
+    steps: int
+    keep_pages: bool
+
+    def arguments(self) -> list[str]:
+        """Return the case as words of a command line."""
+        return [
+            self.variant,
+            self.precision,
+            str(self.batch_size),
+            str(self.steps),
+            str(int(self.keep_pages)),
+        ]
+
+    @classmethod
+    def parse(cls, words: list[str]) -> "Case":
+        """Return the case that `arguments` wrote."""
+        variant, precision, batch_size, steps, keep = words
+        assert precision in ("float32", "bfloat16")
+        return cls(variant, precision, int(batch_size), int(steps), bool(int(keep)))
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of a forward pass."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def generated_triples(num_triples: int = NUM_TRIPLES) -> np.ndarray:
+    """Draw triples `(triple, 3)`, int32: few entities in many, many in few."""
+    generator = np.random.default_rng(0)
+    ends = (NUM_ENTITIES * generator.random((2, num_triples)) ** 2).astype(np.int32)
+    relations = (NUM_RELATIONS * generator.random(num_triples) ** 2).astype(np.int32)
+    return np.stack([ends[0], relations, ends[1]], axis=1)
+
+
+def bare_loop(case: Case) -> list[float]:
+    """Train ConvE in a plain loop, without the trainer; return the seconds of each step."""
+    implementation: Literal["plain", "fused"] = "plain" if "plain" in case.variant else "fused"
+    settings = OneVsAll(label_smoothing=0.1, implementation=implementation)
+    examples = OneVsAllExamples(generated_triples(), NUM_RELATIONS, inverse_relations=True)
+    model = ConvE(NUM_ENTITIES, 2 * NUM_RELATIONS, ConvEModel())
+    if "recomputed" in case.variant:
+        model.enable_gradient_checkpointing()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    seconds = []
+    start = time.perf_counter()
+    for batch in iterate_batches(examples, batch_size=case.batch_size, seed=0, epoch=0):
+        with case.autocast():
+            queries = model(batch.head, batch.relation)
+            table, bias = model.entity.weight, model.entity_bias
+            total = one_vs_all_loss(
+                queries, table, bias, batch.row, batch.entity, settings=settings
+            )
+        (total / batch.count).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        end = time.perf_counter()
+        seconds.append(end - start)
+        start = end
+        if len(seconds) == case.steps:
+            return seconds
+    raise ValueError(f"{case.steps} steps asked for, an epoch has {len(seconds)}")
+
+
+def trainer_loop(case: Case) -> list[float]:
+    """Train through the trainer, recorded in a tracking store of its own; seconds of each step.
+
+    Data handling, logging, heartbeats and memory clean-up are included, as in `clew train`.
+    """
+    names = [Vocabulary.from_names("entity", [f"e{i:05}" for i in range(NUM_ENTITIES)])]
+    names += [Vocabulary.from_names("relation", [f"r{i:03}" for i in range(NUM_RELATIONS)])]
+    graph = KnowledgeGraph("generated", *names, generated_triples(), no_triples(), no_triples())
+    config = from_mapping(
+        {"data": {"name": "generated"}},
+        {
+            "training.batch_size": case.batch_size,
+            "training.max_steps": case.steps,
+            "training.log_every_steps": 10,
+            "training.device": "cpu",
+            "optimizations.use_mixed_precision": case.precision == "bfloat16",
+            "evaluation.enabled": False,
+        },
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        with open_tracker(config.tracking, kind="train", run_name="benchmark") as tracker:
+            trainer = build_trainer(
+                config,
+                LinkPrediction(graph, config),
+                tracker,
+                device=torch.device("cpu"),
+                world=World(),
+                folder=Path(folder),
+                origin=Manifest(0, 0, 0.0, "link_prediction", {}, "", ""),
+            )
+            ends = [time.perf_counter()]
+            counted = trainer.throughput.step_done
+
+            def step_done(units: dict[str, int]) -> None:
+                counted(units)
+                ends.append(time.perf_counter())
+
+            trainer.throughput.step_done = step_done  # type: ignore[method-assign]
+            trainer.train()
+    return np.diff(ends).tolist()
+
+
+def pykeen_loop(case: Case) -> list[float]:
+    """Train PyKEEN's ConvE with its LCWA loop; return the seconds of each step.
+
+    As its documentation advises for ConvE: inverse triples, LCWA training, binary cross entropy
+    with logits, Adam. It trains in float32 and refuses sub-batches for a model with batch
+    normalisation. A small graph with all the entities and relations keeps the set-up short.
+    """
+    from pykeen.models import ConvE as PyKEENConvE
+    from pykeen.training import LCWATrainingLoop
+    from pykeen.training.callbacks import TrainingCallback
+    from pykeen.triples import CoreTriplesFactory
+
+    triples = torch.from_numpy(generated_triples(case.batch_size * case.steps).astype(np.int64))
+    factory = CoreTriplesFactory(triples, NUM_ENTITIES, NUM_RELATIONS, create_inverse_triples=True)
+    model = PyKEENConvE(
+        triples_factory=factory,
+        embedding_dim=200,
+        output_channels=32,
+        embedding_height=10,
+        embedding_width=20,
+        loss="bcewithlogits",
+        random_seed=0,
+    )
+    ends = [time.perf_counter()]
+
+    class Clock(TrainingCallback):
+        def on_batch(self, *args: object, **kwargs: object) -> None:
+            ends.append(time.perf_counter())
+            if len(ends) > case.steps:
+                raise StopIteration
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loop = LCWATrainingLoop(model=model, triples_factory=factory, optimizer=optimizer)
+    with suppress(StopIteration):
+        loop.train(
+            factory,
+            num_epochs=1,
+            batch_size=case.batch_size,
+            label_smoothing=0.1,
+            use_tqdm=False,
+            callbacks=Clock(),
+        )
+    return np.diff(ends).tolist()
+
+
+def torch_loaded_gib() -> float:
+    """Return the peak of an interpreter that has loaded torch and nothing else."""
+    # Not getrusage: its maximum is inherited from the process that starts the interpreter.
+    script = "import torch; print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    return int(run.stdout) / 2**20
+
+
+VARIANTS: dict[str, Callable[[Case], list[float]]] = {
+    "trainer": trainer_loop,
+    "bare loop": bare_loop,
+    "bare loop, plain loss": bare_loop,
+    "bare loop, recomputed": bare_loop,
+    "PyKEEN 1.11.1": pykeen_loop,
+}
+CASES = [
+    Case("trainer", "float32", 512, 40, keep_pages=True),
+    Case("bare loop", "float32", 512, 40, keep_pages=True),
+    Case("trainer", "bfloat16", 512, 60, keep_pages=True),
+    Case("bare loop", "bfloat16", 512, 60, keep_pages=True),
+    Case("bare loop", "float32", 512, 40, keep_pages=False),
+    Case("bare loop", "bfloat16", 512, 60, keep_pages=False),
+    Case("bare loop, plain loss", "float32", 512, 40, keep_pages=True),
+    Case("bare loop, plain loss", "bfloat16", 512, 40, keep_pages=True),
+    Case("bare loop, recomputed", "float32", 512, 30, keep_pages=True),
+    Case("PyKEEN 1.11.1", "float32", 128, 6, keep_pages=False),
+]
+
+
+def child(case: Case) -> None:
+    """Train one case and report its steps."""
+    if case.keep_pages:
+        assert keep_allocator_pages(), "no glibc allocator"
+    torch.manual_seed(0)
+    seconds = VARIANTS[case.variant](case)
+    warm = min(WARM_UP_STEPS, len(seconds) // 3)
+    report_child({"seconds": seconds[warm:]})
+
+
+def main(rounds: int) -> None:
+    """Measure all cases in turn, several times; print and write the medians."""
+    measured: dict[Case, list[dict]] = {case: [] for case in CASES}
+    for turn in range(rounds):
+        for case in CASES:
+            if turn and case.variant.startswith("PyKEEN"):
+                continue  # once is enough: it is slow, and far from the rest
+            measured[case].append(run_child(NAME, "child", *case.arguments()))
+    base_gib = torch_loaded_gib()
+    rows = [_row(case, runs, base_gib) for case, runs in measured.items()]
+    pykeen = next(r for r in rows if r["variant"].startswith("PyKEEN"))["queries_per_second"]
+    for row in rows:
+        row["times_pykeen"] = row["queries_per_second"] / pykeen
+    print_table(rows)
+    results = {"torch_loaded_gib": base_gib, "rounds": rounds, "cases": rows}
+    print(f"written to {write_results(NAME, results, packages=['torch', 'pykeen'])}")
+
+
+def _row(case: Case, runs: list[dict], base_gib: float) -> dict:
+    step = median([second for run in runs for second in run["seconds"]])
+    return {
+        "variant": case.variant,
+        "precision": case.precision,
+        "batch": case.batch_size,
+        "keep_pages": case.keep_pages,
+        "step_ms": 1000 * step,
+        "queries_per_second": case.batch_size / step,
+        "extra_gib": max(run["process_peak_gib"] for run in runs) - base_gib,
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(Case.parse(sys.argv[2:]))
+    else:
+        main(int(sys.argv[1]) if sys.argv[1:] else 3)

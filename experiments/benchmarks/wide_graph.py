@@ -1,0 +1,212 @@
+"""A graph of 1,000,000 entities on a small machine: the loss, training steps, ranking.
+
+    python -m experiments.benchmarks.wide_graph [entities]
+
+200 dimensions, batches of 1,024, float32, binary cross entropy over all entities. The loss is
+measured beside the three bare matrix products that it cannot do without (scores, gradient of the
+queries, gradient of the table), made with the same chunks into memory that stays; what the loss
+takes beyond its inputs and their gradients is its extra memory. Training goes through the trainer,
+once with Adam and once with row-wise Adagrad. Every case has a process of its own.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from clew.checkpoints import Manifest
+from clew.config.load import from_mapping
+from clew.config.model import ConvEModel
+from clew.data.filters import FilterIndex
+from clew.data.triples import KnowledgeGraph, no_triples
+from clew.data.vocabulary import Vocabulary
+from clew.evaluation.ranking import RankingSettings, rank_triples
+from clew.losses.entity_chunks import chunk_size
+from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss
+from clew.models.conve import ConvE
+from clew.products import product
+from clew.tasks.link_prediction import LinkPrediction
+from clew.tracking.base import MemoryTracker
+from clew.tracking.hardware import process_peak_gib, reset_process_peak
+from clew.training.distributed import World
+from clew.training.memory import keep_allocator_pages
+from clew.training.setup import build_trainer
+from experiments.benchmarks.harness import (
+    median,
+    print_table,
+    report_child,
+    resident_gib,
+    run_child,
+    write_results,
+)
+
+NAME = "wide_graph"
+ENTITIES, RELATIONS, DIMENSIONS, BATCH = 1_000_000, 200, 200, 1024
+CHUNK_BYTES = 64 * 1024**2
+LOSS_REPEATS, STEPS, RANKED = 3, 6, 1000
+
+
+def timed_alone(function: object, leaves: list[torch.Tensor]) -> tuple[list[float], float]:
+    """Return seconds of some calls, and the peak memory beyond inputs and their gradients."""
+    assert callable(function)
+    for leaf in leaves:
+        leaf.grad = torch.zeros_like(leaf)
+    before = resident_gib()
+    for leaf in leaves:
+        leaf.grad = None
+    function()
+    reset_process_peak()
+    seconds = []
+    for _ in range(LOSS_REPEATS):
+        for leaf in leaves:
+            leaf.grad = None
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return seconds, process_peak_gib() - before
+
+
+def loss_alone(entities: int, implementation: str) -> dict[str, float]:
+    """Return seconds and extra memory of one loss with its gradients, or of its products."""
+    torch.manual_seed(0)
+    queries = torch.randn(BATCH, DIMENSIONS, requires_grad=True)
+    table = (torch.randn(entities, DIMENSIONS) / 14).requires_grad_()
+    bias = torch.zeros(entities, requires_grad=True)
+    row, entity = torch.arange(BATCH), torch.randint(entities, (BATCH,))
+    size = chunk_size(BATCH, entities, chunk_bytes=CHUNK_BYTES, device=table.device)
+
+    @torch.no_grad()
+    def products() -> None:
+        gradient = torch.empty_like(table)
+        queries_gradient = torch.zeros_like(queries)
+        for start in range(0, entities, size):
+            rows = table[start : start + size]
+            scores = product(queries, rows.T)
+            queries_gradient += product(scores, rows)
+            gradient[start : start + size] = product(scores.T, queries)
+        table.grad, queries.grad = gradient, queries_gradient
+
+    def loss() -> None:
+        settings = OneVsAll(
+            label_smoothing=0.1,
+            implementation="plain" if implementation == "plain" else "fused",
+            chunk_bytes=CHUNK_BYTES,
+        )
+        one_vs_all_loss(queries, table, bias, row, entity, settings=settings).backward()
+
+    seconds, extra = timed_alone(
+        products if implementation == "bare products" else loss, [queries, table, bias]
+    )
+    return {"seconds": median(seconds), "extra_gib": extra}
+
+
+def graph_of(entities: int) -> KnowledgeGraph:
+    """Return a generated graph with uneven ends."""
+    generator = np.random.default_rng(0)
+    ends = (entities * generator.random((2, 50_000)) ** 2).astype(np.int32)
+    relation = generator.integers(0, RELATIONS, 50_000).astype(np.int32)
+    triples = np.stack([ends[0], relation, ends[1]], axis=1)
+    names = Vocabulary.from_names("entity", [f"e{i}" for i in range(entities)])
+    relations = Vocabulary.from_names("relation", [f"r{i}" for i in range(RELATIONS)])
+    test = triples[:RANKED].copy()
+    return KnowledgeGraph("generated", names, relations, triples, no_triples(), test)
+
+
+def training(entities: int, optimizer: str) -> dict[str, float]:
+    """Return seconds a step and the whole process's peak, data and optimizer included."""
+    kind, _, row_wise = optimizer.partition(" ")
+    settings = {
+        "training.batch_size": BATCH,
+        "training.max_steps": STEPS,
+        "training.device": "cpu",
+        "optimizer.kind": kind,
+        "evaluation.enabled": False,
+    }
+    if row_wise:
+        settings["optimizer.row_wise"] = True
+    config = from_mapping({"data": {"name": "generated"}}, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(
+            config,
+            LinkPrediction(graph_of(entities), config),
+            MemoryTracker(),
+            device=torch.device("cpu"),
+            world=World(),
+            folder=Path(folder),
+            origin=Manifest(0, 0, 0.0, "link_prediction", {}, "", ""),
+        )
+        ends = [time.perf_counter()]
+        trainer.throughput.step_done = (  # type: ignore[method-assign]
+            lambda units: ends.append(time.perf_counter())
+        )
+        trainer.train()
+        peak = process_peak_gib()
+    step = median(np.diff(ends)[2:].tolist())
+    return {"seconds": step, "queries_per_second": BATCH / step, "process_gib": peak}
+
+
+def ranking(entities: int) -> dict[str, float]:
+    """Return seconds and extra memory of ranking both sides of some test triples."""
+    torch.manual_seed(0)
+    graph = graph_of(entities)
+    model, known = ConvE(entities, 2 * RELATIONS, ConvEModel()), FilterIndex.from_graph(graph)
+    rank_triples(model, graph.test[:8], known, settings=RankingSettings())
+    before = resident_gib()
+    reset_process_peak()
+    start = time.perf_counter()
+    rank_triples(model, graph.test, known, settings=RankingSettings())
+    seconds = time.perf_counter() - start
+    return {
+        "seconds": seconds,
+        "queries_per_second": 2 * RANKED / seconds,
+        "extra_gib": process_peak_gib() - before,
+    }
+
+
+def child(entities: int, part: str, variant: str) -> None:
+    """Measure one case."""
+    keep_allocator_pages()
+    if part == "loss":
+        report_child(dict(loss_alone(entities, variant)))
+    elif part == "training":
+        report_child(dict(training(entities, variant)))
+    else:
+        report_child(dict(ranking(entities)))
+
+
+CASES = [
+    ("loss", "bare products"),
+    ("loss", "fused"),
+    ("training", "adam"),
+    ("training", "adagrad"),
+    ("training", "adagrad row-wise"),
+    ("ranking", "both sides, filtered"),
+]
+
+
+def main(entities: int) -> None:
+    """Measure all cases, print and write."""
+    table: list[dict[str, object]] = []
+    for part, variant in CASES:
+        found = run_child(NAME, "child", str(entities), part, variant)
+        found.pop("process_peak_gib", None)
+        table.append({"part": part, "variant": variant, **found})
+        print_table(table[-1:])
+    seconds = {str(row["variant"]): float(str(row["seconds"])) for row in table}
+    share = seconds["bare products"] / seconds["fused"]
+    keys = list(dict.fromkeys(key for row in table for key in row))
+    print_table([{key: row.get(key, "-") for key in keys} for row in table])
+    print(f"the fused loss runs at {share:.0%} of the speed of its three products")
+    results = {"entities": entities, "batch": BATCH, "cases": table, "loss_speed_of_bare": share}
+    print(f"written to {write_results(NAME, {**results, 'load_average': os.getloadavg()})}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    else:
+        main(int(sys.argv[1]) if sys.argv[1:] else ENTITIES)

@@ -1,0 +1,43 @@
+"""`python -m clew`: the command line, with one line and an exit code for every error."""
+
+import logging
+import os
+import sys
+
+import click
+
+from clew.errors import ClewError
+
+
+def main() -> None:
+    """Run the command line and exit with the code that `clew.errors` lists."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    logging.basicConfig(level=logging.WARNING, format="clew: %(message)s", stream=sys.stderr)
+    logging.getLogger("clew").setLevel(os.environ.get("CLEW_LOG_LEVEL", "INFO").upper())
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; errors become one line on standard error."""
+    from clew.cli import cli
+
+    try:
+        result = cli.main(arguments, prog_name="clew", standalone_mode=False)
+    except ClewError as error:
+        return _report(str(error), error.exit_code)
+    except click.ClickException as error:
+        return _report(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _report("interrupted", 130)
+    return result if isinstance(result, int) else 0
+
+
+def _report(message: str, exit_code: int) -> int:
+    line = " ".join(message.split())
+    sys.stderr.write(f"clew: error: {line}\n")
+    return exit_code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The command line: reads options, calls one workflow, prints its result.
+
+The options of `train` are generated from `clew.config.flags`; every verb has the parameters of the
+MLproject entry point of the same name, with dashes for underscores.
+"""
+
+import click
+
+from clew import __version__
+from clew.cli import explanations, models, project, training
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__)
+def cli() -> None:
+    """Train models with measured optimizations; trace predictions to their training examples."""
+
+
+for verb in (
+    training.train,
+    training.plan,
+    training.evaluate,
+    training.compare,
+    models.promote,
+    models.predict,
+    models.export,
+    explanations.tracin,
+    explanations.batch_tracin,
+    explanations.trace_text,
+    explanations.trace_sequence,
+    project.data,
+    project.pretokenize,
+    project.sync,
+    project.demo,
+    project.ui,
+):
+    cli.add_command(verb)

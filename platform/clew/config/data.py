@@ -1,0 +1,105 @@
+"""Section `data`: which examples a run sees."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from clew.config.base import Section
+from clew.config.image_sequences import ImageSequenceData
+
+
+class TripleData(Section):
+    """A knowledge graph as triples in files, or a named data set."""
+
+    kind: Literal["triples"] = "triples"
+    """Triples `head<TAB>relation<TAB>tail`, plain, gzip or zstd."""
+    name: str | None = None
+    """A named data set: `umls` is bundled, others are folders under `$CLEW_DATA`."""
+    train: str | None = None
+    """File of training triples (instead of `name`)."""
+    valid: str | None = None
+    """File of validation triples; empty for none."""
+    test: str | None = None
+    """File of test triples; empty for none."""
+    entity_to_id: str | None = None
+    """Dictionary `name<TAB>id` of entities; with it, triples may hold names or ids."""
+    relation_to_id: str | None = None
+    """Dictionary `name<TAB>id` of relations."""
+    node_name_dict: str | None = None
+    """Labels of entities for people, `id<TAB>name`."""
+    edge_map: str | None = None
+    """JSON file from predicate to the label that people read."""
+    inverse_relations: bool = True
+    """Add `(tail, relation inverse, head)` for every training triple; heads are then predicted
+    as tails of the inverse relation."""
+
+    @property
+    def source(self) -> str:
+        """Where the examples come from."""
+        return self.name or self.train or ""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "TripleData":
+        if (self.name is None) == (self.train is None):
+            given = "both" if self.name is not None else "neither"
+            raise ValueError(
+                f"{given} of data.name and data.train given; give exactly one of them: a named "
+                "data set (for example umls) or a file of training triples"
+            )
+        return self
+
+
+class TokenData(Section):
+    """Text as one packed stream of tokens."""
+
+    kind: Literal["tokens"] = "tokens"
+    """Text, packed once by `pretokenize` and then read as windows of tokens."""
+    name: str | None = None
+    """A named data set: a folder of text under `$CLEW_DATA`."""
+    dataset: str | None = None
+    """Instead of `name`: a text file, a folder, a JSON Lines or Parquet file with a text column,
+    or, where the package `datasets` is installed, the name of a Hugging Face data set."""
+    packed: str | None = None
+    """Folder of the packed tokens; packed on the first run if it does not exist yet. Unset: a
+    folder in the user's cache, named after source and tokenizer."""
+    tokenizer: str = "bytes"
+    """`bytes`, `bpe` (trained on the data set), or the path of a `tokenizers` JSON file."""
+    vocabulary_size: int = Field(default=32768, ge=258)
+    """Entries of a locally trained BPE vocabulary, the end-of-text token included."""
+    text_column: str = "text"
+    """Key or column that holds the text, in JSON Lines and Parquet."""
+    stride: int | None = Field(default=None, ge=1)
+    """Tokens from the start of a training window to that of the next; unset: the window's
+    length. A shorter stride shows a text in several cuts, and makes an epoch longer."""
+    max_chunks: int | None = Field(default=None, ge=1)
+    """Pack only so many windows of `model.max_seq_len` tokens; unset: everything."""
+    num_proc: int = Field(default=1, ge=1)
+    """Processes that tokenize."""
+    valid_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the stream for validation: what precedes the test share."""
+    test_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the stream for testing: its end."""
+
+    @property
+    def source(self) -> str:
+        """Where the examples come from."""
+        return self.name or self.dataset or self.packed or ""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "TokenData":
+        if self.name is not None and self.dataset is not None:
+            raise ValueError("both of data.name and data.dataset given; give one of them")
+        if not self.source:
+            raise ValueError(
+                "none of data.name, data.dataset and data.packed given; name a data set under "
+                "$CLEW_DATA, a text file or folder, or a folder written by pretokenize"
+            )
+        if self.valid_fraction + self.test_fraction >= 1:
+            raise ValueError(
+                f"valid_fraction {self.valid_fraction} + test_fraction {self.test_fraction} leave "
+                "nothing to train on; their sum must be below 1"
+            )
+        return self
+
+
+DataConfig = Annotated[TripleData | TokenData | ImageSequenceData, Field(discriminator="kind")]

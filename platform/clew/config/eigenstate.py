@@ -1,0 +1,121 @@
+"""Section `model`, kind `eigenstate_lm`: a language model of diagonal linear recurrences."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from clew.config.base import Section
+
+PresetName = Literal["nano", "small_32k", "medium_32k", "large_32k"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "nano": {
+        "d_model": 512,
+        "n_layers": 4,
+        "num_eigenstates": 64,
+        "num_gates": 512,
+        "chunk_size": 32,
+        "max_seq_len": 512,
+    },
+    "small_32k": {
+        "d_model": 1024,
+        "n_layers": 8,
+        "num_eigenstates": 128,
+        "num_gates": 32,
+        "num_heads": 8,
+        "chunk_size": 256,
+        "max_seq_len": 32768,
+    },
+    "medium_32k": {
+        "d_model": 1280,
+        "n_layers": 12,
+        "num_eigenstates": 160,
+        "num_gates": 32,
+        "num_heads": 8,
+        "chunk_size": 256,
+        "max_seq_len": 32768,
+    },
+    "large_32k": {
+        "d_model": 1536,
+        "n_layers": 16,
+        "num_eigenstates": 192,
+        "num_gates": 32,
+        "num_heads": 8,
+        "chunk_size": 256,
+        "max_seq_len": 32768,
+    },
+}
+"""Keys of this section that a preset fills where they are not given."""
+
+_LONG_WINDOWS: dict[str, dict[str, Any]] = {
+    "training": {"batch_size": 4, "gradient_accumulation": 4},
+    "optimizations": {"use_gradient_checkpointing": True},
+}
+PRESET_COMPANIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "small_32k": _LONG_WINDOWS,
+    "medium_32k": _LONG_WINDOWS,
+    "large_32k": _LONG_WINDOWS,
+}
+"""Keys of other sections that a preset fills where they are not given."""
+
+
+class EigenstateLMModel(Section):
+    """Layers of gated diagonal recurrences ("temporal eigenstates") with a tied head."""
+
+    kind: Literal["eigenstate_lm"] = "eigenstate_lm"
+    """Language model of diagonal complex linear recurrences."""
+    preset: PresetName | None = None
+    """Named sizes; keys given beside it win. `*_32k` also set batch size 4, accumulation 4 and
+    gradient checkpointing where these are not given."""
+    d_model: int = Field(default=512, ge=1)
+    """Width of the residual stream and of the token embedding."""
+    n_layers: int = Field(default=4, ge=1)
+    """Blocks of a recurrence and an MLP."""
+    num_eigenstates: int = Field(default=64, ge=1)
+    """Complex eigenstates of each layer."""
+    chunk_size: int = Field(default=32, ge=1)
+    """Time steps in a chunk of the scan; changes speed, not results."""
+    max_seq_len: int = Field(default=512, ge=2)
+    """Tokens in a training window, and the longest initial time constant. The model itself has
+    no longest sequence."""
+    num_gates: int | None = Field(default=None, ge=1)
+    """Gates on the readout, each for d_model / num_gates channels; unset: one a channel."""
+    num_heads: int = Field(default=4, ge=1)
+    """Blocks of the resonance matrix; eigenstates of one block see each other."""
+    resonance: float = Field(default=0.1, ge=0)
+    """Strength eps of the resonance R = I + eps M on the readout; 0: none."""
+    scales: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
+    """Time scales: eigenstates are split evenly over them, and those of scale s run over the
+    means of s tokens, delayed so that no token sees a mean that it is part of or that follows."""
+    mlp_ratio: int = Field(default=4, ge=1)
+    """Hidden width of the MLP over d_model."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the embedding and on what each half block adds to the residual stream; a
+    channel is dropped for a whole window."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_preset(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("preset"), str):
+            return PRESETS.get(values["preset"], {}) | values
+        return values
+
+    @property
+    def gates(self) -> int:
+        """Number of gates."""
+        return self.num_gates or self.d_model
+
+    @model_validator(mode="after")
+    def _sizes_divide(self) -> "EigenstateLMModel":
+        whole = self.num_heads * len(self.scales)
+        if self.num_eigenstates % whole:
+            raise ValueError(
+                f"num_eigenstates is {self.num_eigenstates}, not a multiple of num_heads "
+                f"{self.num_heads} x {len(self.scales)} scales = {whole}; choose sizes that divide"
+            )
+        if self.d_model % self.gates:
+            raise ValueError(
+                f"d_model is {self.d_model}, not a multiple of num_gates {self.gates}; choose "
+                "sizes that divide"
+            )
+        return self

@@ -1,0 +1,60 @@
+"""Short keys at the top of a configuration of image sequences, and the section behind each.
+
+`batch_size: 20` at the top means `training.batch_size: 20`; `memory_optimized: true` halves the
+channels. A file with one of these keys is about image sequences unless it says otherwise.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from clew.errors import ConfigError
+
+FLAT_KEYS: dict[str, str] = {
+    "architecture": "model.architecture",
+    "memory_optimized": "model.channels",
+    "temporal_frames": "data.temporal_frames",
+    "batch_size": "training.batch_size",
+    "epochs": "training.num_epochs",
+    "gradient_checkpointing": "optimizations.use_gradient_checkpointing",
+    "torch_compile": "optimizations.torch_compile",
+    "torch_compile_mode": "optimizations.torch_compile_mode",
+}
+"""Top-level key to configuration key."""
+FULL_CHANNELS, REDUCED_CHANNELS = (64, 128, 256), (32, 64, 128)
+IMPLIED_KINDS = {"data": "image_sequences", "model": "sequence_regression"}
+
+
+def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a raw configuration whose short keys stand in their sections.
+
+    Raises:
+        ConfigError: a key is given both ways, or is not what its section can take.
+    """
+    spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
+    flat = {name: spread.pop(name) for name in FLAT_KEYS if name in spread}
+    if not flat:
+        return spread
+    for section, kind in IMPLIED_KINDS.items():
+        _section(spread, section, name=next(iter(flat))).setdefault("kind", kind)
+    for name, value in flat.items():
+        section, _, key = FLAT_KEYS[name].partition(".")
+        target = _section(spread, section, name=name)
+        if key in target:
+            raise ConfigError(
+                f"{name} and {section}.{key} are both given; they mean the same, keep one of them"
+            )
+        target[key] = _channels(value) if name == "memory_optimized" else value
+    return spread
+
+
+def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, Any]:
+    target = content.setdefault(section, {})
+    if not isinstance(target, dict):
+        raise ConfigError(f"{section}: holds {target!r}, expected keys, since {name} is given")
+    return target
+
+
+def _channels(memory_optimized: object) -> tuple[int, ...]:
+    if not isinstance(memory_optimized, bool):
+        raise ConfigError(f"memory_optimized is {memory_optimized!r}; expected true or false")
+    return REDUCED_CHANNELS if memory_optimized else FULL_CHANNELS

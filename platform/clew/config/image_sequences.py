@@ -1,0 +1,156 @@
+"""Sections `data` and `model` of image-sequence regression."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from clew.config.base import Section
+
+ArchitectureName = Literal["transformer", "ssm", "gnn", "cnn"]
+Size = Annotated[int, Field(ge=1)]
+
+
+class ImageSequenceData(Section):
+    """Frames in order with scalars and a target: an HDF5 file or a folder of NumPy arrays."""
+
+    kind: Literal["image_sequences"] = "image_sequences"
+    """Windows of consecutive frames, each with the target that belongs to its last frame."""
+    name: str | None = None
+    """A named data set: a folder `<name>` or a file `<name>.h5` under `$CLEW_DATA`."""
+    path: str | None = None
+    """Instead of `name`: an HDF5 file (`.h5`, `.hdf5`) or a folder of NumPy arrays."""
+    temporal_frames: int = Field(default=5, ge=1)
+    """Frames in a window."""
+    max_gap: float | None = Field(default=None, gt=0)
+    """Largest difference of `time` between two frames of a window; unset: one and a half times
+    the file's median difference."""
+    windows_cross_groups: bool = False
+    """Let a window begin in another group than the one that its last frame belongs to. Frames may
+    then be seen on both sides of a split."""
+    scalars: tuple[str, ...] | None = None
+    """Names of the scalars to use; unset: all of the file."""
+    azimuth_scalars: tuple[str, ...] = ()
+    """Scalars that are directions in degrees: they enter as sine and cosine, and a horizontal
+    flip mirrors them."""
+    zenith_scalars: tuple[str, ...] = ()
+    """Scalars that are angles from the vertical in degrees: they enter as their cosine."""
+    target_range: tuple[float, float] | None = None
+    """Smallest and largest target that can be; anything outside is an error."""
+    nan_pixels: Literal["refuse", "mean", "mask"] = "refuse"
+    """What happens to pixels that are not finite: an error, the training mean, or the training
+    mean with a further channel that marks the valid pixels."""
+    num_blocks: int | None = Field(default=None, ge=2)
+    """Groups are so many blocks of consecutive frames, instead of the file's own groups."""
+    test_group: str | None = None
+    """Group held out for the test; unset: the last one."""
+    validation_group: str | None = None
+    """Group held out for validation; unset: the one before the test group."""
+    hold_out_validation: bool = True
+    """Hold a group out for validation. Without one, training sees all groups but the test group
+    and `valid/` metrics are those of the test group; they may then choose nothing, so that
+    `evaluation.every_epochs` must be `training.num_epochs` or more."""
+    leave_one_group_out: bool = False
+    """Train a model for each group in turn as the test group, and report all of them together."""
+    horizontal_flip: bool = False
+    """Mirror half of the training windows left to right, azimuths with them."""
+    shown_windows: int = Field(default=0, ge=0)
+    """Test windows whose frames are drawn into the report, with where the network looked."""
+    pixel_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of noise on training pixels, in standard deviations of the pixels."""
+
+    @property
+    def source(self) -> str:
+        """Where the examples come from."""
+        return self.name or self.path or ""
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> "ImageSequenceData":
+        if (self.name is None) == (self.path is None):
+            given = "both" if self.name is not None else "neither"
+            raise ValueError(
+                f"{given} of data.name and data.path given; give exactly one of them: a data set "
+                "under $CLEW_DATA, or an HDF5 file or folder of NumPy arrays"
+            )
+        if self.target_range is not None and self.target_range[0] >= self.target_range[1]:
+            raise ValueError(f"target_range {self.target_range} is empty; give (smallest, largest)")
+        both = sorted({*self.azimuth_scalars} & {*self.zenith_scalars})
+        if both:
+            raise ValueError(f"{both[0]!r} is in azimuth_scalars and in zenith_scalars; choose one")
+        if self.test_group is not None and self.test_group == self.validation_group:
+            raise ValueError(
+                f"group {self.test_group!r} is test_group and validation_group; a model chosen by "
+                "its test group has no honest test: name another"
+            )
+        if self.leave_one_group_out and (self.test_group or self.validation_group):
+            raise ValueError(
+                "leave_one_group_out takes each group in turn as the test group; leave out "
+                "test_group and validation_group"
+            )
+        return self
+
+
+class SequenceRegressionModel(Section):
+    """A convolutional network for each frame, scalars by FiLM, and a head over time."""
+
+    kind: Literal["sequence_regression"] = "sequence_regression"
+    """Regression from a short sequence of frames."""
+    architecture: ArchitectureName = "transformer"
+    """Head over time: attention between frames, eigenstate layers, attention over a graph of
+    patches and times, or (`cnn`) the mean over frames."""
+    channels: tuple[Size, ...] = Field(default=(64, 128, 256), min_length=1)
+    """Feature maps of the convolutions; each halves height and width."""
+    normalization: Literal["group", "batch"] = "group"
+    """Normalisation after each convolution. Batch statistics are those of the frames that go
+    through together (`frames_per_checkpoint`)."""
+    norm_groups: int = Field(default=8, ge=1)
+    """Groups of channels that are normalised together."""
+    film: bool = True
+    """Let scalars modulate the feature maps: x (1 + gamma) + beta. Without it they are unused."""
+    film_hidden: int = Field(default=64, ge=1)
+    """Hidden width of the network that makes gamma and beta."""
+    spatial_attention: bool = True
+    """Pool feature maps by learned attention instead of the mean."""
+    temporal_layers: int = Field(default=2, ge=1)
+    """Layers of the head over time; `cnn` has none."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads, and blocks of the eigenstate layers' resonance."""
+    patch_grid: tuple[Size, Size] = (4, 4)
+    """Rows and columns of patches that `gnn` sees of a frame."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout in the head."""
+    predicts: Literal["value", "change"] = "value"
+    """Predict the target, or its difference from the present value that the data gives."""
+    frames_per_checkpoint: int | None = Field(default=None, ge=1)
+    """Frames that go through the convolutions together in training, and are computed again
+    together with gradient checkpointing; unset: one of each window."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unfold_architecture(cls, values: Any) -> Any:
+        """Accept `architecture: {name: ...}` as well."""
+        if isinstance(values, dict) and isinstance(values.get("architecture"), dict):
+            given = values["architecture"]
+            if set(given) == {"name"}:
+                return values | {"architecture": given["name"]}
+        return values
+
+    @property
+    def width(self) -> int:
+        """Length of a frame's feature vector."""
+        return self.channels[-1]
+
+    @model_validator(mode="after")
+    def _sizes_divide(self) -> "SequenceRegressionModel":
+        if self.normalization == "group":
+            for size in self.channels:
+                if size % self.norm_groups:
+                    raise ValueError(
+                        f"channels {size} is no multiple of norm_groups {self.norm_groups}; "
+                        "choose sizes that divide"
+                    )
+        if self.architecture != "cnn" and self.width % (2 * self.heads):
+            raise ValueError(
+                f"the last of channels is {self.width}, no multiple of 2 x heads = "
+                f"{2 * self.heads}; choose sizes that divide"
+            )
+        return self

@@ -1,0 +1,78 @@
+"""Which kinds of the sections `data`, `model` and `loss` belong together."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from clew.config.eigenstate import PRESET_COMPANIONS
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """What fits one kind of data; the first of each is what an absent section becomes."""
+
+    models: tuple[str, ...]
+    losses: tuple[str, ...]
+    metrics: tuple[str, ...]
+    """Last parts of the metrics that validation gives."""
+
+
+TASK_KINDS = {
+    "triples": TaskKind(
+        models=("conve",),
+        losses=("one_vs_all", "kvs_all"),
+        metrics=("mrr", "hits_at_1", "hits_at_3", "hits_at_10", "mean_rank"),
+    ),
+    "tokens": TaskKind(
+        models=("eigenstate_lm",),
+        losses=("language",),
+        metrics=("bits_per_byte", "perplexity", "loss"),
+    ),
+    "image_sequences": TaskKind(
+        models=("sequence_regression",),
+        losses=("huber", "mae", "mse", "weighted_huber_mae"),
+        metrics=("mae", "rmse", "r2"),
+    ),
+}
+"""Kind of data to what fits it."""
+
+
+def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a raw configuration with what its data and its model preset imply.
+
+    Only what is absent is filled in: the sections `model` and `loss`, `evaluation.metric`, and
+    the keys of other sections that a preset of the model names.
+    """
+    filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
+    data = filled.get("data")
+    fitting = TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
+    if fitting is not None:
+        filled.setdefault("model", {"kind": fitting.models[0]})
+        filled.setdefault("loss", {"kind": fitting.losses[0]})
+        _fill(filled, "evaluation", {"metric": f"valid/{fitting.metrics[0]}"})
+    model = filled.get("model")
+    preset = model.get("preset") if isinstance(model, dict) else None
+    for section, values in PRESET_COMPANIONS.get(str(preset), {}).items():
+        _fill(filled, section, values)
+    return filled
+
+
+def _fill(content: dict[str, Any], section: str, values: dict[str, Any]) -> None:
+    given = content.get(section, {})
+    if isinstance(given, dict):
+        content[section] = values | given
+
+
+def check_kinds(data: str, model: str, loss: str, metric: str) -> None:
+    """Refuse sections that do not fit together, before anything is read or built."""
+    fitting = TASK_KINDS[data]
+    for section, given, valid in (("model", model, fitting.models), ("loss", loss, fitting.losses)):
+        if given not in valid:
+            raise ValueError(
+                f"{section}.kind is {given!r}, but data.kind {data!r} needs {' or '.join(valid)}"
+            )
+    metrics = [f"valid/{name}" for name in fitting.metrics]
+    if metric not in metrics:
+        near = difflib.get_close_matches(metric, metrics, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"evaluation.metric is {metric!r}; {hint}valid: {', '.join(metrics)}")

@@ -1,0 +1,235 @@
+"""YAML and overrides in, a checked `RunConfig` out; one readable line when something is wrong."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from clew.config.flat_keys import spread_flat_keys
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+
+Overrides = Mapping[str, Any]
+
+
+def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
+    """Read a YAML file, apply overrides (`section.key` to value) and check the whole.
+
+    Raises:
+        ConfigError: the file is missing or malformed, a key is unknown, a value is not valid.
+    """
+    return from_mapping(read_yaml(Path(path)), overrides, source=str(path))
+
+
+def from_mapping(
+    content: Mapping[str, Any], overrides: Overrides | None = None, *, source: str = "configuration"
+) -> RunConfig:
+    """Check a nested mapping with overrides applied, as `load` does for a file."""
+    merged = apply_overrides(spread_flat_keys(content), overrides or {})
+    for section in RunConfig.model_fields.keys() & merged.keys():
+        _fill_kind(merged[section], section)
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_describe(error)}") from None
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return the resolved configuration as YAML; loading it gives the same configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Return the resolved configuration as `section.key` to value."""
+    return {
+        f"{section}.{key}": value
+        for section, values in config.model_dump(mode="json").items()
+        for key, value in values.items()
+    }
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML that refuses a key given twice, and reads `1e-3` as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise ConfigError(f"line {line}: key {key!r} is given twice; keep one of them")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds one mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    try:
+        content = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not valid YAML ({reason})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path}: holds {type(content).__name__}, expected sections such as `data:`"
+        )
+    return content
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """Turn `section.key=value` texts into overrides.
+
+    Raises:
+        ConfigError: an assignment without `=` or without a section.
+    """
+    overrides: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or "." not in key:
+            raise ConfigError(f"{text!r} is not an assignment; write section.key=value")
+        overrides[key.strip()] = _read_value(value.strip())
+    return overrides
+
+
+def _read_value(text: str) -> Any:
+    """Read a list, written as in YAML; any other value is converted by its field."""
+    if not text.startswith("["):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{text!r} is not a list; write [first, second]") from None
+
+
+def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Return `content` with overrides applied; nothing is changed in place.
+
+    A section whose `kind` is overridden keeps those of the file's keys that the new kind has.
+    Training triples or text given as a file replace a named data set, and the other way round.
+    """
+    merged = {
+        name: dict(values) if isinstance(values, Mapping) else values
+        for name, values in content.items()
+    }
+    for key, value in overrides.items():
+        section, _, name = key.partition(".")
+        if section not in RunConfig.model_fields:
+            raise ConfigError(f"{key}: no section {section!r}; {_valid(section, _sections())}")
+        target = merged.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{section}: holds {target!r}, expected keys such as {name!r}")
+        if name == "kind":
+            _keep_common_keys(target, section, value)
+        if key == "data.train" and "data.name" not in overrides:
+            for stale in ("name", "valid", "test", "entity_to_id", "relation_to_id"):
+                target.pop(stale, None)
+        if key == "data.name":
+            for stale in ("train", "valid", "test", "entity_to_id", "relation_to_id", "dataset"):
+                target.pop(stale, None)
+        if key == "data.dataset" and "data.name" not in overrides:
+            target.pop("name", None)
+        target[name] = None if value in ("null", "None") else value
+    # Path flags may come in any order, so what `data.train` cleared is put back here.
+    for key, value in overrides.items():
+        if key.startswith("data."):
+            merged["data"][key.partition(".")[2]] = None if value in ("null", "None") else value
+    return merged
+
+
+def _fill_kind(target: Any, section: str) -> None:
+    """Give a section that names no `kind` the default one."""
+    field, classes = RunConfig.model_fields[section], _classes_or_none(section)
+    if not isinstance(target, dict) or "kind" in target or not classes:
+        return
+    default = field.get_default(call_default_factory=True)
+    target["kind"] = getattr(default, "kind", None) or _kind_of(classes[0])
+
+
+def _kind_of(choice: type[BaseModel]) -> str:
+    kind: str = choice.model_fields["kind"].default
+    return kind
+
+
+def _keep_common_keys(target: dict[str, Any], section: str, kind: str) -> None:
+    """Drop keys that the section's new kind does not have."""
+    for choice in section_classes(section):
+        if _kind_of(choice) == kind:
+            for name in [n for n in target if n not in choice.model_fields]:
+                del target[name]
+
+
+def _sections() -> list[str]:
+    return list(RunConfig.model_fields)
+
+
+def section_classes(section: str) -> list[type[BaseModel]]:
+    """Return the classes that a section may have, one for each `kind`."""
+    field: FieldInfo = RunConfig.model_fields[section]
+    return _model_classes(field.annotation)
+
+
+def _model_classes(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _model_classes(part)]
+
+
+def _valid(given: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}valid: {', '.join(names)}"
+
+
+def _describe(error: ValidationError) -> str:
+    """All problems in one line, the valid keys listed where one is unknown."""
+    return "; ".join(_describe_one(dict(problem)) for problem in error.errors())
+
+
+def _describe_one(problem: dict[str, Any]) -> str:
+    # A tagged union puts the tag into the location: data -> (triples) -> name.
+    location = [str(part) for part in problem["loc"]]
+    section = location[0] if location else ""
+    kinds = [_kind_of(c) for c in _classes_or_none(section)]
+    path = ".".join(p for i, p in enumerate(location) if not (i == 1 and p in kinds))
+    given = problem.get("input")
+    match problem["type"]:
+        case "extra_forbidden":
+            names = _valid_keys(location, kinds)
+            return f"{path}: unknown key; {_valid(location[-1], names)}"
+        case "union_tag_invalid" | "union_tag_not_found":
+            tag = given.get("kind") if isinstance(given, Mapping) else given
+            return f"{path}.kind: {tag!r} is not valid; {_valid(str(tag), kinds)}"
+        case "value_error":
+            return f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
+        case "missing":
+            return f"{path}: missing; it has no default"
+        case _:
+            reason = problem["msg"].removeprefix("Input should be ")
+            return f"{path}: {given!r} given, expected {reason}"
+
+
+def _classes_or_none(section: str) -> list[type[BaseModel]]:
+    if section not in RunConfig.model_fields:
+        return []
+    return [c for c in section_classes(section) if "kind" in c.model_fields]
+
+
+def _valid_keys(location: list[str], kinds: list[str]) -> list[str]:
+    if len(location) == 1:
+        return _sections()
+    classes = section_classes(location[0])
+    if len(location) > 2 and location[1] in kinds:
+        classes = [c for c in classes if _kind_of(c) == location[1]]
+    return list(classes[0].model_fields)

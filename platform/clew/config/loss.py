@@ -1,0 +1,91 @@
+"""Section `loss`: what a batch is scored against."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from clew.config.base import Section
+
+
+class EntityLoss(Section):
+    """Fields that both losses over all entities share."""
+
+    function: Literal["binary_cross_entropy", "softmax_cross_entropy"] = "binary_cross_entropy"
+    """Binary cross entropy for each entity, or softmax cross entropy over all of them (KL)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share eps of the label mass spread over all entities: y = (1-eps) y + eps / entities."""
+    implementation: Literal["auto", "plain", "fused"] = "auto"
+    """`plain` keeps all scores, `fused` goes through entities in chunks and keeps none, `auto`
+    takes the one that suits the sizes; the choice is recorded on the run."""
+    chunk_mib: float = Field(default=64.0, gt=0)
+    """Byte budget of the fused loss for its chunks, in MiB."""
+
+
+class OneVsAllLoss(EntityLoss):
+    """One training triple a row, its tail the only positive."""
+
+    kind: Literal["one_vs_all"] = "one_vs_all"
+    """One triple a row."""
+
+
+class KvsAllLoss(EntityLoss):
+    """One query (head, relation) a row, all its training tails positive."""
+
+    kind: Literal["kvs_all"] = "kvs_all"
+    """One query a row."""
+
+
+class LanguageLoss(Section):
+    """Cross entropy of the next token, summed over all tokens."""
+
+    kind: Literal["language"] = "language"
+    """Next-token prediction."""
+    implementation: Literal["plain", "chunked"] = "chunked"
+    """`plain` keeps the logits of all tokens, `chunked` those of one chunk: its gradients are
+    ready when the loss is."""
+    chunk_mib: float = Field(default=64.0, gt=0)
+    """Byte budget for the logits of a chunk, in MiB."""
+
+
+class MaeLoss(Section):
+    """Mean absolute error, in standard deviations of the training targets."""
+
+    kind: Literal["mae"] = "mae"
+    """Absolute error."""
+
+
+class MseLoss(Section):
+    """Mean squared error, in standard deviations of the training targets."""
+
+    kind: Literal["mse"] = "mse"
+    """Squared error."""
+
+
+class HuberLoss(Section):
+    """Squared for small errors, absolute for large ones (Huber, 1964)."""
+
+    kind: Literal["huber"] = "huber"
+    """Huber's loss."""
+    delta: float = Field(default=1.0, gt=0)
+    """Error at which squares end, in standard deviations of the training targets."""
+
+
+class WeightedHuberMaeLoss(Section):
+    """alpha * huber * under_weight + (1 - alpha) * |error|^gamma."""
+
+    kind: Literal["weighted_huber_mae"] = "weighted_huber_mae"
+    """Huber's loss, heavier for predictions below the target, mixed with a power of the error."""
+    alpha: float = Field(default=0.7, ge=0, le=1)
+    """Share of Huber's loss."""
+    delta: float = Field(default=1.0, gt=0)
+    """Error at which squares end, in standard deviations of the training targets."""
+    under_weight: float = Field(default=1.5, gt=0)
+    """Weight of Huber's loss where the prediction lies below the target."""
+    gamma: float = Field(default=1.0, ge=1)
+    """Power of the absolute error; 1 is the mean absolute error."""
+
+
+RegressionLoss = MaeLoss | MseLoss | HuberLoss | WeightedHuberMaeLoss
+LossConfig = Annotated[
+    OneVsAllLoss | KvsAllLoss | LanguageLoss | RegressionLoss, Field(discriminator="kind")
+]

@@ -1,0 +1,110 @@
+"""Sections `optimizer` and `schedule`: how parameters move and how fast."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from clew.config.base import Section
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerBase(Section):
+    """Fields that every optimizer has."""
+
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate; the schedule multiplies it."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """L2 penalty (Adam, Adagrad, SGD) or decoupled decay (AdamW)."""
+
+
+class Adam(OptimizerBase):
+    """Adam (Kingma and Ba, 2015)."""
+
+    kind: Literal["adam"] = "adam"
+    """Adam."""
+    beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    beta2: Fraction = 0.999
+    """Decay of the second moment."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+
+    kind: Literal["adamw"] = "adamw"  # type: ignore[assignment]
+    """AdamW."""
+
+
+class Adagrad(OptimizerBase):
+    """Adagrad (Duchi et al., 2011)."""
+
+    kind: Literal["adagrad"] = "adagrad"
+    """Adagrad."""
+    epsilon: float = Field(default=1e-10, gt=0)
+    """Added to the root of the accumulated squares."""
+    row_wise: bool = False
+    """Keep one accumulator a row of each matrix, the mean square of its gradient: the state of an
+    entity table is as long as the table, not as large."""
+
+
+class SGD(OptimizerBase):
+    """Stochastic gradient descent."""
+
+    kind: Literal["sgd"] = "sgd"
+    """SGD."""
+    momentum: Fraction = 0.0
+    """Momentum; TracIn's checkpoint weights take it into account as 1 / (1 - momentum)."""
+
+
+OptimizerConfig = Annotated[Adam | AdamW | Adagrad | SGD, Field(discriminator="kind")]
+
+
+class ConstantSchedule(Section):
+    """The peak rate throughout."""
+
+    kind: Literal["constant"] = "constant"
+    """No change."""
+
+
+class WarmupCosineSchedule(Section):
+    """Linear-free one-cycle form: cosine up over the warm-up, cosine down to the final rate."""
+
+    kind: Literal["warmup_cosine"] = "warmup_cosine"
+    """As torch's OneCycleLR with cosine annealing, one value per optimizer step."""
+    warmup_fraction: Fraction = 0.1
+    """Share of all optimizer steps spent rising to the peak rate."""
+    initial_divisor: float = Field(default=25.0, ge=1)
+    """The first rate is the peak rate divided by this."""
+    final_divisor: float = Field(default=1e4, ge=1)
+    """The last rate is the first rate divided by this."""
+
+
+class ExponentialSchedule(Section):
+    """The rate is multiplied by a factor after every epoch."""
+
+    kind: Literal["exponential"] = "exponential"
+    """Exponential decay by epoch."""
+    factor_per_epoch: float = Field(default=0.995, gt=0, le=1)
+    """Factor after each epoch."""
+
+
+class PlateauSchedule(Section):
+    """The rate falls when the validation metric stops improving."""
+
+    kind: Literal["plateau"] = "plateau"
+    """Reduce on plateau of `evaluation.metric`."""
+    factor: float = Field(default=0.95, gt=0, lt=1)
+    """Factor at each reduction."""
+    patience: int = Field(default=5, ge=0)
+    """Evaluations without improvement before a reduction."""
+    minimum_factor: float = Field(default=1e-3, ge=0, le=1)
+    """The rate never falls below the peak rate times this."""
+
+
+ScheduleConfig = Annotated[
+    ConstantSchedule | WarmupCosineSchedule | ExponentialSchedule | PlateauSchedule,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,85 @@
+"""The whole configuration of a run: ten sections, frozen, checked against each other."""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from clew.config.base import Section
+from clew.config.data import DataConfig
+from clew.config.kinds import check_kinds, fill_sections
+from clew.config.loss import LossConfig, OneVsAllLoss
+from clew.config.model import ConvEModel, ModelConfig
+from clew.config.optimizer import Adam, ConstantSchedule, OptimizerConfig, ScheduleConfig
+from clew.config.services import EvaluationConfig, InfluenceConfig, TrackingConfig
+from clew.config.training import OptimizationsConfig, TrainingConfig
+
+
+class RunConfig(Section):
+    """Everything that determines a run; the resolved file repeats it."""
+
+    data: DataConfig
+    """Which examples."""
+    model: ModelConfig = Field(default_factory=ConvEModel)
+    """Which network."""
+    loss: LossConfig = Field(default_factory=OneVsAllLoss)
+    """Which loss."""
+    optimizer: OptimizerConfig = Field(default_factory=Adam)
+    """How parameters move."""
+    schedule: ScheduleConfig = Field(default_factory=ConstantSchedule)
+    """How the learning rate changes."""
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    """The loop."""
+    optimizations: OptimizationsConfig = Field(default_factory=OptimizationsConfig)
+    """Memory and speed."""
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    """Quality."""
+    influence: InfluenceConfig = Field(default_factory=InfluenceConfig)
+    """Explanations."""
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+    """Records."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_sections(cls, values: Any) -> Any:
+        return fill_sections(values) if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "RunConfig":
+        needs_metric = []
+        if self.schedule.kind == "plateau":
+            needs_metric.append("schedule.kind=plateau")
+        if self.training.early_stopping_patience is not None:
+            needs_metric.append("training.early_stopping_patience")
+        if needs_metric and not self.evaluation.enabled:
+            raise ValueError(
+                f"{needs_metric[0]} follows {self.evaluation.metric}, but evaluation.enabled is "
+                "false; enable evaluation or choose another"
+            )
+        if self.model.kind == "conve" and self.training.batch_size == 1:
+            raise ValueError(
+                "training.batch_size is 1, but ConvE's batch normalisation needs 2 or more "
+                "examples; raise it, or use gradient_accumulation for less memory"
+            )
+        if self.data.kind == "image_sequences" and not self.data.hold_out_validation:
+            self._refuse_choice_by_test()
+        check_kinds(self.data.kind, self.model.kind, self.loss.kind, self.evaluation.metric)
+        return self
+
+    def _refuse_choice_by_test(self) -> None:
+        """Without a validation group nothing may be chosen by what `valid/` metrics say."""
+        once = self.evaluation.every_epochs >= self.training.num_epochs
+        if not once or self.schedule.kind == "plateau" or self.training.early_stopping_patience:
+            raise ValueError(
+                "data.hold_out_validation is false: nothing may be chosen by the test group; set "
+                f"evaluation.every_epochs to training.num_epochs ({self.training.num_epochs}) or "
+                "more, without early stopping and without schedule.kind=plateau"
+            )
+
+    @property
+    def config_hash(self) -> str:
+        """Twelve hex digits over everything except where the run is recorded."""
+        content = self.model_dump(mode="json", exclude={"tracking"})
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]

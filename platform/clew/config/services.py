@@ -1,0 +1,93 @@
+"""Sections `evaluation`, `influence` and `tracking`: what happens around training."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from clew.config.base import Section
+
+SMALLER_IS_BETTER = frozenset({"loss", "mean_rank", "perplexity", "bits_per_byte", "mae", "rmse"})
+"""Last parts of metric names whose small values are good."""
+
+
+class EvaluationConfig(Section):
+    """Quality on validation and test examples."""
+
+    enabled: bool = True
+    """Evaluate at all; without it there is no best checkpoint."""
+    metric: str = "valid/mrr"
+    """The metric that chooses the best checkpoint, stops early and moves a plateau schedule."""
+    every_epochs: int = Field(default=1, ge=1)
+    """Epochs between two validations; the last epoch is always validated."""
+    batch_size: int = Field(default=512, ge=1)
+    """Examples or queries evaluated at once."""
+    chunk_mib: float = Field(default=64.0, gt=0)
+    """Byte budget for the scores held at once while ranking, in MiB."""
+    test_after_training: bool = True
+    """Evaluate the best checkpoint on the test split at the end."""
+
+    @property
+    def maximize(self) -> bool:
+        """Whether larger values of `metric` are better."""
+        return self.metric.rpartition("/")[2] not in SMALLER_IS_BETTER
+
+
+class InfluenceConfig(Section):
+    """How `tracin` and `batch_tracin` explain predictions."""
+
+    top_k: int = Field(default=10, ge=0)
+    """Strongest proponents and opponents kept for each test example; 0: every score."""
+    score: Literal["raw", "cosine", "preconditioned"] = "raw"
+    """`raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
+    training example wins by the size of its gradient alone; `preconditioned`: in the geometry of
+    Adam's second moments (needs checkpoints with the optimizer's state)."""
+    with_cosine: bool = True
+    """Give the cosine beside every raw score; costs about a tenth more time."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Training triples computed at once; unset: chosen by `memory_budget_mib`."""
+    memory_budget_mib: float = Field(default=512.0, gt=0)
+    """Memory that the engine may take beyond models and results; it chooses its tiles by this."""
+    use_mixed_precision: bool = False
+    """Large matrix products with half-precision operands; the deviation from float32 on a sample
+    is measured and recorded."""
+    mixed_precision_dtype: Literal["auto", "float16", "bfloat16"] = "auto"
+    """Half-precision type; `auto`: float16 on a GPU, bfloat16 on the CPU."""
+    use_gradient_checkpointing: bool = False
+    """Compute feature maps again for the backward pass instead of keeping them."""
+    enable_memory_cleanup: bool = True
+    """Return cached memory to the driver now and then (GPU only; results do not change)."""
+    use_last_layers_only: bool = False
+    """Count only the last layers' parameters: faster, and another, coarser score."""
+    num_last_layers: int = Field(default=2, ge=1)
+    """Layers that count then, from the output: 1 the entity scorer, 2 the projection as well,
+    3 or more everything."""
+    n_hops: int = Field(default=2, ge=1)
+    """`batch_tracin`: candidates are the first n edges on a way from the test's head or tail."""
+    min_degree: int = Field(default=1, ge=1)
+    """`batch_tracin`: entities with fewer edges are passed over; head and tail never are."""
+    strict_path_filtering: bool = False
+    """`batch_tracin`: only edges on a path between head and tail, at most `2 * n_hops` long."""
+    tests_per_group: int = Field(default=100, ge=1)
+    """`batch_tracin`: tests computed together; a killed run goes on behind the last whole group."""
+
+
+class TrackingConfig(Section):
+    """Where and how a run is recorded."""
+
+    experiment: str = "clew"
+    """Experiment name."""
+    run_name: str | None = None
+    """Name of the run; unset: the variant and the data set."""
+    log_system_metrics: bool = False
+    """MLflow's own sampling of CPU, memory, disk, network and GPU."""
+    log_mfu: bool = True
+    """Count the model's floating-point operations once and report the share of the peak used."""
+    profile_steps: int = Field(default=0, ge=0)
+    """Trace so many optimizer steps, after the first five, with torch's profiler; the Chrome trace
+    and a table of operators become artifacts in `profile/`."""
+    log_checkpoints: bool = True
+    """Upload checkpoints as artifacts and register each as a model entry."""
+    tensorboard: bool = False
+    """Write the metrics to TensorBoard event files as well; needs the package tensorboard."""
+    tensorboard_dir: str = "runs"
+    """Folder for these files, one folder in it a run."""

@@ -1,0 +1,194 @@
+"""A study: variants of one configuration, run with seeds, measured against a reference."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from clew.config.base import Section
+from clew.config.load import from_mapping, read_yaml
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+
+INFLUENCE_PREFIX = "influence."
+QUICK = "quick"
+
+
+class Measure(Section):
+    """A metric that the study compares."""
+
+    metric: str
+    """Metric key, for example `throughput/examples_per_second`."""
+    label: str
+    """Title in tables and pictures."""
+
+
+class Claim(Section):
+    """What somebody says of a variant: a bound on its ratio to the reference."""
+
+    variant: str
+    """Variant that the claim is about."""
+    metric: str
+    """Metric whose ratio to the reference is claimed."""
+    at_least: float | None = None
+    """The ratio is said to be at least this."""
+    at_most: float | None = None
+    """The ratio is said to be at most this."""
+    text: str
+    """The claim in words."""
+    needs: Literal["any", "gpu"] = "any"
+    """Hardware without which the claim can neither be shown nor refuted."""
+    about: Literal["ratio", "value"] = "ratio"
+    """Whether the bound is on the ratio to the reference or on the variant's own value."""
+    against: str | None = None
+    """Variant that the ratio is to, instead of the study's reference."""
+
+    def holds(self, measured: float) -> bool:
+        """Return whether what was measured bears the claim out."""
+        return (self.at_least is None or measured >= self.at_least) and (
+            self.at_most is None or measured <= self.at_most
+        )
+
+
+class Size(Section):
+    """What a study of some size has beside what all sizes share."""
+
+    base: str | None = None
+    """YAML file of the configuration, instead of the study's."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Settings of all variants at this size."""
+    seeds: list[int] | None = Field(default=None, min_length=1)
+    """Seeds at this size, instead of the study's."""
+
+
+class Study(Section):
+    """A matrix of variants and seeds over one base configuration."""
+
+    name: str
+    """Name of the study."""
+    command: Literal["train", "tracin"] = "train"
+    """What a cell runs. `tracin`: each seed's model is trained once, with the base configuration,
+    and every variant explains it; variants then set `influence.*` alone."""
+    tests: str | None = None
+    """With `tracin`, the file of triples to explain."""
+    base: str
+    """YAML file of the configuration that all variants start from."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Settings of all variants, `section.key` to value."""
+    variants: dict[str, dict[str, Any]] = Field(min_length=2)
+    """Variant to its own settings; the first one is the reference."""
+    seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
+    """Seeds that each variant is run with, all variants of a seed before the next seed."""
+    measures: list[Measure] = Field(min_length=1)
+    """What is compared."""
+    claims: list[Claim] = Field(default_factory=list)
+    """What is said of the variants."""
+    sizes: dict[str, Size] = Field(default_factory=dict)
+    """Sizes to choose from, for example `quick` for two cores and `full` for a GPU."""
+
+    @property
+    def reference(self) -> str:
+        """The variant that the others are compared with."""
+        return next(iter(self.variants))
+
+    @model_validator(mode="after")
+    def _claims_fit(self) -> "Study":
+        metrics = [measure.metric for measure in self.measures]
+        for claim in self.claims:
+            for variant in filter(None, (claim.variant, claim.against)):
+                if variant not in self.variants:
+                    raise ValueError(
+                        f"claim about variant {variant!r}; valid: {', '.join(self.variants)}"
+                    )
+            if claim.metric not in metrics:
+                raise ValueError(f"claim about {claim.metric!r}; measured: {', '.join(metrics)}")
+            if claim.at_least is None and claim.at_most is None:
+                raise ValueError(f"claim {claim.text!r}: give at_least or at_most")
+        return self
+
+    @model_validator(mode="after")
+    def _command_fits(self) -> "Study":
+        if (self.command == "tracin") != (self.tests is not None):
+            raise ValueError("command: tracin and tests: FILE belong together; give both or none")
+        for variant, settings in self.variants.items() if self.tests else ():
+            for key in settings:
+                if not key.startswith(INFLUENCE_PREFIX):
+                    raise ValueError(
+                        f"variant {variant!r} sets {key}, but all variants of a tracin study "
+                        f"explain one model: set {INFLUENCE_PREFIX}* there, the rest in overrides"
+                    )
+        return self
+
+    def sized(self, size: str) -> "Study":
+        """Return the study at one of its sizes.
+
+        Raises:
+            ConfigError: it has no such size.
+        """
+        if size not in self.sizes:
+            raise ConfigError(
+                f"study {self.name} has no size {size!r}; "
+                f"valid: {', '.join(self.sizes) or 'none, leave --size out'}"
+            )
+        chosen = self.sizes[size]
+        changes = {
+            "name": f"{self.name} ({size})",
+            "base": chosen.base or self.base,
+            "overrides": self.overrides | chosen.overrides,
+            "seeds": chosen.seeds or self.seeds,
+        }
+        return self.model_copy(update=changes)
+
+    def model_config_of(self, seed: int) -> RunConfig:
+        """Return the configuration of the model that a tracin study explains."""
+        own = {k: v for k, v in self.overrides.items() if not k.startswith(INFLUENCE_PREFIX)}
+        settings = own | {"training.seed": seed}
+        return from_mapping(read_yaml(Path(self.base)), settings, source=self.name)
+
+    def influence_settings(self, variant: str) -> dict[str, Any]:
+        """Return what a variant of a tracin study sets, `influence.key` to value."""
+        settings = self.overrides | self.variants[variant]
+        return {k: v for k, v in settings.items() if k.startswith(INFLUENCE_PREFIX)}
+
+    def config(self, variant: str, seed: int) -> RunConfig:
+        """Return the configuration of one cell."""
+        own = self.overrides | self.variants[variant] | {"training.seed": seed}
+        return from_mapping(read_yaml(Path(self.base)), own, source=f"{self.name}, {variant}")
+
+    def cell_id(self, variant: str, seed: int) -> str:
+        """Return what identifies a cell: the study, the variant and all its settings."""
+        content = [self.name, variant, self.config(variant, seed).config_hash]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def load_study(
+    path: Path | str, *, seeds: list[int] | None = None, size: str | None = None
+) -> Study:
+    """Read a study and check it with every configuration in it.
+
+    Args:
+        path: YAML file.
+        seeds: Instead of the study's.
+        size: One of its sizes; unset: `quick` if it has that.
+
+    Raises:
+        ConfigError: the file, a key, or the configuration of a cell is not valid.
+    """
+    content = read_yaml(Path(path))
+    try:
+        study = Study.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        valid = f"; valid: {', '.join(Study.model_fields)}" if "extra" in problem["type"] else ""
+        reason = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {key + ': ' if key else ''}{reason}{valid}") from None
+    if size or QUICK in study.sizes:
+        study = study.sized(size or QUICK)
+    if seeds is not None:
+        study = study.model_copy(update={"seeds": seeds})
+    for variant in study.variants:
+        study.config(variant, study.seeds[0])
+    return study

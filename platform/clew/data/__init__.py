@@ -1,0 +1,1 @@
+"""Reads data sets and hands out batches in a reproducible order."""

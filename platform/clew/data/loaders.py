@@ -1,0 +1,151 @@
+"""Batches in an order that is a function of (seed, epoch, cursor) and of nothing else.
+
+The order does not depend on the number of workers, on what was drawn before, or on whether
+training was interrupted: batch number `cursor` of epoch `epoch` holds the same examples always.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """Examples that go through the model at once."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """What the summed loss is divided by: rows, tokens or targets."""
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on a device."""
+        ...
+
+    def units(self) -> dict[str, int]:
+        """Return what throughput counts: `examples`, and `tokens` or `frames` where there are."""
+        ...
+
+    def describe(self) -> str:
+        """Return a short identity of the batch for error messages."""
+        ...
+
+
+B_co = TypeVar("B_co", bound=Batch, covariant=True)
+B = TypeVar("B", bound=Batch)
+
+
+@runtime_checkable
+class ExampleSource(Protocol[B_co]):
+    """Examples addressed by index; picklable for worker processes."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        ...
+
+    def batch(self, indices: np.ndarray) -> B_co:
+        """Return the examples at `indices` `(example,)` as one batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How batches are prepared; none of it changes what they hold."""
+
+    num_workers: int = 0
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    prefetch_factor: int | None = None
+    multiprocessing_context: str | None = None
+
+
+def epoch_order(num_examples: int, *, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of examples in an epoch, `(example,)`, from the seed and the epoch alone."""
+    digest = hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(int.from_bytes(digest[:16], "little")))
+    return generator.permutation(num_examples)
+
+
+def batches_per_epoch(num_examples: int, batch_size: int, world_size: int = 1) -> int:
+    """Return how many microbatches each process sees in an epoch."""
+    return len(_bounds(num_examples, batch_size * world_size, world_size))
+
+
+def _bounds(num_examples: int, wide: int, world_size: int) -> list[tuple[int, int]]:
+    """Cut an epoch into global microbatches of `wide` examples.
+
+    The last one may be smaller; if it would leave a process with a single example it joins the
+    one before, because batch normalisation has no variance for one example.
+    """
+    starts = list(range(0, num_examples, wide))
+    if len(starts) > 1 and num_examples - starts[-1] < 2 * world_size:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], num_examples], strict=True))
+
+
+def microbatch_indices(
+    order: np.ndarray, *, batch_size: int, rank: int = 0, world_size: int = 1
+) -> list[np.ndarray]:
+    """Split an epoch's order into this process's microbatches.
+
+    Each global microbatch of `batch_size * world_size` examples is dealt out by rank, so that
+    n processes together see just what one process with an n times larger batch would see.
+    """
+    bounds = _bounds(len(order), batch_size * world_size, world_size)
+    return [order[start:end][rank::world_size] for start, end in bounds]
+
+
+class _IndexedBatches(Dataset[B], Generic[B]):
+    """Adapter for DataLoader: item i is the whole i-th microbatch."""
+
+    def __init__(self, source: ExampleSource[B], plan: list[np.ndarray]) -> None:
+        self.source = source
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, index: int) -> B:
+        return self.source.batch(self.plan[index])
+
+
+def iterate_batches(
+    source: ExampleSource[B],
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    cursor: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    settings: LoaderSettings | None = None,
+) -> Iterator[B]:
+    """Yield the microbatches of an epoch from number `cursor` on."""
+    settings = settings or LoaderSettings()
+    order = epoch_order(len(source), seed=seed, epoch=epoch)
+    plan = microbatch_indices(order, batch_size=batch_size, rank=rank, world_size=world_size)
+    plan = plan[cursor:]
+    if settings.num_workers == 0:
+        for indices in plan:
+            yield source.batch(indices)
+        return
+    yield from DataLoader(
+        _IndexedBatches(source, plan),
+        batch_size=None,
+        shuffle=False,
+        num_workers=settings.num_workers,
+        pin_memory=settings.pin_memory and torch.cuda.is_available(),
+        persistent_workers=settings.persistent_workers,
+        prefetch_factor=settings.prefetch_factor,
+        multiprocessing_context=settings.multiprocessing_context,
+    )

@@ -1,0 +1,1 @@
+"""Quality measures: filtered ranking, perplexity, regression errors."""

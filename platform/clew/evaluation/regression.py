@@ -1,0 +1,142 @@
+"""Quality of a regression in physical units: errors, their quantiles, intervals with coverage."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clew import names
+
+BASELINE_PREFIX = "baseline_"
+QUANTILES = (0.5, 0.9, 0.95)
+"""Quantiles of the absolute error that are reported."""
+CONFIDENCE = 0.9
+"""Share of targets that an interval is meant to hold."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionResult:
+    """Predictions beside the truth, one entry a window, in the target's unit."""
+
+    prediction: np.ndarray
+    target: np.ndarray
+    group: np.ndarray
+    last_frame: np.ndarray
+    baselines: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Name of a baseline to its predictions."""
+    interval: np.ndarray | None = None
+    """Half width of each prediction's interval."""
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Prediction minus target."""
+        errors: np.ndarray = self.prediction - self.target
+        return errors
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """Return MAE, RMSE, R2, error quantiles, bias, baselines' MAE and interval coverage."""
+        values = quality(self.prediction, self.target)
+        for q in QUANTILES:
+            values[f"abs_error_q{round(100 * q):02d}"] = float(np.quantile(abs(self.errors), q))
+        values["bias"] = float(self.errors.mean())
+        for name, prediction in self.baselines.items():
+            values[f"{name}_mae"] = quality(prediction, self.target)[names.MAE]
+        if self.interval is not None:
+            values["interval_coverage"] = float((abs(self.errors) <= self.interval).mean())
+            values["interval_half_width"] = float(self.interval.mean())
+        return {names.metric(split, name): value for name, value in values.items()}
+
+    def by_group(self) -> list[dict[str, Any]]:
+        """Return one row a group: windows, MAE, RMSE, R2, bias, and the baselines' MAE."""
+        rows = []
+        for group in dict.fromkeys(self.group.tolist()):
+            own = self.group == group
+            row: dict[str, Any] = {"group": group, "windows": int(own.sum())}
+            row |= quality(self.prediction[own], self.target[own])
+            row["bias"] = float(self.errors[own].mean())
+            for name, prediction in self.baselines.items():
+                row[f"{name}_mae"] = quality(prediction[own], self.target[own])[names.MAE]
+            rows.append(row)
+        return rows
+
+    @classmethod
+    def read(cls, path: Path) -> "RegressionResult":
+        """Read predictions that `write` has written, without their intervals."""
+        table = pq.read_table(path).to_pandas()
+        known = [name for name in table.columns if name.startswith(BASELINE_PREFIX)]
+        return cls(
+            prediction=table["prediction"].to_numpy(),
+            target=table["target"].to_numpy(),
+            group=table["group"].to_numpy(dtype=str),
+            last_frame=table["last_frame"].to_numpy(),
+            baselines={n.removeprefix(BASELINE_PREFIX): table[n].to_numpy() for n in known},
+        )
+
+    @classmethod
+    def together(cls, parts: Sequence["RegressionResult"]) -> "RegressionResult":
+        """Join predictions out of fold; each group's intervals come from the others' errors."""
+        joined = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("prediction", "target", "group", "last_frame")
+        }
+        baselines = {
+            name: np.concatenate([part.baselines[name] for part in parts])
+            for name in parts[0].baselines
+        }
+        errors = joined["prediction"] - joined["target"]
+        return cls(
+            **joined, baselines=baselines, interval=group_half_widths(errors, joined["group"])
+        )
+
+    def write(self, path: Path) -> None:
+        """Write predictions as Parquet, one row a window."""
+        columns: dict[str, Any] = {
+            "last_frame": self.last_frame,
+            "group": pa.array(self.group.tolist(), pa.string()),
+            "target": self.target,
+            "prediction": self.prediction,
+            "error": self.errors,
+        }
+        if self.interval is not None:
+            columns["lower"] = self.prediction - self.interval
+            columns["upper"] = self.prediction + self.interval
+        columns |= {f"{BASELINE_PREFIX}{name}": values for name, values in self.baselines.items()}
+        pq.write_table(pa.table(columns), path)
+
+
+def quality(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """Return mean absolute error, root mean squared error, and R2 = 1 - SS_error / SS_total."""
+    errors = prediction - target
+    total = float(((target - target.mean()) ** 2).sum())
+    squares = float((errors**2).sum())
+    return {
+        names.MAE: float(abs(errors).mean()),
+        names.RMSE: math.sqrt(squares / len(errors)),
+        names.R2: 1.0 - squares / total if total > 0 else 0.0,
+    }
+
+
+def conformal_half_width(errors: np.ndarray, confidence: float = CONFIDENCE) -> float:
+    """Return the half width that holds a share of exchangeable errors, infinite if there are few.
+
+    The ceil((n + 1) confidence)-th smallest absolute error (Vovk et al., 2005; Lei et al., 2018,
+    arXiv 1604.04173, section 2). Windows in a row are not exchangeable: look at the coverage that
+    was measured.
+    """
+    rank = math.ceil((len(errors) + 1) * confidence)
+    if rank > len(errors):
+        return math.inf
+    return float(np.partition(abs(errors), rank - 1)[rank - 1])
+
+
+def group_half_widths(errors: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return half widths for predictions out of fold: each group's from the others' errors."""
+    widths = np.empty(len(errors))
+    for name in np.unique(group):
+        widths[group == name] = conformal_half_width(errors[group != name])
+    return widths

@@ -1,0 +1,155 @@
+"""Record how a forward pass uses its parameters, without a change to the model.
+
+While a `Recorder` is active, every torch function that takes a trainable parameter passes through
+it, so a table used as a scorer inside a loss is seen as well as a module's own weight. Functions
+with a rule give factors; for parameters that any other function takes, or whose use has no example
+axis, per-example gradients are computed explicitly.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from clew.influence.rules import ELEMENTWISE, RULES, TRANSPOSES, ToFactor, broadcast, transposed
+
+TRANSPOSE_PROPERTIES = (Tensor.T, Tensor.mT)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a parameter: where its output's gradient is found, and what to make of it."""
+
+    parameter: str
+    function: str
+    edge: GradientEdge
+    leading: int
+    to_factor: ToFactor
+
+
+@dataclass(frozen=True)
+class _Tracked:
+    """A parameter, or its transpose."""
+
+    name: str
+    tensor: Tensor
+    transposed: bool = False
+
+
+class Recorder(TorchFunctionMode):
+    """Lists the uses of parameters in the order in which they happen.
+
+    Args:
+        parameters: Parameters to watch, by name; a shared one under its first name.
+        explicit: Names of those left to explicit gradients; their uses are not recorded.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], explicit: frozenset[str]) -> None:
+        super().__init__()
+        self.uses: list[Use] = []
+        self.unknown: dict[str, str] = {}
+        """Parameter name to the first function without a rule that took it."""
+        self._tracked = {
+            id(p): _Tracked(name, p) for name, p in parameters.items() if name not in explicit
+        }
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the function; record it if a watched parameter is among its arguments."""
+        kwargs = kwargs or {}
+        found = [t for t in map(self._find, tree_leaves((args, kwargs))) if t is not None]
+        if not found or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        if func in RULES:
+            return self._covered(func, args, kwargs, found)
+        if func in ELEMENTWISE and len(found) == 1:
+            return self._elementwise(func, args, kwargs, found[0])
+        out = func(*args, **kwargs)
+        if _is_transpose(func) and found[0].tensor.dim() == 2:
+            self._tracked[id(out)] = _Tracked(found[0].name, out, not found[0].transposed)
+        elif any(
+            isinstance(leaf, Tensor) and self._find(leaf) is None for leaf in tree_leaves(out)
+        ):
+            self._mark_unknown(func, found)
+        return out
+
+    def _find(self, value: object) -> _Tracked | None:
+        found = self._tracked.get(id(value))
+        return found if found is not None and found.tensor is value else None
+
+    def _mark_unknown(self, func: Callable[..., Any], found: list[_Tracked]) -> None:
+        for tracked in found:
+            self.unknown.setdefault(tracked.name, _name(func))
+
+    def _covered(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        found: list[_Tracked],
+    ) -> Tensor:
+        """Run a function that has a rule and record each parameter that the rule covers."""
+        out, returned, edge = _tap(func(*args, **kwargs))
+        covered = set()
+        with torch.no_grad():
+            uses = RULES[func](*args, **kwargs)
+        for tensor, to_factor in uses:
+            tracked = self._find(tensor)
+            if tracked is None:
+                continue
+            covered.add(tracked.name)
+            rule = transposed(to_factor) if tracked.transposed else to_factor
+            self.uses.append(Use(tracked.name, _name(func), edge, len(out), rule))
+        self._mark_unknown(func, [t for t in found if t.name not in covered])
+        return returned
+
+    def _elementwise(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tracked: _Tracked,
+    ) -> Any:
+        """Expand a plain parameter to the output's shape, so that each example has its own."""
+        others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        shape = np.broadcast_shapes(*(tuple(other.shape) for other in others))
+        has_example_axis = tracked.tensor.dim() == len(shape) and len(tracked.tensor) != 1
+        if has_example_axis or tracked.transposed:
+            self._mark_unknown(func, [tracked])
+            return func(*args, **kwargs)
+        wide = tracked.tensor.detach().expand(shape).requires_grad_()
+        replaced = tree_map(lambda leaf: wide if leaf is tracked.tensor else leaf, (args, kwargs))
+        rule, edge = broadcast(tracked.tensor.shape), get_gradient_edge(wide)
+        self.uses.append(Use(tracked.name, _name(func), edge, shape[0], rule))
+        return func(*replaced[0], **replaced[1])
+
+
+def _tap(out: Tensor) -> tuple[Tensor, Tensor, GradientEdge]:
+    """Return the output, what the caller gets, and where the output's gradient arrives.
+
+    An output that nothing differentiable led to becomes a leaf; the caller gets a copy of it,
+    since a later in-place function may not write to a leaf.
+    """
+    if out.requires_grad:
+        return out, out, get_gradient_edge(out)
+    leaf = out.requires_grad_()
+    return leaf, leaf.clone(), get_gradient_edge(leaf)
+
+
+def _is_transpose(func: Callable[..., Any]) -> bool:
+    return func in TRANSPOSES or getattr(func, "__self__", None) in TRANSPOSE_PROPERTIES
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", str(func))

@@ -1,0 +1,149 @@
+"""Per-example gradients in factored form, and their inner products.
+
+A parameter is used one or more times in a forward pass. Seen as a matrix (row, column), each use
+adds one factor to an example's gradient:
+
+    Outer      sum over positions p of left_p right_p^T      linear layer, scorer, convolution
+    Rows       values_p added to row ids_p                   embedding lookup
+    Explicit   the gradient itself, flattened                normalisation, biases, small kernels
+
+The inner product of two examples' gradients of one parameter is the sum over all pairs of its
+factors. A table that is both looked up and used as a scorer has cross terms: they are never
+dropped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Outer:
+    """Sum of outer products over positions."""
+
+    left: Float[Tensor, "example position row"]
+    right: Float[Tensor, "example position column"]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples."""
+        return self.left.shape[0]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Vectors added to rows of a table."""
+
+    ids: Int[Tensor, "example position"]
+    values: Float[Tensor, "example position column"]
+    num_rows: int
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples."""
+        return self.ids.shape[0]
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """The gradient itself, flattened."""
+
+    values: Float[Tensor, "example size"]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples."""
+        return self.values.shape[0]
+
+
+Factor = Outer | Rows | Explicit
+Factors = dict[str, list[Factor]]
+"""Parameter name to the factors of its gradient."""
+
+
+def outer_or_explicit(left: Tensor, right: Tensor) -> Factor:
+    """Keep P positions factored only while 2 P^2 <= number of weights, else materialise.
+
+    A pair of factored examples costs 2 P^2 (row + column) FLOP, a pair of materialised ones
+    2 row column, and one materialisation pays for all pairs.
+    """
+    num_positions, num_weights = left.shape[1], left.shape[2] * right.shape[2]
+    if num_positions > 1 and 2 * num_positions**2 > num_weights:
+        return Explicit(torch.einsum("npr,npc->nrc", left, right).flatten(1))
+    return Outer(left, right)
+
+
+def explicit(factor: Factor) -> Tensor:
+    """Materialise a factor as gradients `(example, row * column)`."""
+    if isinstance(factor, Explicit):
+        return factor.values
+    if isinstance(factor, Outer):
+        return torch.einsum("npr,npc->nrc", factor.left, factor.right).flatten(1)
+    examples, positions, columns = factor.values.shape
+    dense = factor.values.new_zeros(examples, factor.num_rows, columns)
+    index = factor.ids.unsqueeze(-1).expand(examples, positions, columns)
+    return dense.scatter_add_(1, index, factor.values).flatten(1)
+
+
+def explicit_sum(factors: Sequence[Factor]) -> Tensor:
+    """Materialise a parameter's whole gradient, `(example, row * column)`."""
+    return torch.stack([explicit(factor) for factor in factors]).sum(0)
+
+
+def inner_products(train: Sequence[Factor], test: Sequence[Factor]) -> Float[Tensor, "test train"]:
+    """Return all inner products of one parameter's gradients, cross terms included."""
+    return torch.stack([_cross(a, b) for a in train for b in test]).sum(0).T
+
+
+def squared_norms(factors: Sequence[Factor]) -> Float[Tensor, "example"]:
+    """Return each example's squared norm of one parameter's gradient, cross terms included."""
+    return torch.stack([_paired(a, b) for a in factors for b in factors]).sum(0)
+
+
+def _cross(a: Factor, b: Factor) -> Float[Tensor, "a b"]:
+    """Inner products of every example of `a` with every example of `b`."""
+    if isinstance(a, Outer) and isinstance(b, Outer):
+        return _sum_positions(_gram(a.left, b.left) * _gram(a.right, b.right))
+    if isinstance(a, Outer) and isinstance(b, Rows):
+        return _outer_rows(a, b)
+    if isinstance(a, Rows) and isinstance(b, Outer):
+        return _outer_rows(b, a).T
+    if isinstance(a, Rows) and isinstance(b, Rows):
+        same = a.ids[:, :, None, None] == b.ids[None, None]
+        return _sum_positions(same * _gram(a.values, b.values))
+    return explicit(a) @ explicit(b).T
+
+
+def _outer_rows(outer: Outer, rows: Rows) -> Float[Tensor, "outer rows"]:
+    """Sum over p, q of left_p[id_q] (right_p . value_q): a table as scorer and as lookup."""
+    picked = outer.left[:, :, rows.ids]
+    return _sum_positions(picked * _gram(outer.right, rows.values))
+
+
+def _gram(a: Tensor, b: Tensor) -> Float[Tensor, "a p b q"]:
+    """Inner products of all positions of all examples."""
+    flat = a.flatten(0, 1) @ b.flatten(0, 1).T
+    return flat.reshape(*a.shape[:2], *b.shape[:2])
+
+
+def _sum_positions(products: Float[Tensor, "a p b q"]) -> Float[Tensor, "a b"]:
+    return products.sum((1, 3))
+
+
+def _paired(a: Factor, b: Factor) -> Float[Tensor, "example"]:
+    """Inner products of example i of `a` with example i of `b`."""
+    if isinstance(a, Outer) and isinstance(b, Outer):
+        grams = (a.left @ b.left.mT) * (a.right @ b.right.mT)
+        return grams.sum((1, 2))
+    if isinstance(a, Outer) and isinstance(b, Rows):
+        index = b.ids[:, None, :].expand(-1, a.left.shape[1], -1)
+        return (a.left.gather(2, index) * (a.right @ b.values.mT)).sum((1, 2))
+    if isinstance(a, Rows) and isinstance(b, Outer):
+        return _paired(b, a)
+    if isinstance(a, Rows) and isinstance(b, Rows):
+        same = a.ids[:, :, None] == b.ids[:, None, :]
+        return (same * (a.values @ b.values.mT)).sum((1, 2))
+    return (explicit(a) * explicit(b)).sum(1)

@@ -1,0 +1,257 @@
+"""Factored per-example gradients of any task, found by watching one forward pass.
+
+`FactoredGradients` decides once, from a probe of two and of three examples, which uses of which
+parameters have an example axis; then it checks itself on those two examples against plain backward
+passes. What it cannot factor gets explicit per-example gradients (vectorised by torch.func), and
+`explicit_parameters` says so. What nothing covers is an error that names it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clew.data.loaders import ExampleSource
+from clew.errors import UsageError
+from clew.influence.capture import Recorder, Use
+from clew.influence.factors import (
+    Explicit,
+    Factor,
+    Factors,
+    explicit_sum,
+    inner_products,
+    squared_norms,
+)
+from clew.influence.reference import example_gradients
+from clew.tasks.base import B, Task
+
+logger = logging.getLogger(__name__)
+
+EXPLICIT_CHUNK_MIB = 256.0
+
+
+class InfluenceError(UsageError):
+    """Influence cannot be computed exactly for this model or task; the message names why."""
+
+
+class FactoredGradients(Generic[B]):
+    """Per-example gradients of a model, factored by use.
+
+    Args:
+        task: Gives the losses.
+        model: Its trainable parameters are those with `requires_grad`; put into evaluation mode.
+        examples: At least one example, to find out how parameters are used.
+        select: Which parameters count, by name; the others are treated as frozen.
+    """
+
+    def __init__(
+        self,
+        task: Task[B],
+        model: nn.Module,
+        examples: ExampleSource[B],
+        *,
+        select: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        self.task, self.model = task, model.eval()
+        self.parameters = {
+            name: p for name, p in model.named_parameters() if p.requires_grad and select(name)
+        }
+        self._frozen = [
+            p for name, p in model.named_parameters() if p.requires_grad and not select(name)
+        ]
+        if not self.parameters:
+            raise InfluenceError("no trainable parameter is selected; select at least one layer")
+        device = next(model.parameters()).device
+        indices = np.array([0, min(1, len(examples) - 1)])
+        singles = [examples.batch(indices[i : i + 1]).to(device) for i in range(2)]
+        two, three = (examples.batch(i).to(device) for i in (indices, indices[[0, 1, 0]]))
+        _require_hinge(task, model, two)
+        _require_addressed(task, model, singles, two)
+        self.explicit_parameters = self._find_explicit(two, three)
+        self._verify(singles, two)
+        if self.explicit_parameters:
+            logger.info("explicit per-example gradients for %s", dict(self.explicit_parameters))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parameters that count."""
+        return tuple(self.parameters)
+
+    def __call__(self, batch: B) -> Factors:
+        """Return the factors of every parameter's per-example gradients."""
+        explicit = frozenset(self.explicit_parameters)
+        with self._trainable(explicit), torch.enable_grad():
+            recorder = Recorder(self.parameters, explicit)
+            with recorder:
+                losses = self.task.example_losses(self.model, batch)
+            self._require_known(recorder)
+            grads = _edge_gradients(losses, recorder.uses, retain=bool(explicit))
+            dense = {name: self._explicit_gradients(losses, name) for name in explicit}
+        return self._assemble(recorder.uses, grads, dense, len(losses))
+
+    def _assemble(
+        self, uses: list[Use], grads: list[Tensor | None], dense: Factors, num_examples: int
+    ) -> Factors:
+        factors: Factors = {name: [] for name in self.parameters}
+        with torch.no_grad():
+            for use, grad in zip(uses, grads, strict=True):
+                if grad is not None:
+                    dtype = self.parameters[use.parameter].dtype
+                    factors[use.parameter].append(use.to_factor(grad.to(dtype), num_examples))
+        factors |= dense
+        for name, parameter in self.parameters.items():
+            if not factors[name]:
+                factors[name] = [Explicit(parameter.new_zeros(num_examples, parameter.numel()))]
+        return factors
+
+    def _explicit_gradients(self, losses: Tensor, name: str) -> list[Factor]:
+        """Return per-example gradients of one parameter, a chunk of examples at a time."""
+        parameter = self.parameters[name]
+        size = parameter.numel() * parameter.element_size()
+        chunk = max(1, int(EXPLICIT_CHUNK_MIB * 2**20 / size))
+        one_hot = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
+        rows = [
+            torch.autograd.grad(
+                losses, parameter, grad_outputs=part, is_grads_batched=True, retain_graph=True
+            )[0]
+            for part in torch.split(one_hot, chunk)
+        ]
+        return [Explicit(torch.cat(rows).flatten(1))]
+
+    @contextmanager
+    def _trainable(self, names: frozenset[str]) -> Iterator[None]:
+        """Let only these parameters require gradients, for a while."""
+        try:
+            for parameter in self._frozen:
+                parameter.requires_grad_(False)
+            for name, parameter in self.parameters.items():
+                parameter.requires_grad_(name in names)
+            yield
+        finally:
+            for parameter in [*self._frozen, *self.parameters.values()]:
+                parameter.requires_grad_(True)
+
+    def _find_explicit(self, two: B, three: B) -> dict[str, str]:
+        """Return the parameters without factors, with the reason; uncovered ones are an error."""
+        first, second = self._probe(two), self._probe(three)
+        reasons = dict(first.unknown)
+        if len(first.uses) != len(second.uses):
+            return dict.fromkeys(self.parameters, "uses differ between batches")
+        for a, b in zip(first.uses, second.uses, strict=True):
+            if 2 * b.leading != 3 * a.leading:
+                reasons.setdefault(a.parameter, f"{a.function} without an example axis")
+        seen = {use.parameter for use in first.uses} | reasons.keys()
+        for name in self.parameters.keys() - seen:
+            self._require_reached(name, two)
+            reasons[name] = "used where no torch function shows"
+        return reasons
+
+    def _require_known(self, recorder: Recorder) -> None:
+        """Refuse a batch that uses a parameter in a way that the probe did not see."""
+        for name, function in recorder.unknown.items():
+            raise InfluenceError(
+                f"{name} is used by {function} in this batch but was not when the model was "
+                "examined; the forward pass must not branch on its data"
+            )
+
+    def _probe(self, batch: B) -> Recorder:
+        with self._trainable(frozenset()), torch.enable_grad():
+            recorder = Recorder(self.parameters, frozenset())
+            with recorder:
+                self.task.example_losses(self.model, batch)
+        return recorder
+
+    def _require_reached(self, name: str, batch: B) -> None:
+        """Check that the losses depend on a parameter of which no use was seen."""
+        loss = self.task.example_losses(self.model, batch).sum()
+        parameter = self.parameters[name]
+        if loss.requires_grad:
+            (grad,) = torch.autograd.grad(loss, [parameter], allow_unused=True)
+            if grad is not None:
+                return
+        raise InfluenceError(
+            f"trainable parameter {name} is covered by no use in the forward pass; freeze it if "
+            "the model does not need it (requires_grad_(False)), or leave it out of the selection"
+        )
+
+    def _verify(self, singles: list[B], two: B) -> None:
+        """Compare the batch's factors with plain backward passes over one example each."""
+        alone = [example_gradients(self.task, self.model, single) for single in singles]
+        reference = {
+            name: torch.cat([gradients[name] for gradients in alone]) for name in self.parameters
+        }
+        tolerance = _tolerance(next(iter(self.parameters.values())).dtype)
+        for attempt in range(2):
+            factors = self(two)
+            wrong = [
+                name
+                for name in self.parameters
+                if not _close(explicit_sum(factors[name]), reference[name].flatten(1), tolerance)
+            ]
+            if not wrong:
+                return
+            if attempt == 0:
+                self.explicit_parameters |= dict.fromkeys(wrong, "factors differ from autograd")
+        raise InfluenceError(
+            f"gradients of {', '.join(wrong)} differ between a batch and its single examples; the "
+            "examples of a batch must not influence each other in evaluation mode"
+        )
+
+
+def influence_by_part(train: Factors, test: Factors) -> dict[str, Tensor]:
+    """Return the inner products of gradients, `(test, train)`, for each parameter."""
+    return {name: inner_products(train[name], test[name]) for name in train}
+
+
+def squared_norm(factors: Factors) -> Tensor:
+    """Return each example's squared gradient norm, `(example,)`."""
+    return torch.stack([squared_norms(uses) for uses in factors.values()]).sum(0)
+
+
+def _edge_gradients(losses: Tensor, uses: list[Use], *, retain: bool) -> list[Tensor | None]:
+    """Differentiate the summed loss at every recorded output: row i belongs to example i."""
+    if not uses:
+        return []
+    return list(
+        torch.autograd.grad(
+            losses.sum(), [use.edge for use in uses], allow_unused=True, retain_graph=retain
+        )
+    )
+
+
+def _require_hinge(task: Task[B], model: nn.Module, batch: B) -> None:
+    """Check that the examples' losses add up to the batch's loss."""
+    with torch.no_grad():
+        losses = task.example_losses(model, batch)
+        total = task.loss(model, batch).total
+    if not _close(losses.sum(), total, _tolerance(losses.dtype)):
+        raise InfluenceError(
+            f"task {task.kind}: example losses add up to {losses.sum().item():.8g}, but the "
+            f"batch's loss is {total.item():.8g}; example_losses must split loss exactly"
+        )
+
+
+def _require_addressed(task: Task[B], model: nn.Module, singles: list[B], two: B) -> None:
+    """Check that an index means the same example alone and in a batch."""
+    with torch.no_grad():
+        alone = torch.cat([task.example_losses(model, single) for single in singles])
+        together = task.example_losses(model, two)
+    if not _close(together, alone, _tolerance(alone.dtype)):
+        raise InfluenceError(
+            f"the losses of examples 0 and 1 are {alone.tolist()} alone and {together.tolist()} in "
+            "a batch; examples must be addressed by index (no shuffled loader) and must not "
+            "influence each other in evaluation mode"
+        )
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return 1e-9 if dtype == torch.float64 else 2e-3
+
+
+def _close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
+    scale = expected.abs().max().clamp_min(1e-30)
+    return bool((value - expected).abs().max() <= tolerance * scale)

@@ -1,0 +1,170 @@
+"""What is kept of the scores: the strongest of each test example, or all of them.
+
+Scores arrive in tiles of training examples, summed over all checkpoints already: a top-k for each
+checkpoint, added up afterwards, would be wrong.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Sign = Literal[1, -1]
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """Scores of some training examples for all test examples."""
+
+    train: Int[Tensor, "train"]
+    """Index of each training example."""
+    influence: Float[Tensor, "test train"]
+    by_checkpoint: Float[Tensor, "checkpoint test train"]
+    by_part: Float[Tensor, "part test train"]
+    cosine: Float[Tensor, "test train"] | None
+    candidate: Bool[Tensor, "test train"] | None
+    """Which pairs count; None: all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Training examples of each test example, strongest first; -1 pads short lists."""
+
+    train: Int[np.ndarray, "test rank"]
+    influence: Float[np.ndarray, "test rank"]
+    by_checkpoint: Float[np.ndarray, "checkpoint test rank"]
+    by_part: Float[np.ndarray, "part test rank"]
+    cosine: Float[np.ndarray, "test rank"] | None
+
+    def only(self, test: int) -> "Scored":
+        """Return the entries of one test example."""
+        part = slice(test, test + 1)
+        return Scored(
+            train=self.train[part],
+            influence=self.influence[part],
+            by_checkpoint=self.by_checkpoint[:, part],
+            by_part=self.by_part[:, part],
+            cosine=None if self.cosine is None else self.cosine[part],
+        )
+
+    def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
+        """Return entries in a new order, for each test example its own."""
+        return Scored(
+            train=np.take_along_axis(self.train, order, 1),
+            influence=np.take_along_axis(self.influence, order, 1),
+            by_checkpoint=np.take_along_axis(self.by_checkpoint, order[None], 2),
+            by_part=np.take_along_axis(self.by_part, order[None], 2),
+            cosine=None if self.cosine is None else np.take_along_axis(self.cosine, order, 1),
+        )
+
+
+class Strongest:
+    """Streams tiles and keeps the `k` largest scores of one sign; ties go to the smaller index.
+
+    Args:
+        k: Entries for each test example.
+        sign: 1 for proponents, -1 for opponents.
+    """
+
+    def __init__(self, k: int, sign: Sign) -> None:
+        self.k, self.sign = k, sign
+        self._kept: Scored | None = None
+
+    def add(self, tile: Tile) -> None:
+        """Merge a tile."""
+        best = _pick(tile, self._strongest_of(tile))
+        if self._kept is not None:
+            best = side_by_side(self._kept, best)
+        signed = np.where(best.train < 0, -np.inf, self.sign * best.influence)
+        order = np.lexsort((best.train, -signed), axis=1)[:, : self.k]
+        self._kept = best.take(order)
+
+    def _strongest_of(self, tile: Tile) -> Int[Tensor, "test kept"]:
+        """Return columns of a tile's strongest entries, -1 where there are fewer."""
+        signed = self.sign * tile.influence
+        wrong = signed <= 0
+        if tile.candidate is not None:
+            wrong |= ~tile.candidate
+        signed = signed.masked_fill(wrong, -torch.inf)
+        count = min(self.k, signed.shape[1])
+        by_index = torch.argsort(tile.train)
+        if count < signed.shape[1]:
+            values, columns = signed.topk(count + 1, dim=1)
+            last, next_best = values[:, count - 1], values[:, count]
+            if bool(((last > next_best) | (next_best == -torch.inf)).all()):
+                columns = columns[:, :count]
+                return columns.masked_fill(values[:, :count] == -torch.inf, -1)
+        order = signed[:, by_index].argsort(dim=1, descending=True, stable=True)[:, :count]
+        columns = by_index[order]
+        return columns.masked_fill(signed.gather(1, columns) == -torch.inf, -1)
+
+    def result(self) -> Scored:
+        """Return what was kept."""
+        if self._kept is None:
+            raise ValueError("no tile was added; there is nothing to rank")
+        return self._kept
+
+
+class Everything:
+    """Keeps every score.
+
+    Args:
+        details: Whether contributions of checkpoints and parts are kept too, in float32.
+    """
+
+    def __init__(self, *, details: bool = True) -> None:
+        self.details = details
+        self._tiles: list[Scored] = []
+
+    def add(self, tile: Tile) -> None:
+        """Keep a tile."""
+        tests, count = tile.influence.shape
+        columns = torch.arange(count, device=tile.train.device).expand(tests, count)
+        if tile.candidate is not None:
+            columns = columns.masked_fill(~tile.candidate, -1)
+        if not self.details:
+            none = tile.by_part[:0]
+            tile = replace(tile, by_checkpoint=none, by_part=none)
+        self._tiles.append(_pick(tile, columns))
+
+    def result(self) -> Scored:
+        """Return every score by falling influence; pairs that are no candidates come last."""
+        whole = self._tiles[0]
+        if len(self._tiles) > 1:
+            whole = side_by_side(*self._tiles)
+        self._tiles = [whole]
+        signed = np.where(whole.train < 0, -np.inf, whole.influence)
+        return whole.take(np.lexsort((whole.train, -signed), axis=1))
+
+
+def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:
+    """Return the entries of a tile at `columns`, padded where a column is -1."""
+    index = columns.clamp_min(0)
+    missing = columns < 0
+
+    def picked(values: Tensor) -> np.ndarray:
+        spread = index.expand(*values.shape[:-2], *index.shape)
+        return values.gather(-1, spread).masked_fill(missing, 0.0).cpu().numpy()
+
+    return Scored(
+        train=tile.train[index].masked_fill(missing, -1).cpu().numpy(),
+        influence=picked(tile.influence),
+        by_checkpoint=picked(tile.by_checkpoint).astype(np.float32),
+        by_part=picked(tile.by_part).astype(np.float32),
+        cosine=None if tile.cosine is None else picked(tile.cosine).astype(np.float32),
+    )
+
+
+def side_by_side(*parts: Scored) -> Scored:
+    """Put the entries of several tiles side by side."""
+    cosines = [part.cosine for part in parts if part.cosine is not None]
+    return Scored(
+        train=np.concatenate([part.train for part in parts], axis=1),
+        influence=np.concatenate([part.influence for part in parts], axis=1),
+        by_checkpoint=np.concatenate([part.by_checkpoint for part in parts], axis=2),
+        by_part=np.concatenate([part.by_part for part in parts], axis=2),
+        cosine=np.concatenate(cosines, axis=1) if cosines else None,
+    )

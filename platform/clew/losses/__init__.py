@@ -1,0 +1,1 @@
+"""Losses as sums with their counts: each fast path beside its plain reference."""

@@ -1,0 +1,137 @@
+"""Cross entropy of the next token: plain, and in chunks of tokens that never hold all logits.
+
+    loss = sum_t -log softmax(W h_t)[target_t]
+
+For a chunk of tokens, with P the softmax of its logits and Y the one-hot targets, the gradients
+are two more matrix products, taken at once:
+
+    S = H W^T,    G = P - Y,    dH = G W,    dW += G^T H
+
+So the backward pass runs chunk by chunk inside the forward one, and only dH and dW remain: at
+32,768 tokens and 50,257 words, full float32 logits would be 6.1 GiB, and autograd would keep every
+chunk of a merely chunked forward. Later, the chain rule only scales what is there.
+
+Precision: under autocast the products take half-precision operands; softmax, loss and dW's sum
+over chunks are float32. On a CPU, float16 products would be slow: they are made in float32.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+Hidden = Float[Tensor, "batch time dim"]
+Head = Float[Tensor, "token dim"]
+Targets = Int[Tensor, "batch time"]
+TokenLosses = Float[Tensor, "batch time"]
+
+MINIMUM_CHUNK_TOKENS = 64
+
+
+def token_losses(hidden: Hidden, head: Head, targets: Targets) -> TokenLosses:
+    """Return -log p of each target, `(batch, time)` float32, from full logits: the reference."""
+    logits = F.linear(hidden, head)
+    losses = F.cross_entropy(
+        _at_least_single(logits).flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    return losses.view_as(targets)
+
+
+def summed_loss(
+    hidden: Hidden, head: Head, targets: Targets, *, chunk_bytes: int
+) -> Float[Tensor, ""]:
+    """Return the loss summed over all tokens; its gradients are ready when it is.
+
+    Args:
+        hidden: Output of the model for each token.
+        head: Token embedding W.
+        targets: The token that follows each one.
+        chunk_bytes: Budget for the float32 logits of a chunk and their gradient.
+    """
+    flat, wanted = hidden.flatten(0, 1), torch.is_grad_enabled()
+    size = chunk_tokens(len(head), chunk_bytes)
+    operand = _operand_type(flat)
+    needs = (wanted and hidden.requires_grad, wanted and head.requires_grad)
+    with torch.autocast(flat.device.type, enabled=False):
+        total: Tensor = _SummedLoss.apply(flat, head, targets.flatten(), size, operand, needs)  # type: ignore[no-untyped-call]
+    return total
+
+
+def chunk_tokens(vocabulary_size: int, chunk_bytes: int) -> int:
+    """Return how many tokens a chunk has: two float32 tiles `(token, vocabulary)` at once."""
+    return max(MINIMUM_CHUNK_TOKENS, chunk_bytes // (2 * vocabulary_size * torch.float32.itemsize))
+
+
+def _at_least_single(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _operand_type(hidden: Tensor) -> torch.dtype:
+    """Return the type of matrix operands: autocast's, but float32 for float16 on a CPU."""
+    device = hidden.device.type
+    if not torch.is_autocast_enabled(device) or hidden.dtype == torch.float64:
+        return hidden.dtype
+    half = torch.get_autocast_dtype(device)
+    return torch.float32 if device == "cpu" and half == torch.float16 else half
+
+
+class _SummedLoss(torch.autograd.Function):
+    """Computes loss and gradients in the forward; the backward only scales them."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd passes arguments by position)
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        size: int,
+        operand: torch.dtype,
+        needs: tuple[bool, bool],
+    ) -> Tensor:
+        accumulator = torch.float64 if head.dtype == torch.float64 else torch.float32
+        weight = head.to(operand)
+        d_hidden = torch.empty_like(hidden, dtype=operand) if needs[0] else None
+        d_head = torch.zeros_like(head, dtype=accumulator) if needs[1] else None
+        total = torch.zeros((), dtype=accumulator, device=head.device)
+        for start in range(0, len(hidden), size):
+            part = slice(start, start + size)
+            rows = hidden[part].to(operand)
+            scores = (rows @ weight.T).to(accumulator)
+            total += _loss_and_gradient(scores, targets[part], with_gradient=any(needs))
+            gradient = scores.to(operand)
+            if d_hidden is not None:
+                torch.mm(gradient, weight, out=d_hidden[part])
+            if d_head is not None:
+                d_head += gradient.T @ rows
+        ctx.gradients = (d_hidden, d_head)
+        ctx.types = (hidden.dtype, head.dtype)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "the chunked loss was backpropagated a second time; it scales its gradients in "
+                "place, so compute the loss anew or use implementation='plain'"
+            )
+        scaled = [
+            None if gradient is None else gradient.mul_(upstream).to(dtype)
+            for gradient, dtype in zip(ctx.gradients, ctx.types, strict=True)
+        ]
+        ctx.gradients = None
+        return *scaled, None, None, None, None
+
+
+def _loss_and_gradient(scores: Tensor, targets: Tensor, *, with_gradient: bool) -> Tensor:
+    """Return a chunk's summed loss; replace its scores by the gradient, softmax minus one-hot."""
+    normaliser = scores.logsumexp(dim=1, keepdim=True)
+    picked = targets.unsqueeze(1)
+    loss = normaliser.sum() - scores.gather(1, picked).sum()
+    if with_gradient:
+        scores.sub_(normaliser).exp_()
+        scores.scatter_add_(1, picked, scores.new_full((1, 1), -1.0).expand_as(picked))
+    return loss

@@ -1,0 +1,1 @@
+"""The networks; they know tensors, not files, losses or runs."""

@@ -1,0 +1,117 @@
+"""The network that looks at one frame: convolutions, FiLM by scalars, pooling by attention.
+
+Notable choices: GroupNorm, so that a frame's features do not depend on its batch; FiLM as
+x (1 + gamma) + beta with gamma and beta zero at first (Perez et al., 2018, arXiv 1709.07871); every
+convolution halves height and width, so that nothing as large as the frame is kept; channels last.
+Normalisation takes the level of a frame away, which for temperatures says most: the mean of the
+pixels and of their squares therefore reaches the feature vector by a way of its own.
+"""
+
+import itertools
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clew.config.image_sequences import SequenceRegressionModel
+
+Frames = Float[Tensor, "frame channel height width"]
+Maps = Float[Tensor, "frame map row column"]
+Halved = Float[Tensor, "frame new_map new_row new_column"]
+Scalars = Float[Tensor, "frame scalar"]
+
+
+class FrameBlock(nn.Module):
+    """A convolution of stride 2, normalisation, FiLM and SiLU."""
+
+    def __init__(self, inputs: int, outputs: int, config: SequenceRegressionModel) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        self.norm: nn.Module = (
+            nn.GroupNorm(config.norm_groups, outputs)
+            if config.normalization == "group"
+            else nn.BatchNorm2d(outputs)
+        )
+
+    def forward(self, x: Maps, modulation: Float[Tensor, "frame two_channels"] | None) -> Halved:
+        """Return feature maps of half the height and width."""
+        x = self.norm(self.convolution(x))
+        if modulation is not None:
+            gamma, beta = modulation[:, :, None, None].chunk(2, dim=1)
+            x = torch.addcmul(beta, x, 1.0 + gamma)
+        return F.silu(x)
+
+
+class SpatialAttention(nn.Module):
+    """Weights over positions, softmax of a linear score: where the network looks."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        # A bias would shift all scores of a frame alike, which softmax does not see.
+        self.score = nn.Conv2d(channels, 1, 1, bias=False)
+
+    def weights(self, x: Maps) -> Float[Tensor, "frame row column"]:
+        """Return the weight of each position; they add up to one in each frame."""
+        scores = self.score(x).flatten(1)
+        return torch.softmax(scores, dim=1).view(len(x), *x.shape[2:])
+
+    def forward(self, x: Maps) -> Float[Tensor, "frame map"]:
+        """Return the weighted mean over positions."""
+        return torch.einsum("nchw,nhw->nc", x, self.weights(x))
+
+
+class FrameEncoder(nn.Module):
+    """Feature vectors of frames: one a frame, or one for each patch of it.
+
+    Args:
+        num_channels: Channels of a frame.
+        num_scalars: Scalars beside each frame.
+        config: Sizes, validated.
+    """
+
+    def __init__(
+        self, num_channels: int, num_scalars: int, config: SequenceRegressionModel
+    ) -> None:
+        super().__init__()
+        self.patches = config.patch_grid if config.architecture == "gnn" else None
+        sizes = (num_channels, *config.channels)
+        self.widths = [2 * size for size in config.channels]
+        self.blocks = nn.ModuleList(FrameBlock(a, b, config) for a, b in itertools.pairwise(sizes))
+        self.film: nn.Sequential | None = None
+        if config.film and num_scalars:
+            last = nn.Linear(config.film_hidden, sum(self.widths))
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.film = nn.Sequential(nn.Linear(num_scalars, config.film_hidden), nn.SiLU(), last)
+        self.level = nn.Linear(2 * num_channels, config.width, bias=False)
+        self.attention: SpatialAttention | None = None
+        if config.spatial_attention and self.patches is None:
+            self.attention = SpatialAttention(config.width)
+
+    def forward(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
+        """Return the feature vectors of each frame's patches; one patch unless there is a grid."""
+        maps = self.maps(frames, scalars)
+        level = self._level(frames)
+        if self.patches is not None:
+            return F.adaptive_avg_pool2d(maps, self.patches).flatten(2).mT + level
+        pooled = maps.mean((2, 3)) if self.attention is None else self.attention(maps)
+        return pooled.unsqueeze(1) + level
+
+    def _level(self, frames: Frames) -> Float[Tensor, "frame patch map"]:
+        """Return what the pixels' mean and mean square in each patch add to its vector."""
+        grid = self.patches or (1, 1)
+        moments = torch.cat(
+            [F.adaptive_avg_pool2d(x, grid).flatten(2) for x in (frames, frames.square())], dim=1
+        )
+        return self.level(moments.mT)  # type: ignore[no-any-return]
+
+    def maps(self, frames: Frames, scalars: Scalars) -> Maps:
+        """Return the last feature maps."""
+        modulations: tuple[Tensor | None, ...] = (None,) * len(self.blocks)
+        if self.film is not None:
+            modulations = torch.split(self.film(scalars), self.widths, dim=1)
+        x = frames.contiguous(memory_format=torch.channels_last)
+        for block, modulation in zip(self.blocks, modulations, strict=True):
+            x = block(x, modulation)
+        return x

@@ -1,0 +1,223 @@
+"""The scan as Triton kernels for CUDA: local end states, carries, local scans from the carries.
+
+The same three passes as in `chunked_scan`, each one kernel. A program holds one chunk of one
+example for a block of eigenstates and walks through time in registers: every input is read twice
+and every state written once. The last pass of the backward scan also gathers the eigenvalue
+gradient of its chunk, while adjoint and state are at hand.
+
+Tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
+"""
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+MAXIMUM_BLOCK = 128
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _multiply(a_re: Any, a_im: Any, b_re: Any, b_im: Any) -> Any:
+    return a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _load(pointer: Any, offsets: Any, mask: Any) -> Any:
+    """Load pairs of real and imaginary part; nothing is zero."""
+    real = tl.load(pointer + 2 * offsets, mask=mask, other=0.0)
+    return real, tl.load(pointer + 2 * offsets + 1, mask=mask, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _store(pointer: Any, offsets: Any, real: Any, imaginary: Any, mask: Any) -> None:
+    tl.store(pointer + 2 * offsets, real, mask=mask)
+    tl.store(pointer + 2 * offsets + 1, imaginary, mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _time(t: Any, BLOCK: tl.constexpr) -> Any:  # noqa: N803
+    """Repeat a time for the block: Triton's interpreter mixes up masks of unlike shapes."""
+    return tl.zeros((BLOCK,), dtype=tl.int32) + t
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _end_states(  # noqa: PLR0917 - Triton passes by position
+    inputs: Any,
+    eigenvalues: Any,
+    ends: Any,
+    time: Any,
+    num_chunks: Any,
+    num_states: Any,
+    eigenvalue_stride: Any,
+    CHUNK: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    REVERSE: tl.constexpr,  # noqa: N803
+) -> None:
+    """Write each chunk's last state if it started from zero."""
+    row = tl.program_id(0)
+    example, chunk = row // num_chunks, row % num_chunks
+    state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = state < num_states
+    l_re, l_im = _load(eigenvalues, example * eigenvalue_stride + state, inside)
+    re = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
+    im = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
+    for i in range(CHUNK):
+        t = _time(chunk * CHUNK + (CHUNK - 1 - i if REVERSE else i), BLOCK)
+        valid = inside & (t < time)
+        offsets = (example.to(tl.int64) * time + t) * num_states + state
+        x_re, x_im = _load(inputs, offsets, valid)
+        n_re, n_im = _multiply(l_re, l_im, re, im)
+        # Steps past the end, which come first in reverse, leave the state alone.
+        re = tl.where(valid, n_re + x_re, re)
+        im = tl.where(valid, n_im + x_im, im)
+    _store(ends, row.to(tl.int64) * num_states + state, re, im, inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _carries(  # noqa: PLR0917
+    ends: Any,
+    powers: Any,
+    initial: Any,
+    num_chunks: Any,
+    num_states: Any,
+    power_stride: Any,
+    BLOCK: tl.constexpr,  # noqa: N803
+    REVERSE: tl.constexpr,  # noqa: N803
+) -> None:
+    """Replace each chunk's end state by the state that it starts from."""
+    example = tl.program_id(0)
+    state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = state < num_states
+    p_re, p_im = _load(powers, example * power_stride + state, inside)
+    re, im = _load(initial, example * num_states + state, inside)
+    for i in range(num_chunks):
+        chunk = num_chunks - 1 - i if REVERSE else i
+        offsets = (example.to(tl.int64) * num_chunks + chunk) * num_states + state
+        e_re, e_im = _load(ends, offsets, inside)
+        _store(ends, offsets, re, im, inside)
+        n_re, n_im = _multiply(p_re, p_im, re, im)
+        re, im = n_re + e_re, n_im + e_im
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _local_scans(  # noqa: PLR0917
+    inputs: Any,
+    eigenvalues: Any,
+    carries: Any,
+    outputs: Any,
+    states: Any,
+    initial: Any,
+    gradients: Any,
+    time: Any,
+    num_chunks: Any,
+    num_states: Any,
+    eigenvalue_stride: Any,
+    CHUNK: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    REVERSE: tl.constexpr,  # noqa: N803
+) -> None:
+    """Scan each chunk from its carry; in reverse, gather sum_t d_t conj(c_{t-1}) as well."""
+    row = tl.program_id(0)
+    example, chunk = row // num_chunks, row % num_chunks
+    state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = state < num_states
+    l_re, l_im = _load(eigenvalues, example * eigenvalue_stride + state, inside)
+    re, im = _load(carries, row.to(tl.int64) * num_states + state, inside)
+    g_re = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
+    g_im = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
+    for i in range(CHUNK):
+        t = _time(chunk * CHUNK + (CHUNK - 1 - i if REVERSE else i), BLOCK)
+        valid = inside & (t < time)
+        offsets = (example.to(tl.int64) * time + t) * num_states + state
+        x_re, x_im = _load(inputs, offsets, valid)
+        n_re, n_im = _multiply(l_re, l_im, re, im)
+        re = tl.where(valid, n_re + x_re, re)
+        im = tl.where(valid, n_im + x_im, im)
+        _store(outputs, offsets, re, im, valid)
+        if REVERSE:
+            c_re, c_im = _load(states, offsets - num_states, valid & (t > 0))
+            i_re, i_im = _load(initial, example * num_states + state, inside & (t == 0))
+            d_re, d_im = _multiply(re, im, c_re + i_re, -(c_im + i_im))
+            g_re = tl.where(valid, g_re + d_re, g_re)
+            g_im = tl.where(valid, g_im + d_im, g_im)
+    if REVERSE:
+        _store(gradients, row.to(tl.int64) * num_states + state, g_re, g_im, inside)
+
+
+def forward(
+    inputs: Tensor, eigenvalues: Tensor, initial: Tensor, powers: Tensor, chunk_size: int
+) -> Tensor:
+    """Return all states, `(batch, time, state, 2)`; `powers` is eigenvalues to the chunk size."""
+    states, _ = _scan(inputs, eigenvalues, initial, powers, chunk_size, None)
+    return states
+
+
+def backward(  # noqa: PLR0917 - the operator's own order
+    gradient: Tensor,
+    states: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    powers: Tensor,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the adjoint and each example's eigenvalue gradient `(batch, state, 2)`.
+
+    `eigenvalues` and `powers` are the conjugates of those of the forward scan.
+    """
+    saved = (states.contiguous(), initial.contiguous())
+    return _scan(gradient, eigenvalues, torch.zeros_like(initial), powers, chunk_size, saved)
+
+
+def _scan(  # noqa: PLR0917
+    inputs: Tensor,
+    eigenvalues: Tensor,
+    start: Tensor,
+    powers: Tensor,
+    chunk_size: int,
+    saved: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Run the three kernels, in reverse if states and initial state of a forward scan are given."""
+    inputs, eigenvalues, start = inputs.contiguous(), eigenvalues.contiguous(), start.contiguous()
+    batch, time, num_states, _ = inputs.shape
+    num_chunks, reverse = -(-time // chunk_size), saved is not None
+    outputs = torch.empty_like(inputs)
+    carries = inputs.new_empty(batch, num_chunks, num_states, 2)
+    gradients = torch.empty_like(carries) if reverse else carries
+    states, initial = saved if saved is not None else (inputs, start)
+    block = min(MAXIMUM_BLOCK, int(triton.next_power_of_2(num_states)))
+    stride = num_states if len(eigenvalues) == batch else 0
+    columns = -(-num_states // block)
+    chunks = (batch * num_chunks, columns)
+    sizes = {"BLOCK": block, "REVERSE": reverse}
+    _end_states[chunks](
+        inputs,
+        eigenvalues,
+        carries,
+        time,
+        num_chunks,
+        num_states,
+        stride,
+        CHUNK=chunk_size,
+        **sizes,
+    )
+    _carries[(batch, columns)](
+        carries, powers.contiguous(), start, num_chunks, num_states, stride, **sizes
+    )
+    _local_scans[chunks](
+        inputs,
+        eigenvalues,
+        carries,
+        outputs,
+        states,
+        initial,
+        gradients,
+        time,
+        num_chunks,
+        num_states,
+        stride,
+        CHUNK=chunk_size,
+        **sizes,
+    )
+    return outputs, gradients.sum(1)

@@ -1,0 +1,45 @@
+"""Random generators: seeded once, captured and restored whole."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def seed_everything(seed: int, *, rank: int = 0) -> None:
+    """Seed Python, NumPy and torch; each process of a data-parallel run gets its own stream."""
+    random.seed(seed + rank)
+    np.random.seed((seed + rank) % 2**32)
+    torch.manual_seed(seed + rank)
+
+
+def capture_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the states of all generators as tensors and as JSON values."""
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, internal, gauss = random.getstate()
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        "python": torch.tensor(internal, dtype=torch.int64),
+    }
+    if torch.cuda.is_available():
+        tensors["cuda"] = torch.cuda.get_rng_state()
+    values = {
+        "numpy": [int(position), int(has_gauss), float(cached)],
+        "python": [version, gauss],
+    }
+    return tensors, values
+
+
+def restore_generators(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Put all generators back into captured states."""
+    torch.set_rng_state(tensors["torch"])
+    position, has_gauss, cached = values["numpy"]
+    keys = tensors["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, position, has_gauss, cached))
+    version, gauss = values["python"]
+    random.setstate((version, tuple(tensors["python"].tolist()), gauss))
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])

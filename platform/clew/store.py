@@ -1,0 +1,135 @@
+"""Where runs are kept: the tracking store, its artifacts, and the spool of what is not sent yet.
+
+Nothing here imports mlflow, so a store that cannot be used is refused in milliseconds.
+"""
+
+import os
+import re
+import sqlite3
+import ssl
+import urllib.error
+import urllib.request
+from contextlib import closing
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from clew.errors import TrackingError
+
+PROJECT_FILE = "MLproject"
+PROBE_SECONDS = 5.0
+SQLITE_PREFIX = "sqlite:///"
+
+# What a person sets in the environment wins over these.
+CLIENT_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    # Clew repeats what failed by itself; MLflow's own seven retries block for four minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # A progress bar for each checkpoint does not belong between the lines of training.
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
+
+def project_root(start: Path | None = None) -> Path:
+    """Return the nearest folder upwards that holds `MLproject`, else the folder itself."""
+    start = (start or Path.cwd()).resolve()
+    return next((p for p in (start, *start.parents) if (p / PROJECT_FILE).is_file()), start)
+
+
+def tracking_uri() -> str:
+    """Return `MLFLOW_TRACKING_URI`, else the database at the project's root."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE_PREFIX}{project_root() / 'mlflow.db'}"
+
+
+def database_path(uri: str) -> Path | None:
+    """Return the file of an sqlite store, None for any other store."""
+    if not uri.startswith(SQLITE_PREFIX) or uri == f"{SQLITE_PREFIX}:memory:":
+        return None
+    return Path(unquote(uri[len(SQLITE_PREFIX) :].partition("?")[0])).absolute()
+
+
+def artifact_root(uri: str) -> Path | None:
+    """Return where an sqlite store keeps artifacts: `mlartifacts` beside it; None elsewhere."""
+    database = database_path(uri)
+    return None if database is None else database.parent / "mlartifacts"
+
+
+def spool_root(uri: str | None = None) -> Path:
+    """Return where unsent records wait: `$CLEW_SPOOL`, else `spool` beside the store."""
+    if folder := os.environ.get("CLEW_SPOOL"):
+        return Path(folder).absolute()
+    database = database_path(uri or tracking_uri())
+    return (project_root() if database is None else database.parent) / "spool"
+
+
+def prepare_client_environment() -> None:
+    """Set how MLflow's client behaves; call it before mlflow is imported."""
+    for name, value in CLIENT_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def shown(uri: str) -> str:
+    """Return a store's address without the password that it may hold."""
+    return re.sub(r"(?<=://)[^/@]*:[^/@]*@", "***@", uri)
+
+
+def probe(uri: str) -> str | None:
+    """Return why a tracking server does not answer, within seconds; None if it does.
+
+    Any answer counts, a refusal included. Stores that are not servers are taken to answer.
+    """
+    if not uri.startswith(("http://", "https://")):
+        return None
+    try:
+        parts = urlsplit(uri)
+        host = parts.netloc.rpartition("@")[2]
+        address = urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/health", "", ""))
+        with urllib.request.urlopen(address, timeout=PROBE_SECONDS):
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        return None
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        # The client may know the certificate; if it does not, it says so itself.
+        return None if isinstance(reason, ssl.SSLError) else str(reason) or type(reason).__name__
+
+
+def check_answers(uri: str) -> None:
+    """Refuse a tracking server that does not answer.
+
+    Raises:
+        TrackingError: it does not.
+    """
+    if reason := probe(uri):
+        raise TrackingError(
+            f"tracking server {shown(uri)} does not answer ({reason}); start it, or set "
+            "MLFLOW_TRACKING_URI to one that runs (unset it to use the project's own database)"
+        )
+
+
+def check_writable(uri: str) -> None:
+    """Refuse an sqlite store that cannot be written: MLflow would try for a long time.
+
+    Raises:
+        TrackingError: it cannot be created, or is no database, or is read-only.
+    """
+    path = database_path(uri)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path, timeout=PROBE_SECONDS, isolation_level=None)) as base:
+            base.execute("BEGIN IMMEDIATE")
+            base.execute("CREATE TABLE clew_write_check (value INTEGER)")
+            base.execute("ROLLBACK")
+    except (OSError, sqlite3.Error) as error:
+        if "locked" in str(error):  # another run is writing: the store is fine
+            return
+        raise TrackingError(
+            f"tracking store {path} cannot be written ({error}); give the project a writable "
+            "folder, or set MLFLOW_TRACKING_URI to another store"
+        ) from None

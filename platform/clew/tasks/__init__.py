@@ -1,0 +1,1 @@
+"""A task binds data, model and loss; it is all that trainer, evaluator and influence engine see."""

@@ -1,0 +1,198 @@
+"""What a run ran on: machine, process memory, source commit. Without torch.
+
+Sizes are in GiB (2^30 bytes).
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import platform
+import resource
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+PROC = Path("/proc")
+CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
+_RESET_PEAK = "5"  # what /proc/self/clear_refs takes to forget the peak (proc(5))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as the driver names it."""
+
+    name: str
+    memory_gib: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that a run ran on."""
+
+    cpu: str
+    num_cores: int
+    memory_gib: float
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+    system: str
+    python: str
+    torch: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line for people: processor, cores, memory, GPUs."""
+        parts = [self.cpu, f"{self.num_cores} cores", f"{self.memory_gib:.0f} GiB"]
+        parts += [f"{gpu.name} {gpu.memory_gib:.0f} GiB" for gpu in self.gpus]
+        return ", ".join(parts)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything as JSON values."""
+        return asdict(self)
+
+
+def describe_machine(*, torch_version: str | None = None) -> Machine:
+    """Describe this machine; the torch version is told by whoever has torch loaded."""
+    gpus, driver = _gpus()
+    return Machine(
+        cpu=_cpu_model(),
+        num_cores=num_cores(),
+        memory_gib=memory_gib(),
+        gpus=gpus,
+        driver=driver,
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch_version,
+    )
+
+
+def hardware_summary() -> str:
+    """Return the machine in one line."""
+    return describe_machine().summary
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_gib() -> float:
+    """Return the memory that this process may use: the machine's, or its container's if less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+        total = min(total, int(CGROUP_MEMORY_LIMIT.read_text()))
+    return total / GIB
+
+
+def available_gib() -> float:
+    """Return the memory that can still be had: the machine's, or its container's if less."""
+    total, found = memory_gib(), memory_gib()
+    with contextlib.suppress(OSError, ValueError):
+        for line in (PROC / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found = int(line.split()[1]) * 1024 / GIB
+    with contextlib.suppress(OSError, ValueError):
+        found = min(found, total - int(CGROUP_MEMORY_USED.read_text()) / GIB)
+    return max(0.0, min(total, found))
+
+
+def process_gib() -> float:
+    """Return the resident size of this process now; 0 where the system does not tell."""
+    try:
+        pages = int((PROC / "self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return pages * resource.getpagesize() / GIB
+
+
+def process_peak_gib() -> float:
+    """Return the largest resident size of this process since the last reset."""
+    try:
+        for line in (PROC / "self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / GIB
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
+
+
+def reset_process_peak() -> bool:
+    """Make the peak start from the present size, and return whether the system allows it."""
+    try:
+        (PROC / "self/clear_refs").write_text(_RESET_PEAK)
+    except OSError as error:
+        logger.info("the process's peak memory counts from its start (%s)", error)
+        return False
+    return True
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """Return the commit of Clew's source tree, with `-dirty` if files differ from it.
+
+    None when the code is not a git checkout, for example when it was installed as a package.
+    """
+    source = Path(__file__).resolve().parent
+    if _git(source, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None  # an environment's folder inside somebody's checkout is not that checkout
+    return _git(source, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git says, None if it is missing or refuses."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.info("git is not usable: %s", error)
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _cpu_model() -> str:
+    try:
+        for line in (PROC / "cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    """Ask the NVIDIA driver, without CUDA and without torch; nothing if there is no driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return (), None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        logger.debug("no NVIDIA driver: %s", error)
+        return (), None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        gpus = tuple(
+            Gpu(str(pynvml.nvmlDeviceGetName(h)), pynvml.nvmlDeviceGetMemoryInfo(h).total / GIB)
+            for h in handles
+        )
+        return gpus, str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        logger.info("the NVIDIA driver does not tell its devices: %s", error)
+        return (), None
+    finally:
+        pynvml.nvmlShutdown()

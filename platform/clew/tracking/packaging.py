@@ -1,0 +1,142 @@
+"""Makes the folder that MLflow serves: a pyfunc "model from code" with its files and its package.
+
+No object is pickled: MLflow copies the code file and runs it again when the model is loaded. The
+package goes with it, so that a version keeps answering as it did when the project moves on.
+"""
+
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import clew
+from clew.errors import TrackingError
+
+PACKAGES = (
+    "mlflow",
+    "jaxtyping",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "scipy",
+    "torch",
+)
+"""What the package needs to answer queries; recorded in the versions of this environment."""
+
+
+def save_servable(
+    folder: Path, *, code: Path, model_folder: Path, work: Path, example: Mapping[str, str]
+) -> Path:
+    """Save a model folder as something that `mlflow models serve` can serve.
+
+    Args:
+        folder: Where to; must not exist.
+        code: The Python file that MLflow runs to get the model.
+        model_folder: What the code finds under the name `model` among its artifacts.
+        work: An empty folder for copies.
+        example: A query that the model can answer, kept as MLflow's input example.
+    """
+    source = work / "model"
+    shutil.copytree(model_folder, source)
+    package = _copy_package(work / "code")
+    with _pyfunc() as pyfunc:
+        pyfunc.save_model(
+            folder,
+            python_model=str(code),
+            artifacts={"model": str(source)},
+            code_paths=[str(package)],
+            signature=_signature(),
+            input_example=_frame([example]),
+            pip_requirements=[f"{name}=={_public_version(name)}" for name in PACKAGES],
+        )
+    return folder
+
+
+def ask_servable(folder: Path, queries: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """Load a saved model as a server does, and return what it answers.
+
+    Raises:
+        TrackingError: MLflow cannot load it, or it cannot answer.
+    """
+    before = list(sys.path)
+    with _pyfunc() as pyfunc:
+        try:
+            model = pyfunc.load_model(str(folder))
+            return list(model.predict(_frame(queries)))
+        except Exception as error:
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise TrackingError(f"MLflow cannot serve {folder.name}: {first_line}") from error
+        finally:
+            sys.path[:] = before  # MLflow put the model's own copy of the package first
+
+
+def _copy_package(target: Path) -> Path:
+    """Copy the package's Python files; its data sets stay behind."""
+    source = Path(clew.__file__).parent
+    for path in sorted(source.rglob("*.py")):
+        copy = target / source.name / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+    return target / source.name
+
+
+def _signature() -> Any:
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array, Object, Property
+
+    def optional(name: str, kind: DataType) -> Property:
+        return Property(name, kind, required=False)
+
+    answer = Object(
+        [
+            Property("rank", DataType.long),
+            optional("head", DataType.string),
+            optional("tail", DataType.string),
+            Property("label", DataType.string),
+            Property("score", DataType.double),
+            optional("probability", DataType.double),
+            optional("known", DataType.boolean),
+        ]
+    )
+    ends = [ColSpec(DataType.string, name, required=False) for name in ("head", "tail")]
+    relation = ColSpec(DataType.string, "relation")
+    return ModelSignature(
+        inputs=Schema([ends[0], relation, ends[1]]),
+        outputs=Schema([ends[0], relation, ends[1], ColSpec(Array(answer), "answers")]),
+        params=ParamSchema(
+            [
+                ParamSpec("top_k", DataType.long, 10),
+                ParamSpec("filter_known", DataType.boolean, False),
+            ]
+        ),
+    )
+
+
+def _frame(queries: Sequence[Mapping[str, str]]) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame([dict(query) for query in queries])
+
+
+def _public_version(package: str) -> str:
+    """Return an installed version without the build that only its own index has (`+cpu`)."""
+    return version(package).partition("+")[0]
+
+
+@contextmanager
+def _pyfunc() -> Iterator[ModuleType]:
+    """Give MLflow's pyfunc; what warns in here are its own type hints and its use of pandas."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import pyfunc
+
+        yield pyfunc

@@ -1,0 +1,88 @@
+"""MLflow's own sampling of CPU, memory, disk, network and GPU, sent through the run's spool.
+
+MLflow's monitor thread ends for good when the store fails to answer once; its samplers are used
+here without it.
+"""
+
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "system/"
+SAMPLING_SECONDS = 10.0
+
+
+class Sampler(Protocol):
+    """What MLflow's monitors have in common."""
+
+    def collect_metrics(self) -> object:
+        """Take a sample."""
+        ...
+
+    def aggregate_metrics(self) -> Mapping[str, float]:
+        """Return the mean of the samples."""
+        ...
+
+    def clear_metrics(self) -> None:
+        """Forget the samples."""
+        ...
+
+
+def available_samplers() -> tuple[list[Sampler], list[str]]:
+    """Return what can be sampled on this machine, and a line for each thing that cannot."""
+    if importlib.util.find_spec("psutil") is None:
+        return [], ["psutil is not installed: no system metrics; pip install psutil"]
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    samplers: list[Sampler] = [monitor() for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor)]
+    try:
+        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+
+        samplers.append(GPUMonitor())  # type: ignore[no-untyped-call]
+    except Exception as error:  # no NVML, or a driver that does not answer
+        logger.info("no GPU among the system metrics: %s", error)
+    return samplers, []
+
+
+class SystemMetrics(threading.Thread):
+    """Samples the machine and hands the values to `record`, until stopped."""
+
+    def __init__(
+        self,
+        samplers: list[Sampler],
+        record: Callable[[Mapping[str, float], int], None],
+    ) -> None:
+        super().__init__(name="clew-system-metrics", daemon=True)
+        self._samplers = samplers
+        self._record = record
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Sample until stopped; the step of a value is its number."""
+        step = 0
+        while not self._stopped.wait(SAMPLING_SECONDS):
+            self._record(self._sample(), step)
+            step += 1
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self.join()
+
+    def _sample(self) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for sampler in self._samplers:
+            try:
+                sampler.collect_metrics()
+                values |= {PREFIX + k: v for k, v in sampler.aggregate_metrics().items()}
+                sampler.clear_metrics()
+            except Exception as error:  # a device that goes away ends its metrics, not the run
+                logger.warning("a system metric is no longer sampled: %s", error)
+                self._samplers = [other for other in self._samplers if other is not sampler]
+        return values

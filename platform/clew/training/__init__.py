@@ -1,0 +1,1 @@
+"""One trainer for every task: it knows batches, losses and trackers, nothing of graphs or text."""

@@ -1,0 +1,81 @@
+"""Every metric value of a run, in order: sent to the tracker, kept for the history file."""
+
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clew.tracking.base import Tracker
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value of one metric."""
+
+    key: str
+    value: float
+    step: int
+    epoch: int
+    elapsed_seconds: float
+
+
+@dataclass
+class History:
+    """Records values once and hands them to the tracker.
+
+    `elapsed_seconds` counts from the start of training and goes on across a resume.
+    """
+
+    tracker: Tracker
+    entries: list[Entry] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def record(self, values: Mapping[str, float], *, step: int, epoch: int) -> None:
+        """Record values at an optimizer step."""
+        elapsed = self.elapsed_seconds
+        self.entries.extend(
+            Entry(key, float(value), step, epoch, elapsed) for key, value in values.items()
+        )
+        self.tracker.metrics(values, step)
+
+    def start(self) -> None:
+        """Start counting, after what was recorded before a resume."""
+        before = self.entries[-1].elapsed_seconds if self.entries else 0.0
+        self.started = time.perf_counter() - before
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since training started, the time before a resume included."""
+        return time.perf_counter() - self.started
+
+    def state(self) -> list[dict[str, float | int | str]]:
+        """Return all entries as JSON values."""
+        return [asdict(entry) for entry in self.entries]
+
+    def restore(self, state: list[dict[str, float | int | str]]) -> None:
+        """Take up saved entries and tell the tracker, so that a resumed run's curves are whole."""
+        self.entries = [Entry(**values) for values in state]  # type: ignore[arg-type]
+        together = itertools.groupby(self.entries, key=lambda e: (e.step, e.elapsed_seconds))
+        for (step, _), entries in together:
+            self.tracker.metrics({entry.key: entry.value for entry in entries}, step)
+
+    def write(self, path: Path) -> None:
+        """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""
+        columns = {
+            name: [getattr(entry, name) for entry in self.entries]
+            for name in Entry.__dataclass_fields__
+        }
+        schema = pa.schema(
+            [
+                ("key", pa.string()),
+                ("value", pa.float64()),
+                ("step", pa.int64()),
+                ("epoch", pa.int64()),
+                ("elapsed_seconds", pa.float64()),
+            ]
+        )
+        pq.write_table(pa.table(columns, schema=schema), path)

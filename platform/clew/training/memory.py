@@ -1,0 +1,103 @@
+"""Memory: allocator settings, gradient checkpointing, clean-up, peaks."""
+
+import ctypes
+import gc
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from clew import names
+from clew.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# <malloc.h>
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
+_LARGEST_MMAP_THRESHOLD = 32 * 1024**2
+
+
+def keep_allocator_pages() -> bool:
+    """Tell glibc to keep freed memory in the process; return whether that was possible.
+
+    By default every tensor above 128 KiB is mapped anew and unmapped when freed, and the kernel
+    clears its pages each time. Kept pages are reused as they are.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    done = mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    done &= mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    done &= mallopt(_M_MMAP_MAX, 0)
+    return bool(done)
+
+
+@runtime_checkable
+class Checkpointable(Protocol):
+    """A model that can recompute activations instead of keeping them."""
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute from now on, in training mode only."""
+        ...
+
+
+def apply_gradient_checkpointing(model: nn.Module, *, enabled: bool) -> None:
+    """Switch the model's gradient checkpointing on.
+
+    Raises:
+        ConfigError: the model has no such option.
+    """
+    if not enabled:
+        return
+    if not isinstance(model, Checkpointable):
+        raise ConfigError(
+            f"optimizations.use_gradient_checkpointing is true, but {type(model).__name__} has "
+            "nothing that could be recomputed; set it to false"
+        )
+    model.enable_gradient_checkpointing()
+
+
+@dataclass(frozen=True)
+class MemoryCleanup:
+    """Returns cached memory now and then, as the option promises.
+
+    On a GPU this hands the caching allocator's free blocks back to the driver: other processes
+    see more free memory, this one allocates anew. It does not lower the peak of what is in use.
+    """
+
+    enabled: bool
+    interval_steps: int
+    device: torch.device
+
+    def after_step(self, step: int) -> None:
+        """Clean up if this step's turn has come."""
+        if not self.enabled or step % self.interval_steps:
+            return
+        gc.collect(0)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def reset_gpu_peaks(device: torch.device) -> None:
+    """Start measuring the GPU's peaks anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def gpu_peaks(device: torch.device) -> dict[str, float]:
+    """Return the allocator's peaks in GiB since the last reset; empty without a GPU."""
+    if device.type != "cuda":
+        return {}
+    gib = 1024.0**3
+    return {
+        names.GPU_PEAK_ALLOCATED_GIB: torch.cuda.max_memory_allocated(device) / gib,
+        names.GPU_PEAK_RESERVED_GIB: torch.cuda.max_memory_reserved(device) / gib,
+    }

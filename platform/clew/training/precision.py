@@ -1,0 +1,116 @@
+"""Half precision: which type, the autocast context, and the float16 loss scaler.
+
+float16 has five exponent bits: small gradients vanish, so the loss is multiplied by a scale that
+is halved when a gradient overflows (that step is skipped) and doubled after 2,000 good steps.
+bfloat16 has float32's exponents and needs none of that. Parameters, gradients of parameters,
+losses and optimizer state stay in float32 in both.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from clew.config.training import OptimizationsConfig
+from clew.errors import ConfigError
+
+
+def half_precision_type(settings: OptimizationsConfig, device: torch.device) -> torch.dtype | None:
+    """Return the half-precision type in force, or None for float32.
+
+    `auto` is float16 on a GPU and bfloat16 on the CPU, whose float16 products are slow.
+    """
+    if not settings.use_mixed_precision:
+        return None
+    match settings.mixed_precision_dtype:
+        case "float16":
+            return torch.float16
+        case "bfloat16":
+            return torch.bfloat16
+        case "auto":
+            return torch.float16 if device.type == "cuda" else torch.bfloat16
+
+
+def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
+    """Return the device for `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: `cuda` was asked for and there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if kind == "cuda" and not has_gpu:
+        raise ConfigError(
+            "training.device is 'cuda', but torch sees no GPU; use 'auto' or 'cpu', or install a "
+            "CUDA build of torch"
+        )
+    if kind == "cpu" or not has_gpu:
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank)
+
+
+class Precision:
+    """The context of a forward pass, and what happens between backward and optimizer step."""
+
+    def __init__(self, dtype: torch.dtype | None, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.scaler = GradScaler(device.type, enabled=dtype is torch.float16)
+
+    @property
+    def name(self) -> str:
+        """Short name: `fp32`, `fp16` or `bf16`."""
+        return {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[self.dtype]
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The current loss scale, None where there is no scaler."""
+        return self.scaler.get_scale() if self.scaler.is_enabled() else None
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which the forward pass runs."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate the (scaled) loss."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide gradients by the scale: before their norm is taken or they are clipped."""
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Take the optimizer step unless a gradient overflowed; return whether it was taken."""
+        if not self.scaler.is_enabled():
+            optimizer.step()
+            return True
+        scale = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= scale
+
+    def state(self) -> dict[str, float]:
+        """Return the scaler's state, empty where there is none."""
+        return self.scaler.state_dict()
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Take up a saved scaler state."""
+        if self.scaler.is_enabled() and state:
+            self.scaler.load_state_dict(state)
+
+
+def apply_tf32(*, enabled: bool) -> None:
+    """Choose TF32 or full float32 for matrix products and convolutions on NVIDIA GPUs.
+
+    torch 2.9 deprecated `allow_tf32` in favour of `fp32_precision`; mixing both raises, so only
+    one of them is ever touched.
+    """
+    if not torch.cuda.is_available():
+        return
+    precision = "tf32" if enabled else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]

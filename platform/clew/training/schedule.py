@@ -1,0 +1,169 @@
+"""Learning-rate schedules as closed forms of the optimizer step.
+
+A schedule only counts steps that changed the parameters, so that a skipped float16 step does not
+move it. Nothing of it lives in the optimizer: the trainer writes the rate of each step, and a
+resumed run computes the same rates from the same step numbers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from clew.config.optimizer import (
+    ExponentialSchedule,
+    PlateauSchedule,
+    ScheduleConfig,
+    WarmupCosineSchedule,
+)
+from clew.config.services import EvaluationConfig
+
+
+class Schedule(Protocol):
+    """Factor on the peak learning rate."""
+
+    def factor(self, *, step: int, epoch: int) -> float:
+        """Return the factor for optimizer step `step` (from 0) in epoch `epoch` (from 0)."""
+        ...
+
+    def observe(self, metric: float) -> None:
+        """Take note of a validation result."""
+        ...
+
+    def state(self) -> dict[str, float]:
+        """Return what a resume needs."""
+        ...
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Take up a saved state."""
+        ...
+
+
+class _Stateless:
+    def observe(self, metric: float) -> None:
+        """Ignore validation results."""
+
+    def state(self) -> dict[str, float]:
+        """Nothing to save: the factor follows from step and epoch."""
+        return {}
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Nothing to restore."""
+
+
+class Constant(_Stateless):
+    """The peak rate throughout."""
+
+    def factor(self, *, step: int, epoch: int) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class WarmupCosine(_Stateless):
+    """Cosine up to the peak, cosine down to the end: torch's OneCycleLR without its state.
+
+    The warm-up ends at step `fraction * total_steps - 1`, the schedule at `total_steps - 1`; past
+    that the final rate stays. A warm-up shorter than two steps starts at the peak, where
+    OneCycleLR would divide by zero.
+    """
+
+    total_steps: int
+    warmup_fraction: float
+    initial_divisor: float
+    final_divisor: float
+
+    def factor(self, *, step: int, epoch: int) -> float:
+        """Return the factor at `step`."""
+        first = 1.0 / self.initial_divisor
+        last = first / self.final_divisor
+        warmup_end = self.warmup_fraction * self.total_steps - 1.0
+        end = self.total_steps - 1.0
+        if warmup_end > 0.0 and step <= warmup_end:
+            return _cosine(first, 1.0, step / warmup_end)
+        start = max(warmup_end, 0.0)
+        if end <= start:
+            return 1.0
+        return _cosine(1.0, last, min(1.0, (step - start) / (end - start)))
+
+
+def _cosine(start: float, end: float, progress: float) -> float:
+    return end + (start - end) / 2.0 * (1.0 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True)
+class Exponential(_Stateless):
+    """A constant factor after each epoch."""
+
+    factor_per_epoch: float
+
+    def factor(self, *, step: int, epoch: int) -> float:
+        """Return the factor in `epoch`."""
+        return self.factor_per_epoch**epoch
+
+
+@dataclass
+class Plateau:
+    """Reduce when the validation metric has not improved for more than `patience` evaluations."""
+
+    config: PlateauSchedule
+    maximize: bool
+    current: float = 1.0
+    best: float = math.nan
+    stale_evaluations: int = 0
+
+    def factor(self, *, step: int, epoch: int) -> float:
+        """Return the current factor."""
+        return self.current
+
+    def observe(self, metric: float) -> None:
+        """Reduce if this result, like the `patience` before it, is no better than the best."""
+        if is_better(metric, self.best, maximize=self.maximize):
+            self.best, self.stale_evaluations = metric, 0
+            return
+        self.stale_evaluations += 1
+        if self.stale_evaluations > self.config.patience:
+            self.current = max(self.current * self.config.factor, self.config.minimum_factor)
+            self.stale_evaluations = 0
+
+    def state(self) -> dict[str, float]:
+        """Return factor, best value and count of stale evaluations."""
+        return {
+            "current": self.current,
+            "best": self.best,
+            "stale_evaluations": self.stale_evaluations,
+        }
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Take up a saved state."""
+        self.current = state["current"]
+        self.best = state["best"]
+        self.stale_evaluations = int(state["stale_evaluations"])
+
+
+def is_better(value: float, best: float, *, maximize: bool) -> bool:
+    """Whether `value` beats `best`: NaN never wins, ties keep the earlier."""
+    if math.isnan(value):
+        return False
+    if math.isnan(best):
+        return True
+    return value > best if maximize else value < best
+
+
+def build_schedule(
+    config: ScheduleConfig, *, total_steps: int, evaluation: EvaluationConfig
+) -> Schedule:
+    """Build the configured schedule for a run of `total_steps` optimizer steps."""
+    match config:
+        case WarmupCosineSchedule():
+            return WarmupCosine(
+                total_steps,
+                config.warmup_fraction,
+                config.initial_divisor,
+                config.final_divisor,
+            )
+        case ExponentialSchedule():
+            return Exponential(config.factor_per_epoch)
+        case PlateauSchedule():
+            return Plateau(config, maximize=evaluation.maximize)
+        case _:
+            return Constant()

@@ -1,0 +1,167 @@
+"""Puts a run's parts together in the one documented order.
+
+Memory (allocator, gradient checkpointing), device, optimizer, compilation, data parallelism;
+precision is a context in the step.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from clew import names
+from clew.checkpoints import Manifest
+from clew.config.schema import RunConfig
+from clew.data.loaders import batches_per_epoch, iterate_batches
+from clew.errors import ConfigError
+from clew.seeding import seed_everything
+from clew.tasks.base import Task
+from clew.tracking.base import Tracker
+from clew.training.checkpointing import Checkpointer
+from clew.training.compilation import apply_compile, undo_compile, warm_up
+from clew.training.distributed import World
+from clew.training.history import History
+from clew.training.memory import (
+    MemoryCleanup,
+    apply_gradient_checkpointing,
+    keep_allocator_pages,
+)
+from clew.training.optimizer import build_optimizer, momentum_of
+from clew.training.precision import Precision, apply_tf32, half_precision_type
+from clew.training.profiling import StepProfiler
+from clew.training.schedule import build_schedule
+from clew.training.state import Progress, Resumable
+from clew.training.throughput import Throughput, count_flops, peak_flops_per_second
+from clew.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_process(config: RunConfig) -> None:
+    """Apply what concerns the whole process: threads, allocator, TF32, determinism."""
+    if config.training.num_threads is not None:
+        torch.set_num_threads(config.training.num_threads)
+    if config.optimizations.keep_allocator_pages and not keep_allocator_pages():
+        logger.info("this system has no glibc allocator: keep_allocator_pages changes nothing")
+    apply_tf32(enabled=config.optimizations.use_tf32)
+    torch.use_deterministic_algorithms(config.training.deterministic)
+
+
+def build_model(
+    config: RunConfig, task: Task[Any], device: torch.device, world: World
+) -> nn.Module:
+    """Build the seeded model on its device, with checkpointing, the same in every process."""
+    seed_everything(config.training.seed)
+    model = task.build_model()
+    apply_gradient_checkpointing(model, enabled=config.optimizations.use_gradient_checkpointing)
+    model.to(device)
+    world.synchronize_parameters(model)
+    seed_everything(config.training.seed, rank=world.rank)
+    return model
+
+
+def build_trainer(
+    config: RunConfig,
+    task: Task[Any],
+    tracker: Tracker,
+    *,
+    device: torch.device,
+    world: World,
+    folder: Path,
+    origin: Manifest,
+    keep_all_checkpoints: bool = False,
+) -> Trainer[Any]:
+    """Build every part and the trainer that holds them."""
+    model = build_model(config, task, device, world)
+    optimizer = build_optimizer(config.optimizer, model)
+    schedule = build_schedule(
+        config.schedule, total_steps=total_steps(config, task, world), evaluation=config.evaluation
+    )
+    precision = Precision(half_precision_type(config.optimizations, device), device)
+    history, progress = History(tracker), Progress()
+    resumable = Resumable(model, optimizer, schedule, precision, world, history, progress)
+    return Trainer(
+        task=task,
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        precision=precision,
+        world=world,
+        cleanup=MemoryCleanup(
+            config.optimizations.enable_memory_cleanup,
+            config.optimizations.memory_cleanup_interval_steps,
+            device,
+        ),
+        throughput=Throughput(device),
+        profiler=StepProfiler(
+            config.tracking.profile_steps if world.is_main else 0, tracker, device
+        ),
+        history=history,
+        checkpointer=Checkpointer(folder, origin, resumable, keep_all=keep_all_checkpoints),
+        progress=progress,
+        settings=config.training,
+        evaluation=config.evaluation,
+        learning_rate=config.optimizer.learning_rate,
+        momentum=momentum_of(config.optimizer),
+    )
+
+
+def total_steps(config: RunConfig, task: Task[Any], world: World) -> int:
+    """Return the optimizer steps of the whole run, for schedules that know their end."""
+    training = config.training
+    num_examples = len(task.train_examples())
+    microbatches = batches_per_epoch(num_examples, training.batch_size, world.size)
+    steps = training.num_epochs * -(-microbatches // training.gradient_accumulation)
+    return steps if training.max_steps is None else min(steps, training.max_steps)
+
+
+def measure_before_training(trainer: Trainer[Any], config: RunConfig) -> dict[str, float]:
+    """Count FLOPs, then compile and pay for it, before training; return the metrics of that."""
+    batches = _batches_of_each_size(trainer)
+    task, model, precision = trainer.task, trainer.model, trainer.precision
+    model.train()
+    values: dict[str, float] = {}
+    if config.tracking.log_mfu:
+        peak, source = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
+        logger.info("peak rate of matrix products: %.3g GFLOP/s, %s", peak / 1e9, source)
+        trainer.throughput.flops_per_example = count_flops(task, model, precision, batches[0])
+        trainer.throughput.peak_flops_per_second = peak * trainer.world.size
+    if config.optimizations.torch_compile:
+        values |= _compile(trainer, config, batches)
+    return values
+
+
+def _compile(trainer: Trainer[Any], config: RunConfig, batches: list[Any]) -> dict[str, float]:
+    """Compile the model and pay for it; where that fails, stop, unless it was optional."""
+    task, model, precision = trainer.task, trainer.model, trainer.precision
+    try:
+        apply_compile(model, config.optimizations, precision.device)
+        return {names.TIME_COMPILE_SECONDS: warm_up(task, model, precision, batches)}
+    except ConfigError as error:
+        if not config.optimizations.torch_compile_optional:
+            raise
+        logger.warning("%s; training goes on without it", error)
+        trainer.history.tracker.tags({names.TAG_COMPILE_FAILED: str(error)})
+        undo_compile(model)
+        return {}
+
+
+def _batches_of_each_size(trainer: Trainer[Any]) -> list[Any]:
+    """Return the first and the last microbatch of an epoch: all sizes that training will see."""
+    source, settings = trainer.task.train_examples(), trainer.settings
+    count = batches_per_epoch(len(source), settings.batch_size, trainer.world.size)
+    found = []
+    for cursor in sorted({0, count - 1}):
+        batches = iterate_batches(
+            source,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            epoch=0,
+            cursor=cursor,
+            rank=trainer.world.rank,
+            world_size=trainer.world.size,
+        )
+        found.append(next(batches).to(trainer.precision.device))
+    return [batch for batch in found if batch.num_examples]

@@ -1,0 +1,98 @@
+"""What changes during training, and how it is kept in a checkpoint and taken up again."""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from clew.checkpoints import TrainingState, load_model, load_training_state
+from clew.errors import CheckpointError
+from clew.seeding import capture_generators, restore_generators
+from clew.training.distributed import World
+from clew.training.history import History
+from clew.training.optimizer import optimizer_tensors, restore_optimizer
+from clew.training.precision import Precision
+from clew.training.schedule import Schedule
+
+
+@dataclass
+class Progress:
+    """Where training stands."""
+
+    step: int = 0
+    """Optimizer steps taken."""
+    epoch: int = 0
+    """Epochs completed."""
+    cursor: int = 0
+    """Microbatches of the running epoch already consumed."""
+    learning_rate_weight: float = 0.0
+    """Sum over steps since the last checkpoint of rate / count / (1 - momentum)."""
+    best_metric: float = math.nan
+    """Best validation metric so far."""
+    best_step: int = -1
+    """Step of the best metric."""
+    stale_evaluations: int = 0
+    """Evaluations since the best one."""
+    interval_loss: float = 0.0
+    """Summed loss since the last logged value."""
+    interval_count: float = 0.0
+    """What that sum is divided by."""
+    skipped_steps: int = 0
+    """Float16 steps skipped for an overflow, in all."""
+    skipped_in_a_row: int = 0
+    """Such steps since the last one taken."""
+
+
+@dataclass
+class Resumable:
+    """The parts of a run whose state makes a resumed run equal to an uninterrupted one."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: Schedule
+    precision: Precision
+    world: World
+    history: History
+    progress: Progress
+
+    def capture(self) -> TrainingState:
+        """Return everything but the model's own tensors."""
+        tensors, values = capture_generators()
+        return TrainingState(
+            optimizer=optimizer_tensors(self.optimizer, self.model),
+            tensors=self.world.gather_tensors(tensors, self.precision.device),
+            values={
+                "progress": asdict(self.progress),
+                "generators": values,
+                "schedule": self.schedule.state(),
+                "scaler": self.precision.state(),
+                "history": self.history.state(),
+                "world_size": self.world.size,
+            },
+        )
+
+    def restore(self, folder: Path) -> None:
+        """Load model and training state from a checkpoint folder.
+
+        Raises:
+            CheckpointError: the checkpoint is incomplete, of another model, or was written by
+                another number of processes.
+        """
+        saved = load_training_state(folder)
+        if saved.values["world_size"] != self.world.size:
+            raise CheckpointError(
+                f"{folder}: written by {saved.values['world_size']} processes, resumed by "
+                f"{self.world.size}; resume with the same number"
+            )
+        load_model(folder, self.model)
+        restore_optimizer(self.optimizer, self.model, saved.optimizer)
+        self.schedule.restore(saved.values["schedule"])
+        self.precision.restore(saved.values["scaler"])
+        for name, value in saved.values["progress"].items():
+            setattr(self.progress, name, value)
+        self.history.restore(saved.values["history"])
+        own = f"{self.world.rank}/"
+        tensors = {n.removeprefix(own): t for n, t in saved.tensors.items() if n.startswith(own)}
+        restore_generators(tensors, saved.values["generators"])

@@ -1,0 +1,128 @@
+"""How fast training is: steps timed without warm-up, compilation, evaluation and checkpoints."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from clew import names
+from clew.products import flop_formulas
+from clew.tasks.base import B, Task
+from clew.training.compilation import warm_up
+from clew.training.precision import Precision
+
+WARM_UP_STEPS = 3
+
+# Dense matrix products with float32 accumulation, vendors' data sheets, in TFLOP/s: half
+# precision, TF32, float32.
+PEAK_TFLOPS = {
+    "H200": (989.0, 494.0, 67.0),
+    "H100": (989.0, 494.0, 67.0),
+    "A100": (312.0, 156.0, 19.5),
+    "L40S": (362.0, 183.0, 91.6),
+    "T4": (65.0, 8.1, 8.1),
+}
+
+
+@dataclass
+class Throughput:
+    """Times the steps of an epoch; the first steps of a run are warm-up and do not count."""
+
+    device: torch.device
+    flops_per_example: float = 0.0
+    peak_flops_per_second: float = 0.0
+    steps_seen: int = 0
+    timed_steps: int = 0
+    timed_units: dict[str, int] = field(default_factory=dict)
+    timed_seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    _mark: float = 0.0
+
+    def start(self) -> None:
+        """Begin timing, after anything that does not count."""
+        self._synchronize()
+        self._mark = time.perf_counter()
+
+    def step_done(self, units: dict[str, int]) -> None:
+        """Count one optimizer step and the `examples`, `tokens` or `frames` it processed."""
+        self.steps_seen += 1
+        if self.steps_seen <= WARM_UP_STEPS:
+            self._synchronize()
+            self._close_interval(timed=False)
+            return
+        self.timed_steps += 1
+        for name, number in units.items():
+            self.timed_units[name] = self.timed_units.get(name, 0) + number
+
+    def pause(self) -> None:
+        """Stop timing, before anything that does not count."""
+        self._synchronize()
+        self._close_interval(timed=True)
+
+    def _close_interval(self, *, timed: bool) -> None:
+        now = time.perf_counter()
+        seconds, self._mark = now - self._mark, now
+        self.epoch_seconds += seconds
+        if timed:
+            self.timed_seconds += seconds
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close_epoch(self) -> dict[str, float]:
+        """Return the epoch's metrics and start counting anew."""
+        values = {names.TIME_EPOCH_SECONDS: self.epoch_seconds}
+        if self.timed_steps and self.timed_seconds > 0:
+            values[names.TIME_STEP_MILLISECONDS] = 1e3 * self.timed_seconds / self.timed_steps
+            for name, number in self.timed_units.items():
+                values[f"throughput/{name}_per_second"] = number / self.timed_seconds
+            if self.flops_per_example and self.peak_flops_per_second:
+                flops = self.flops_per_example * self.timed_units.get("examples", 0)
+                values[names.MFU] = flops / self.timed_seconds / self.peak_flops_per_second
+        self.timed_steps, self.timed_units = 0, {}
+        self.timed_seconds = self.epoch_seconds = 0.0
+        return values
+
+
+def count_flops(task: Task[B], model: nn.Module, precision: Precision, batch: B) -> float:
+    """Count floating-point operations of forward and backward for one example.
+
+    Matrix products and convolutions of one real pass are counted, elementwise work is not.
+    """
+    # It imports Triton where that is installed: 60 MiB, for those who ask for the count.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False, custom_mapping=flop_formulas()) as counter:
+        warm_up(task, model, precision, [batch])
+    return float(counter.get_total_flops()) / batch.num_examples
+
+
+def peak_flops_per_second(precision: Precision, *, tf32: bool) -> tuple[float, str]:
+    """Return the peak rate of matrix products and where the figure is from.
+
+    Known GPUs have their data sheet's figure; anything else is measured with one product.
+    """
+    if precision.device.type == "cuda":
+        name = torch.cuda.get_device_name(precision.device)
+        for known, (half, tf32_rate, single) in PEAK_TFLOPS.items():
+            if known in name.split() or f"-{known}" in name:
+                rate = half if precision.dtype else (tf32_rate if tf32 else single)
+                return rate * 1e12, f"data sheet of {known}"
+    return _measured_matmul_rate(precision), "measured with a matrix product of side 1,024"
+
+
+def _measured_matmul_rate(precision: Precision) -> float:
+    side, repetitions = 1024, 12
+    dtype = precision.dtype or torch.float32
+    left = torch.ones(side, side, dtype=dtype, device=precision.device)
+    out = torch.empty_like(left)
+    best = float("inf")
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        torch.mm(left, left, out=out)
+        if precision.device.type == "cuda":
+            torch.cuda.synchronize(precision.device)
+        best = min(best, time.perf_counter() - started)
+    return 2.0 * side**3 / best

@@ -1,0 +1,336 @@
+"""The loop: one trainer for every task.
+
+It receives its parts and builds none. `train` reads top to bottom in the order of happening; each
+optimization lives in a file of its own beside this one and is applied once, before the loop, in
+the order memory, compilation, data parallelism; precision is a context in the step.
+"""
+
+import itertools
+import logging
+import math
+import signal
+import threading
+import time
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+from clew import names
+from clew.config.services import EvaluationConfig
+from clew.config.training import TrainingConfig
+from clew.data.loaders import Batch, LoaderSettings, batches_per_epoch, iterate_batches
+from clew.errors import ConfigError, Interrupted, NonFiniteLossError
+from clew.tasks.base import B, Task
+from clew.training.checkpointing import Checkpointer
+from clew.training.distributed import World
+from clew.training.history import History
+from clew.training.memory import MemoryCleanup, gpu_peaks
+from clew.training.optimizer import set_learning_rate
+from clew.training.precision import Precision
+from clew.training.profiling import StepProfiler
+from clew.training.schedule import Schedule, is_better
+from clew.training.state import Progress
+from clew.training.throughput import Throughput
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Trainer(Generic[B]):
+    """Trains a model on a task; all state that changes is in `progress` and in the parts."""
+
+    task: Task[B]
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: Schedule
+    precision: Precision
+    world: World
+    cleanup: MemoryCleanup
+    throughput: Throughput
+    profiler: StepProfiler
+    history: History
+    checkpointer: Checkpointer
+    progress: Progress
+    settings: TrainingConfig
+    evaluation: EvaluationConfig
+    learning_rate: float
+    momentum: float = 0.0
+
+    _stop_requested: bool = False
+
+    def train(self) -> Progress:
+        """Train to the end of the last epoch, `max_steps`, or early stopping.
+
+        Raises:
+            NonFiniteLossError: a loss, or too many float16 gradients in a row, overflowed.
+            Interrupted: the process was asked to stop; a checkpoint was written first.
+        """
+        with self._interruptible():
+            while not self.finished:
+                self.model.train()
+                self.throughput.start()
+                for window in self._windows():
+                    self._step(window)
+                    if self._out_of_steps or self._stop_requested:
+                        break
+                self.throughput.pause()
+                self._close_epoch()
+        self.profiler.close()
+        self.checkpointer.close(self.progress)
+        return self.progress
+
+    @property
+    def finished(self) -> bool:
+        """Whether epochs, steps or patience have run out."""
+        patience = self.settings.early_stopping_patience
+        out_of_patience = patience is not None and self.progress.stale_evaluations >= patience
+        return (
+            self.progress.epoch >= self.settings.num_epochs or self._out_of_steps or out_of_patience
+        )
+
+    @property
+    def _out_of_steps(self) -> bool:
+        limit = self.settings.max_steps
+        return limit is not None and self.progress.step >= limit
+
+    def _windows(self) -> Iterator[list[B]]:
+        """Yield the microbatches of each optimizer step of the running epoch, from the cursor."""
+        batches = iterate_batches(
+            self.task.train_examples(),
+            batch_size=self.settings.batch_size,
+            seed=self.settings.seed,
+            epoch=self.progress.epoch,
+            cursor=self.progress.cursor,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            settings=loader_settings(self.settings),
+        )
+        bar = tqdm(
+            batches,
+            initial=self.progress.cursor,
+            total=self._batches_per_epoch,
+            desc=f"epoch {self.progress.epoch + 1}/{self.settings.num_epochs}",
+            unit="batch",
+            leave=False,
+            disable=None if self.world.is_main else True,
+        )
+        stream = iter(bar)  # once: every iter() of a progress bar is a pass of its own
+        while window := list(itertools.islice(stream, self.settings.gradient_accumulation)):
+            yield window
+
+    def _step(self, window: list[B]) -> None:
+        """Take one optimizer step on the microbatches of a window."""
+        device = self.precision.device
+        rate = self.learning_rate * self.schedule.factor(
+            step=self.progress.step, epoch=self.progress.epoch
+        )
+        set_learning_rate(self.optimizer, rate)
+        count = self.world.sum(sum(batch.count for batch in window), device)
+        total = self.world.sum(sum(self._backward(batch, count) for batch in window), device)
+        self.world.sum_gradients(self.model)
+        self._refuse_non_finite(total, window)
+
+        self.precision.unscale(self.optimizer)
+        grad_norm = self._clip()
+        taken = self.precision.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+
+        self.progress.cursor += len(window)
+        self._count_step(taken=taken, rate=rate, count=count)
+        self.throughput.step_done(_units(window, self.world.size))
+        self.profiler.step_done()
+        if taken:
+            self._log(total, count, rate, grad_norm)
+            self._after_step()
+
+    def _backward(self, batch: B, count: float) -> float:
+        """Backpropagate one microbatch's share of the mean loss; return its summed loss."""
+        if batch.num_examples == 0:
+            return 0.0
+        batch = batch.to(self.precision.device)
+        with self.precision.autocast():
+            loss = self.task.loss(self.model, batch)
+        self.precision.backward(loss.total / count)
+        return float(loss.total.detach())
+
+    def _refuse_non_finite(self, total: float, window: list[B]) -> None:
+        """Stop before the optimizer step, unless a float16 overflow will skip that step."""
+        if math.isfinite(total) or self.precision.loss_scale is not None:
+            return
+        examples = ", ".join(batch.describe() for batch in window)
+        raise NonFiniteLossError(
+            f"the loss is {total} at step {self.progress.step} (epoch {self.progress.epoch + 1}, "
+            f"{examples}); the parameters were not changed. Lower optimizer.learning_rate or set "
+            f"training.max_grad_norm; {self.checkpointer.last_good()}"
+        )
+
+    def _clip(self) -> float | None:
+        """Clip the step's gradients and return their norm before it; None if nobody needs it."""
+        limit = self.settings.max_grad_norm
+        due = (self.progress.step + 1) % self.settings.log_every_steps == 0
+        if limit is None and not due:
+            return None
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if limit is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return float(norm)
+
+    def _count_step(self, *, taken: bool, rate: float, count: float) -> None:
+        if taken:
+            self.progress.step += 1
+            self.progress.skipped_in_a_row = 0
+            self.progress.learning_rate_weight += rate / count / (1.0 - self.momentum)
+            return
+        self.progress.skipped_steps += 1
+        self.progress.skipped_in_a_row += 1
+        self.history.record(
+            {
+                names.TRAIN_SKIPPED_STEPS: self.progress.skipped_steps,
+                names.TRAIN_LOSS_SCALE: self.precision.loss_scale or 0.0,
+            },
+            step=self.progress.step,
+            epoch=self.progress.epoch,
+        )
+        if self.progress.skipped_in_a_row >= self.settings.max_skipped_steps:
+            raise NonFiniteLossError(
+                f"{self.progress.skipped_in_a_row} steps in a row overflowed in float16, at step "
+                f"{self.progress.step}; the parameters were not changed by them. Use bfloat16 or "
+                f"float32, or lower optimizer.learning_rate; {self.checkpointer.last_good()}"
+            )
+
+    def _log(self, total: float, count: float, rate: float, grad_norm: float | None) -> None:
+        """Record the mean loss of the interval, and the step's rate and gradient norm."""
+        self.history.tracker.heartbeat()
+        self.progress.interval_loss += total
+        self.progress.interval_count += count
+        if self.progress.step % self.settings.log_every_steps:
+            return
+        values = self._interval_mean() | {names.TRAIN_LEARNING_RATE: rate}
+        if grad_norm is not None and math.isfinite(grad_norm):
+            values[names.TRAIN_GRAD_NORM] = grad_norm
+        if self.precision.loss_scale is not None:
+            values[names.TRAIN_LOSS_SCALE] = self.precision.loss_scale
+        self.record(values)
+
+    def _interval_mean(self) -> dict[str, float]:
+        """Return the mean loss since the last logged one, if there was a step, and start anew."""
+        progress = self.progress
+        if not progress.interval_count:
+            return {}
+        mean = progress.interval_loss / progress.interval_count
+        progress.interval_loss = progress.interval_count = 0.0
+        return {names.TRAIN_LOSS: mean}
+
+    def _after_step(self) -> None:
+        """Clean up memory and write a checkpoint, where this step's turn has come."""
+        self.cleanup.after_step(self.progress.step)
+        every = self.settings.checkpoint_every_steps
+        if every is not None and self.progress.step % every == 0:
+            self.throughput.pause()
+            self.checkpointer.write(f"step-{self.progress.step:08d}", self.progress)
+            self.throughput.start()
+
+    @property
+    def _batches_per_epoch(self) -> int:
+        num_examples = len(self.task.train_examples())
+        return batches_per_epoch(num_examples, self.settings.batch_size, self.world.size)
+
+    def _close_epoch(self) -> None:
+        """Validate, keep the best, write the checkpoint that is due; the epoch may be partial."""
+        progress = self.progress
+        complete = progress.cursor >= self._batches_per_epoch
+        if complete:
+            progress.epoch, progress.cursor = progress.epoch + 1, 0
+        peaks = gpu_peaks(self.precision.device)
+        self.record(self._interval_mean() | self.throughput.close_epoch() | peaks)
+        if self._stop_requested:
+            self.checkpointer.write(f"step-{progress.step:08d}", progress)
+            raise Interrupted(
+                f"stopped at step {progress.step} of epoch {progress.epoch + 1}; "
+                f"{self.checkpointer.last_good()}"
+            )
+        last = progress.epoch >= self.settings.num_epochs or self._out_of_steps
+        metrics: dict[str, float] = {}
+        if self.evaluation.enabled and (last or progress.epoch % self.evaluation.every_epochs == 0):
+            metrics = self._validate()
+        frequency = self.settings.checkpoint_frequency
+        due = complete and frequency > 0 and progress.epoch % frequency == 0
+        if due or self.finished:
+            name = f"epoch-{progress.epoch:04d}" if complete else f"step-{progress.step:08d}"
+            self.checkpointer.write(name, progress, metrics)
+
+    def _validate(self) -> dict[str, float]:
+        """Evaluate on the validation split; move the plateau schedule and keep the best."""
+        device, progress = self.precision.device, self.progress
+        started = time.perf_counter()
+        self.model.eval()
+        values: dict[str, float] = {}
+        if self.world.is_main:
+            with torch.no_grad():
+                values = self.task.metrics(self.model, "valid", device)
+        values = self.world.broadcast(values, device)
+        if self.evaluation.metric not in values:
+            raise ConfigError(
+                f"evaluation.metric is {self.evaluation.metric!r}, but validation gives "
+                f"{', '.join(sorted(values)) or 'nothing'}; choose one of these"
+            )
+        self.record(values | {names.TIME_EVALUATION_SECONDS: time.perf_counter() - started})
+        result = values[self.evaluation.metric]
+        self.schedule.observe(result)
+        progress.stale_evaluations += 1
+        if is_better(result, progress.best_metric, maximize=self.evaluation.maximize):
+            progress.best_metric, progress.best_step = result, progress.step
+            progress.stale_evaluations = 0
+            self.checkpointer.write_best(progress, values)
+        return values
+
+    def record(self, values: dict[str, float]) -> None:
+        """Record values at the step where training stands."""
+        self.history.record(values, step=self.progress.step, epoch=self.progress.epoch)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM end training after the running step; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(signum: int, frame: types.FrameType | None) -> None:
+            self._stop_requested = True
+            signal.signal(signum, signal.default_int_handler)
+            logger.warning("stopping after this step; a checkpoint will be written")
+
+        previous = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+
+
+def loader_settings(settings: TrainingConfig) -> LoaderSettings:
+    """Return the part of the training settings that concerns the preparation of batches."""
+    return LoaderSettings(
+        num_workers=settings.num_workers,
+        pin_memory=settings.pin_memory,
+        persistent_workers=settings.persistent_workers,
+        prefetch_factor=settings.prefetch_factor,
+        multiprocessing_context=settings.multiprocessing_context,
+    )
+
+
+def _units(window: Sequence[Batch], world_size: int) -> dict[str, int]:
+    """Return how much a step processed, over all processes, in the units of throughput metrics."""
+    units: dict[str, int] = {}
+    for batch in window:
+        for name, number in batch.units().items():
+            units[name] = units.get(name, 0) + number * world_size
+    return units

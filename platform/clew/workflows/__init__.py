@@ -1,0 +1,1 @@
+"""One use case a file; the only room where data, training, tracking and evaluation meet."""

@@ -1,0 +1,175 @@
+"""The output folder of `batch_tracin`: one folder a test triple, a summary, and the whole.
+
+settings.json                 what the results are of; other settings are refused
+tests/000012/influence.json   and .csv, .parquet: written under another name and renamed, so
+                              that a test triple is finished or absent
+summary.json                  every test triple: finished, or why not
+influence/influence.json      and .csv, .parquet: all finished test triples together
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clew import names
+from clew.errors import ConfigError
+from clew.influence.report import Findings, ReportSource, write_report
+from clew.records import (
+    CSV_COLUMNS,
+    TEST_INDEX_COLUMN,
+    InfluenceReport,
+    TestInfluence,
+    read_influence_json,
+    write_influence_json,
+)
+
+SETTINGS_FILE = "settings.json"
+SUMMARY_FILE = "summary.json"
+TESTS_FOLDER = "tests"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one test triple."""
+
+    index: int
+    text: str
+    status: str
+    """`done`, `failed`, or `kept` from an earlier run."""
+    message: str = ""
+    candidates: int = 0
+    score: float | None = None
+    rank: float | None = None
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """Where results go, and what is there already."""
+
+    root: Path
+
+    def prepare(self, settings: Mapping[str, Any]) -> None:
+        """Create the folder, or accept one that holds results for the same settings.
+
+        Raises:
+            ConfigError: it holds something else; nothing is touched.
+        """
+        path = self.root / SETTINGS_FILE
+        if path.is_file():
+            self._require_same(json.loads(path.read_text(encoding="utf-8")), settings)
+        elif self.root.is_dir() and any(self.root.iterdir()):
+            raise ConfigError(
+                f"{self.root}: is not empty and holds no {SETTINGS_FILE}; give a new folder, or "
+                "one of an earlier batch_tracin"
+            )
+        (self.root / TESTS_FOLDER).mkdir(parents=True, exist_ok=True)
+        _write_json(path, settings)
+
+    def finished(self, index: int, text: str) -> Path | None:
+        """Return the results of a test triple, if they are there.
+
+        Raises:
+            ConfigError: they are of another triple.
+        """
+        folder = self._folder(index)
+        note = folder / "test.json"
+        if not note.is_file():
+            return None
+        earlier = json.loads(note.read_text(encoding="utf-8"))["text"]
+        if earlier != text:
+            raise ConfigError(
+                f"{folder}: holds results for {earlier!r}, line {index + 1} of the test triples "
+                f"is now {text!r}; give another output folder"
+            )
+        return folder
+
+    def write(self, index: int, text: str, source: ReportSource, findings: Findings) -> None:
+        """Write the results of one test triple, whole or not at all."""
+        folder = self._folder(index)
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        write_report(temporary, source, findings)
+        _write_json(temporary / "test.json", {"index": index, "text": text})
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+
+    def report(self, folder: Path) -> TestInfluence:
+        """Read what a finished test triple's report says of it."""
+        return read_influence_json(folder / names.INFLUENCE_JSON).tests[0]
+
+    def summarise(self, outcomes: Sequence[Outcome]) -> None:
+        """Write the summary."""
+        counts = {status: 0 for status in ("done", "kept", "failed")}
+        for outcome in outcomes:
+            counts[outcome.status] += 1
+        tests = [dataclasses.asdict(outcome) for outcome in outcomes]
+        _write_json(self.root / SUMMARY_FILE, {**counts, "tests": tests})
+
+    def join(self, indices: Sequence[int], frame: InfluenceReport) -> Path:
+        """Put the finished test triples together, in their order, under `frame`'s head."""
+        target = self.root / names.ARTIFACT_INFLUENCE
+        target.mkdir(exist_ok=True)
+        folders = [self._folder(index) for index in indices]
+        tests = tuple(self.report(folder) for folder in folders)
+        report = dataclasses.replace(frame, tests=tests)
+        write_influence_json(report, target / names.INFLUENCE_JSON)
+        _join_csv(folders, target / names.INFLUENCE_CSV)
+        _join_parquet(folders, target / names.INFLUENCE_PARQUET)
+        return target
+
+    def _folder(self, index: int) -> Path:
+        return self.root / TESTS_FOLDER / f"{index:06d}"
+
+    def _require_same(self, earlier: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        for key in sorted(earlier.keys() | identity.keys()):
+            if earlier.get(key) != identity.get(key):
+                raise ConfigError(
+                    f"{self.root} holds results for other settings ({key}: {earlier.get(key)!r} "
+                    f"there, {identity.get(key)!r} now); give another output folder"
+                )
+
+
+def _join_csv(folders: Sequence[Path], target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write((",".join(CSV_COLUMNS) + "\n").encode())
+        for folder in folders:
+            with (folder / names.INFLUENCE_CSV).open("rb") as part:
+                part.readline()
+                shutil.copyfileobj(part, file)
+    temporary.replace(target)
+
+
+def _join_parquet(folders: Sequence[Path], target: Path) -> None:
+    """Join tables, test triples numbered anew; one row group would hold one test otherwise."""
+    tables = []
+    for place, folder in enumerate(folders):
+        path = folder / names.INFLUENCE_PARQUET
+        if not path.is_file():
+            continue
+        table = pq.read_table(path)
+        column = table.schema.get_field_index(TEST_INDEX_COLUMN)
+        numbers = pa.array(np.full(len(table), place, np.int32))
+        tables.append(table.set_column(column, TEST_INDEX_COLUMN, numbers))
+    if not tables:
+        target.unlink(missing_ok=True)
+        return
+    temporary = target.with_name(f".{target.name}.tmp")
+    pq.write_table(pa.concat_tables(tables).unify_dictionaries(), temporary, compression="lz4")
+    temporary.replace(target)
+
+
+def _write_json(path: Path, content: object) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)

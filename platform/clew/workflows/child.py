@@ -1,0 +1,79 @@
+"""Runs a training or an explanation in a process of its own, whose memory peak is its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clew.config.load import to_yaml
+from clew.config.schema import RunConfig
+from clew.errors import ClewError, ConfigError, Interrupted, ProtectedStop, UsageError
+from clew.workflows.train import TrainResult
+
+_ERRORS: dict[int, type[ClewError]] = {2: UsageError, 3: ProtectedStop, 130: Interrupted}
+
+
+def train_in_child(
+    config: RunConfig,
+    *,
+    parent_run_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> TrainResult:
+    """Train as `train` does, in a fresh process with its own run; its output goes to ours.
+
+    Raises:
+        ClewError: the child ended with an error, under the class of its exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="clew-child-") as folder:
+        path, result = Path(folder) / "config.yaml", Path(folder) / "result.json"
+        path.write_text(to_yaml(config), encoding="utf-8")
+        command = [sys.executable, "-m", "clew", "train", "--config", str(path)]
+        command += ["--result-file", str(result), "--parent-run", parent_run_id or ""]
+        command += ["--tags", json.dumps(dict(tags or {}))]
+        done = subprocess.run(command, env=_environment(), stdout=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            kind = _ERRORS.get(done.returncode, ClewError)
+            raise kind(f"training ended with exit code {done.returncode}; its message is above")
+        return TrainResult(**json.loads(result.read_text(encoding="utf-8")))
+
+
+def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:
+    """Explain triples as `tracin` does, in a fresh process; return the id of its run.
+
+    Raises:
+        ClewError: the child ended with an error, under the class of its exit code.
+    """
+    assignments = ",".join(f"{key}={value}" for key, value in settings.items())
+    command = [sys.executable, "-m", "clew", "tracin", "--model", model, "--test", tests]
+    command += ["--set", assignments, "--json"]
+    done = subprocess.run(
+        command, env=_environment(), stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        kind = _ERRORS.get(done.returncode, ClewError)
+        raise kind(f"tracin ended with exit code {done.returncode}; its message is above")
+    return str(json.loads(done.stdout.splitlines()[-1])["run_id"])
+
+
+def _environment() -> dict[str, str]:
+    """Our environment, less the run that `mlflow run` opened for us: the child's is its own."""
+    return {k: v for k, v in os.environ.items() if k != "MLFLOW_RUN_ID"}
+
+
+def require_project_file(path: str) -> Path:
+    """Return the path of a file of the project, seen from its root.
+
+    Raises:
+        ConfigError: the working directory is not the project's root.
+    """
+    found = Path(path)
+    if not found.is_file():
+        raise ConfigError(
+            f"{path}: not found from {Path.cwd()}; run this from the project's root, where "
+            "MLproject lies"
+        )
+    return found

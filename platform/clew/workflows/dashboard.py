@@ -1,0 +1,26 @@
+"""Serves the dashboard as a child process over the same tracking store."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+from clew.errors import UsageError
+from clew.store import tracking_uri
+
+
+def serve_dashboard(*, port: int, address: str) -> int:
+    """Run Streamlit until it is stopped; return its exit code.
+
+    Raises:
+        UsageError: the dashboard's files are not there.
+    """
+    if find_spec("ui.serve") is None:
+        raise UsageError("the package ui is not found; install the project with its dashboard")
+    command = [sys.executable, "-m", "ui.serve"]
+    command += ["--server.port", str(port), "--server.address", address]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": tracking_uri()}
+    try:
+        return subprocess.run(command, env=environment, check=False).returncode
+    except KeyboardInterrupt:
+        return 130

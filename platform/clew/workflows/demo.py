@@ -1,0 +1,111 @@
+"""The demo: one real graph, two precisions, a table, and where to look next."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from clew import names
+from clew.config.data import TripleData
+from clew.config.load import load
+from clew.config.schema import RunConfig
+from clew.data.sources import load_graph
+from clew.errors import PromotionRefused
+from clew.store import shown, tracking_uri
+from clew.tracking.mlflow_store import open_tracker
+from clew.workflows.child import require_project_file, train_in_child
+from clew.workflows.promote import PromotionRequest, promote_best_of
+from clew.workflows.tracin import SHOWN_PROPONENTS, in_words, tracin
+from clew.workflows.train import TrainResult
+
+NUM_EXPLAINED = 10
+EXAMPLE = ("acquired_abnormality", "location_of")
+CONFIG = "experiments/link_prediction/umls.yaml"
+VARIANTS: tuple[dict[str, bool], ...] = ({}, {"optimizations.use_mixed_precision": True})
+
+COLUMNS = (
+    ("test MRR", "test/mrr", "{:.4f}"),
+    ("Hits@1", "test/hits_at_1", "{:.4f}"),
+    ("Hits@10", "test/hits_at_10", "{:.4f}"),
+    ("s/epoch", names.TIME_EPOCH_SECONDS, "{:.2f}"),
+    ("examples/s", names.EXAMPLES_PER_SECOND, "{:,.0f}"),
+    ("peak GiB", names.PROCESS_PEAK_GIB, "{:.2f}"),
+    ("total s", names.TIME_TOTAL_SECONDS, "{:.1f}"),
+)
+
+
+def run_demo(*, quick: bool = False) -> Iterator[str]:
+    """Train both variants, each in its own process, and yield the lines to print."""
+    path = require_project_file(CONFIG)
+    short = {"training.num_epochs": 2} if quick else {}
+    configs = [load(path, variant | short) for variant in VARIANTS]
+    with open_tracker(configs[0].tracking, kind=names.KIND_COMPARE, run_name="demo") as tracker:
+        results = []
+        for config in configs:
+            precision = "mixed precision" if config.optimizations.use_mixed_precision else "float32"
+            yield f"training ConvE on {config.data.name} in {precision} ..."
+            results.append(train_in_child(config, parent_run_id=tracker.run_id))
+        yield ""
+        yield from comparison(results)
+        yield ""
+        yield from explanation(configs[0], results)
+        yield ""
+        yield from promotion(results)
+        yield ""
+        yield f"runs are in {shown(tracking_uri())}"
+        yield "look at them with: make ui   (http://127.0.0.1:8501)"
+
+
+def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[str]:
+    """Explain ten test triples by the better model; show the best-ranked one's proponents."""
+    better = max(results, key=lambda result: result.metrics["valid/mrr"])
+    if better.run_id is None or not isinstance(config.data, TripleData):
+        return
+    graph = load_graph(config.data)
+    with tempfile.TemporaryDirectory(prefix="clew-demo-") as folder:
+        path = Path(folder) / "test.txt"
+        lines = [
+            f"{graph.entities.name(h)}\t{graph.relations.name(r)}\t{graph.entities.name(t)}\n"
+            for h, r, t in graph.test[:NUM_EXPLAINED].tolist()
+        ]
+        path.write_text("".join(lines), encoding="utf-8")
+        result = tracin(better.run_id, str(path), {})
+    shown_test = min(result.report.tests, key=lambda test: test.rank)
+    yield f"explained {len(result.report.tests)} test triples in {result.report.seconds:.1f} s"
+    fact = in_words(shown_test.test)
+    yield f"why does {better.variant} believe: {fact}  (rank {shown_test.rank:g})"
+    yield "because training showed it"
+    for entry in shown_test.proponents[:SHOWN_PROPONENTS]:
+        yield f"  {in_words(entry.train)}   ({entry.influence:+.3g})"
+
+
+def promotion(results: Sequence[TrainResult]) -> Iterator[str]:
+    """Promote the run with the better validation MRR; a champion that is no worse stays."""
+    run_ids = [result.run_id for result in results if result.run_id is not None]
+    try:
+        promoted = promote_best_of(run_ids, PromotionRequest())
+    except PromotionRefused as refusal:
+        yield f"not promoted: {refusal}"
+        return
+    better = next(result for result in results if result.run_id == promoted.run_id)
+    yield f"{better.variant} is {promoted.uri}; ask it with"
+    yield f"  clew predict --model {promoted.uri} --head {EXAMPLE[0]} --relation {EXAMPLE[1]}"
+
+
+def comparison(results: Sequence[TrainResult]) -> Iterator[str]:
+    """Yield a table of runs, one a line, and the ratios of the later ones to the first."""
+    yield f"{'':12}" + "".join(f"{title:>12}" for title, _, _ in COLUMNS) + "  run"
+    for result in results:
+        cells = "".join(f"{_cell(result, key, form):>12}" for _, key, form in COLUMNS)
+        yield f"{result.variant:12}{cells}  {result.run_id}"
+    for result in results[1:]:
+        first, key = results[0], names.EXAMPLES_PER_SECOND
+        speed = result.metrics[key] / first.metrics[key]
+        change = result.metrics["test/mrr"] - first.metrics["test/mrr"]
+        yield (
+            f"{result.variant} against {first.variant} on this machine: {speed:.2f} times the "
+            f"examples/s, test MRR {change:+.4f}"
+        )
+
+
+def _cell(result: TrainResult, key: str, form: str) -> str:
+    return form.format(result.metrics[key]) if key in result.metrics else "-"

@@ -1,0 +1,203 @@
+"""Finds the model that a person names: a run id, `models:/name@alias`, or a checkpoint folder."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from clew import names
+from clew.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
+from clew.config.data import DataConfig, TripleData
+from clew.config.load import from_mapping
+from clew.config.schema import RunConfig
+from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.queries.runs import download_artifact, list_artifact_folders
+from clew.tasks.base import Task
+from clew.tracking.registry import Registry, Version
+from clew.training.precision import resolve_device
+from clew.workflows.tasks import build_task
+
+REGISTRY_SCHEME = "models:/"
+SERVED_FOLDER = "artifacts/model"
+"""Where a registered model keeps its model folder."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model on local disk, and where it is from.
+
+    `checkpoint` holds the checkpoint. For a registered model it is its whole model folder, names,
+    known triples and calibration included (`clew.evaluation.model_folder`).
+    """
+
+    reference: str
+    checkpoint: Path
+    manifest: Manifest
+    config: RunConfig
+    run_id: str | None = None
+    version: Version | None = None
+
+    @property
+    def title(self) -> str:
+        """What the model is, in a few words for people."""
+        if self.version is not None:
+            return f"{self.version.name} version {self.version.number} (run {self.run_id})"
+        return f"run {self.run_id}" if self.run_id else str(self.checkpoint)
+
+
+@contextmanager
+def open_model(reference: str) -> Iterator[ModelSource]:
+    """Find a model and have its files on local disk for the time of the context.
+
+    Raises:
+        TrackingError: no such run, model or alias, or the store does not answer.
+        CheckpointError: the run has no best checkpoint, or it cannot be read.
+    """
+    if not reference.strip():
+        raise ConfigError(
+            "no model given; expected a run id, models:/name@alias, or a checkpoint folder"
+        )
+    with tempfile.TemporaryDirectory(prefix="clew-model-") as folder:
+        if reference.startswith(REGISTRY_SCHEME):
+            yield open_version(find_version(reference), Path(folder), reference)
+        elif Path(reference).is_dir():
+            yield _open_folder(reference)
+        else:
+            yield open_run_best(reference, Path(folder))
+
+
+def find_version(reference: str) -> Version:
+    """Return the version that `models:/name@alias` or `models:/name/3` means.
+
+    Raises:
+        ConfigError: it is no such address.
+        TrackingError: there is no such model, alias or version.
+    """
+    path = reference.removeprefix(REGISTRY_SCHEME)
+    name, at, alias = path.rpartition("@")
+    if at and name and alias:
+        return Registry.connect().version_at(name, alias)
+    name, slash, number = path.rpartition("/")
+    if slash and name and number.isdigit():
+        return Registry.connect().version(name, number)
+    raise ConfigError(
+        f"model {reference!r} is not an address in the registry; write models:/name@champion or "
+        "models:/name/3"
+    )
+
+
+def open_version(version: Version, folder: Path, reference: str = "") -> ModelSource:
+    """Download a registered version into `folder`."""
+    root = Registry.connect().download(version, folder)
+    model = root / SERVED_FOLDER
+    if not (model / MANIFEST_FILE).is_file():
+        raise CheckpointError(
+            f"{version.uri} holds no {SERVED_FOLDER}/{MANIFEST_FILE}; it was not registered by "
+            "`clew promote`"
+        )
+    source = _open(model, reference or version.uri)
+    return replace(source, run_id=version.run_id or source.run_id, version=version)
+
+
+def open_run_best(run_id: str, folder: Path) -> ModelSource:
+    """Download the best checkpoint of a run into `folder`.
+
+    Raises:
+        CheckpointError: the run has none.
+    """
+    try:
+        folders = list_artifact_folders(run_id)
+    except TrackingError as error:
+        if "/" in run_id or "." in run_id:
+            raise CheckpointError(
+                f"{run_id}: no such folder; expected a run id, models:/name@alias, or a checkpoint "
+                "folder"
+            ) from None
+        raise error from None
+    if names.ARTIFACT_BEST not in folders:
+        raise CheckpointError(
+            f"run {run_id} has no best checkpoint (it has {', '.join(folders) or 'no artifacts'}); "
+            "it did not finish a validation: train with evaluation.enabled=true and a validation "
+            "split"
+        )
+    best = download_artifact(run_id, names.ARTIFACT_BEST, folder)
+    return replace(_open(best, run_id), run_id=run_id)
+
+
+def _open_folder(reference: str) -> ModelSource:
+    folder = Path(reference)
+    if not (folder / MANIFEST_FILE).is_file() and (folder / names.ARTIFACT_BEST).is_dir():
+        folder = folder / names.ARTIFACT_BEST
+    return _open(folder, reference)
+
+
+def _open(folder: Path, reference: str) -> ModelSource:
+    manifest = read_manifest(folder)
+    if not (folder / MODEL_FILE).is_file():
+        raise CheckpointError(f"{folder}: no {MODEL_FILE}; the checkpoint is incomplete")
+    config = from_mapping(manifest.config, source=str(folder / MANIFEST_FILE))
+    return ModelSource(reference, folder, manifest, config, run_id=manifest.run_id or None)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with the task that it was trained on, ready to be evaluated."""
+
+    task: Task[Any]
+    model: nn.Module
+    device: torch.device
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """Return the quality on a split under names such as `test/mrr`; empty without examples."""
+        self.model.eval()
+        with torch.no_grad():
+            return self.task.metrics(self.model, split, self.device)
+
+
+def load_source(source: ModelSource, *, data: DataConfig | None = None) -> LoadedModel:
+    """Build the task that a model was trained on, and the model with its weights.
+
+    Args:
+        source: The model.
+        data: Where to read the data instead of where the model's own configuration says; it must
+            be the same data.
+
+    Raises:
+        DataError: the data cannot be read.
+        CheckpointError: the data is not what the model was trained on, or the weights do not fit.
+    """
+    config = source.config
+    if data is not None:
+        config = config.model_copy(update={"data": _placed(config.data, data)})
+    task = build_task(config)
+    check_fingerprint(source, task.data_fingerprint)
+    model = task.build_model()
+    load_model(source.checkpoint, model)
+    # A model that was trained on a GPU is evaluated on the CPU where there is none.
+    device = resolve_device("cpu" if config.training.device == "cpu" else "auto")
+    return LoadedModel(task, model.to(device), device)
+
+
+def _placed(own: DataConfig, at: DataConfig) -> DataConfig:
+    """Return a model's own data settings with the files of another configuration."""
+    if isinstance(own, TripleData) and isinstance(at, TripleData):
+        return at.model_copy(update={"inverse_relations": own.inverse_relations})
+    return at
+
+
+def check_fingerprint(source: ModelSource, fingerprint: str) -> None:
+    """Refuse data other than what a model was trained on.
+
+    Raises:
+        CheckpointError: it is other data.
+    """
+    if fingerprint != source.manifest.data_fingerprint:
+        raise CheckpointError(
+            f"{source.title} was trained on data {source.manifest.data_fingerprint}, the data now "
+            f"has fingerprint {fingerprint}; restore the files as they were"
+        )

@@ -1,0 +1,65 @@
+"""Pretokenize: a corpus in, one memory map of tokens out, to train on many times."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clew.data.packed_tokens import PackManifest
+from clew.data.pretokenize import PackSettings, pretokenize
+from clew.data.tokens import find_text
+from clew.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PretokenizeResult:
+    """A finished pack and where it is."""
+
+    output: Path
+    manifest: PackManifest
+
+    def table(self) -> str:
+        """Return what was packed, one fact a line."""
+        manifest = self.manifest
+        windows = max(0, manifest.num_tokens - 1) // manifest.chunk_size
+        facts = {
+            "documents": f"{manifest.num_documents:,}",
+            "bytes of text": f"{manifest.num_bytes:,}",
+            "tokens": f"{manifest.num_tokens:,}",
+            "bytes a token": f"{manifest.num_bytes / manifest.num_tokens:.2f}",
+            f"windows of {manifest.chunk_size:,}": f"{windows:,}",
+            "vocabulary": f"{manifest.vocabulary_size:,} ({manifest.tokenizer})",
+            "fingerprint": manifest.fingerprint,
+        }
+        lines = [f"  {name:24} {value}" for name, value in facts.items()]
+        train = f"train on it with data.kind=tokens and data.packed={self.output}"
+        return "\n".join([f"packed into {self.output}", *lines, train])
+
+
+def pretokenize_corpus(
+    settings: PackSettings, output: Path, *, num_proc: int = 1, force: bool = False
+) -> PretokenizeResult:
+    """Pack a corpus, named, in files or from Hugging Face; go on where a killed run was.
+
+    Raises:
+        UsageError: a number that is not positive, or a corpus that cannot be read.
+    """
+    for name, value in (
+        ("chunk_size", settings.chunk_size),
+        ("num_proc", num_proc),
+        ("max_chunks", settings.max_chunks),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}; expected 1 or more")
+    return PretokenizeResult(
+        output, pretokenize(_resolved(settings), output, num_proc=num_proc, force=force)
+    )
+
+
+def _resolved(settings: PackSettings) -> PackSettings:
+    """Let a named data set stand for its folder, where no file of that name lies here."""
+    path = Path(settings.dataset).expanduser()
+    if path.exists() or path.suffix or "/" in settings.dataset:
+        return settings
+    try:
+        return replace(settings, dataset=str(find_text(settings.dataset)))
+    except UsageError:
+        return settings

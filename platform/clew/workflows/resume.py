@@ -1,0 +1,118 @@
+"""Finds where an interrupted run can be taken up: its newest good checkpoint."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clew import names
+from clew.checkpoints import Manifest, load_training_state, read_manifest
+from clew.config.load import flatten, from_mapping
+from clew.config.schema import RunConfig
+from clew.config.services import TrackingConfig
+from clew.errors import CheckpointError, ConfigError
+from clew.queries.runs import (
+    download_artifact,
+    find_run,
+    list_artifact_folders,
+    read_config,
+)
+from clew.tracking.mlflow_store import open_tracker
+
+logger = logging.getLogger(__name__)
+
+# Another value of one of these would make the checkpoint's tensors, or the order of the
+# remaining examples, mean something else.
+FIXED_SECTIONS = ("data", "model")
+FIXED_KEYS = (
+    "loss.kind",
+    "optimizer.kind",
+    "schedule.kind",
+    "training.batch_size",
+    "training.gradient_accumulation",
+    "training.seed",
+    "optimizations.use_mixed_precision",
+    "optimizations.mixed_precision_dtype",
+)
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """A run to go on from: its checkpoint on local disk, and the configuration from here on."""
+
+    run_id: str
+    checkpoint: Path
+    manifest: Manifest
+    config: RunConfig
+    earlier: tuple[Path, ...]
+    best: Path | None
+
+    def check_data(self, fingerprint: str) -> None:
+        """Refuse data other than the run's.
+
+        Raises:
+            CheckpointError: the fingerprints differ.
+        """
+        if fingerprint != self.manifest.data_fingerprint:
+            raise CheckpointError(
+                f"run {self.run_id} was trained on data {self.manifest.data_fingerprint}, the "
+                f"data now has fingerprint {fingerprint}; resume with the same files, or start a "
+                "new run"
+            )
+
+
+def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
+    """Download what is needed to go on from a run into `folder`.
+
+    Raises:
+        TrackingError: there is no such run.
+        CheckpointError: it has no checkpoint that can be resumed from.
+        ConfigError: an override changes what must stay as it was.
+    """
+    _settle(run_id)
+    original = from_mapping(read_config(run_id, folder))
+    config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
+    _refuse_changes(run_id, original, config)
+    checkpoint, earlier = _newest_good(run_id, folder)
+    best = None
+    if names.ARTIFACT_BEST in list_artifact_folders(run_id, ""):
+        best = download_artifact(run_id, names.ARTIFACT_BEST, folder)
+    return ResumePoint(run_id, checkpoint, read_manifest(checkpoint), config, earlier, best)
+
+
+def _settle(run_id: str) -> None:
+    """End a run whose process died, once everything that it left in the spool is sent."""
+    if find_run(run_id).status == "RUNNING":
+        open_tracker(TrackingConfig(), kind=names.KIND_TRAIN, run_id=run_id).finish("KILLED")
+
+
+def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None:
+    before, after = flatten(original), flatten(config)
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) == after.get(key):
+            continue
+        if key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS:
+            raise ConfigError(
+                f"{key}: run {run_id} has {before.get(key)!r}, {after.get(key)!r} given; it cannot "
+                "change in a resumed run, start a new one instead"
+            )
+        logger.info("resumed with %s %r instead of %r", key, after.get(key), before.get(key))
+
+
+def _newest_good(run_id: str, folder: Path) -> tuple[Path, tuple[Path, ...]]:
+    """Return the newest checkpoint that reads well, and the ones before it."""
+    paths = []
+    for name in list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS):
+        path = download_artifact(run_id, f"{names.ARTIFACT_CHECKPOINTS}/{name}", folder)
+        try:
+            load_training_state(path)
+            paths.append((read_manifest(path).step, path))
+        except (CheckpointError, ValueError) as error:
+            logger.warning("checkpoint %s of run %s is not usable: %s", name, run_id, error)
+    if not paths:
+        raise CheckpointError(
+            f"run {run_id} has no checkpoint to resume from; start it anew (clew train --config)"
+        )
+    ordered = [path for _, path in sorted(paths, key=lambda item: (item[0], item[1].name))]
+    return ordered[-1], tuple(ordered[:-1])

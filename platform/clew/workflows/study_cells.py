@@ -1,0 +1,79 @@
+"""A study's cells: each runs in a process of its own, unless an earlier run of it is finished."""
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+
+from clew import names
+from clew.config.services import TrackingConfig
+from clew.config.study import Study
+from clew.errors import ClewError, Interrupted
+from clew.queries.cells import find_cell
+from clew.queries.runs import find_run
+from clew.tracking.hardware import describe_machine, git_commit
+from clew.tracking.mlflow_store import open_tracker
+from clew.workflows.child import trace_in_child, train_in_child
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What became of one variant with one seed."""
+
+    variant: str
+    seed: int
+    run_id: str | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def run_cell(study: Study, variant: str, seed: int, parent: str | None) -> CellResult:
+    """Return the cell's earlier result, or run it; a failure is a result too.
+
+    Raises:
+        Interrupted: stopped by the person.
+    """
+    cell_id = _identify(study.cell_id(variant, seed))
+    earlier = find_cell(cell_id)
+    if earlier is not None:
+        return CellResult(variant, seed, earlier.run_id, dict(earlier.metrics))
+    try:
+        if study.command == "tracin":
+            return _traced(study, variant, seed, parent, cell_id)
+        tags = _tags(study, cell_id)
+        result = train_in_child(study.config(variant, seed), parent_run_id=parent, tags=tags)
+        return CellResult(variant, seed, result.run_id, result.metrics)
+    except Interrupted:
+        raise
+    except ClewError as error:
+        logger.warning("%s, seed %d: %s", variant, seed, error)
+        return CellResult(variant, seed, None, problem=str(error))
+
+
+def _traced(study: Study, variant: str, seed: int, parent: str | None, cell_id: str) -> CellResult:
+    """Explain the seed's model, which is trained first if no earlier cell has done so."""
+    assert study.tests is not None
+    config = study.model_config_of(seed)
+    model_id = _identify(f"{study.name}/model/{config.config_hash}")
+    model = find_cell(model_id)
+    if model is None:
+        train_in_child(config, parent_run_id=parent, tags=_tags(study, model_id))
+        model = find_cell(model_id)
+        assert model is not None
+    run_id = trace_in_child(model.run_id, study.tests, study.influence_settings(variant))
+    tags = _tags(study, cell_id) | ({"mlflow.parentRunId": parent} if parent else {})
+    tracking = TrackingConfig(experiment=config.tracking.experiment)
+    with open_tracker(tracking, kind=names.KIND_TRACE, run_id=run_id) as tracker:
+        tracker.tags(tags)
+    return CellResult(variant, seed, run_id, dict(find_run(run_id).metrics))
+
+
+def _identify(content: str) -> str:
+    """Return what identifies a cell on this machine at this commit."""
+    whole = f"{content}/{describe_machine().summary}/{git_commit()}"
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def _tags(study: Study, cell_id: str) -> dict[str, str]:
+    return {names.TAG_CELL: cell_id, names.TAG_STUDY: study.name}

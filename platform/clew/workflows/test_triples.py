@@ -1,0 +1,112 @@
+"""Reads the triples to explain: `head,relation,tail`, or a file of triples.
+
+A line that cannot be used does not hide the others: each triple carries its own problem.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from clew.data.dictionaries import fields_to_ids
+from clew.data.text_blocks import line_blocks
+from clew.data.triples import KnowledgeGraph, Triples
+from clew.data.vocabulary import Vocabulary
+from clew.errors import DataError
+
+SHOWN_PROBLEMS = 5
+NUM_FIELDS = 3
+
+
+@dataclass(frozen=True)
+class TestTriple:
+    """One line of test triples; `ids` are missing where `problem` says why."""
+
+    __test__ = False
+
+    index: int
+    """Place among the lines, from 0."""
+    text: str
+    ids: tuple[int, int, int] | None
+    problem: str = ""
+
+
+def read_test_triples(test: str, graph: KnowledgeGraph) -> list[TestTriple]:
+    """Read a file of triples, or one triple written `head,relation,tail`.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if not test.strip():
+        raise DataError("no test triple given; expected head,relation,tail or a file of triples")
+    path = Path(test)
+    if path.is_file():
+        lines = b"".join(line_blocks(path)).decode("utf-8", "replace").split("\n")[:-1]
+        return [_of_line(index, line, graph) for index, line in enumerate(lines)]
+    if "," not in test:
+        raise DataError(
+            f"{test}: no such file, and no triple head,relation,tail; expected one of them"
+        )
+    return [_of_commas(test, graph)]
+
+
+def usable(triples: Sequence[TestTriple], source: str) -> Triples:
+    """Return the ids of triples that must all be usable.
+
+    Raises:
+        DataError: some are not; the message lists the first few, with near matches.
+    """
+    wrong = [triple for triple in triples if triple.ids is None]
+    if wrong:
+        more = f" (and {len(wrong) - SHOWN_PROBLEMS} more)" if len(wrong) > SHOWN_PROBLEMS else ""
+        listed = "; ".join(
+            f"line {triple.index + 1}: {triple.problem}" for triple in wrong[:SHOWN_PROBLEMS]
+        )
+        raise DataError(f"{source}: {listed}{more}")
+    return np.array([triple.ids for triple in triples], np.int32).reshape(-1, NUM_FIELDS)
+
+
+def _of_line(index: int, line: str, graph: KnowledgeGraph) -> TestTriple:
+    fields = line.split("\t")
+    if len(fields) != NUM_FIELDS or "" in fields:
+        problem = f"{line!r} is not head<TAB>relation<TAB>tail"
+        return TestTriple(index, line, None, problem)
+    return _of_fields(index, line, fields, graph)
+
+
+def _of_commas(text: str, graph: KnowledgeGraph) -> TestTriple:
+    """Split at two of the commas; names may hold commas, so every way is tried."""
+    pieces = text.split(",")
+    ways = [
+        [",".join(pieces[:i]), ",".join(pieces[i:j]), ",".join(pieces[j:])]
+        for i in range(1, len(pieces) - 1)
+        for j in range(i + 1, len(pieces))
+    ]
+    if not ways:
+        return TestTriple(0, text, None, f"{text!r} is not head,relation,tail")
+    tried = [_of_fields(0, text, [field.strip() for field in way], graph) for way in ways]
+    found = [triple for triple in tried if triple.ids is not None]
+    if len(found) > 1:
+        problem = f"{text!r} can be read as {len(found)} triples; give a file with tabs instead"
+        return TestTriple(0, text, None, problem)
+    return found[0] if found else tried[0]
+
+
+def _of_fields(index: int, text: str, fields: list[str], graph: KnowledgeGraph) -> TestTriple:
+    problems, ids = [], []
+    for field, vocabulary in zip(
+        fields, (graph.entities, graph.relations, graph.entities), strict=True
+    ):
+        found = _find(field, vocabulary)
+        if found < 0:
+            problems.append(vocabulary.unknown_name_message(field))
+        ids.append(found)
+    if problems:
+        return TestTriple(index, text, None, "; ".join(problems))
+    return TestTriple(index, text, (ids[0], ids[1], ids[2]))
+
+
+def _find(field: str, vocabulary: Vocabulary) -> int:
+    return int(fields_to_ids(pa.array([field], pa.string()), vocabulary)[0])

@@ -1,0 +1,198 @@
+"""Finds the checkpoints that an explanation sums over: of a run, a registered model, a folder."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clew import names
+from clew.checkpoints import (
+    MANIFEST_FILE,
+    CheckpointRecord,
+    list_checkpoints,
+    read_manifest,
+    read_record,
+)
+from clew.config.load import from_mapping
+from clew.config.schema import RunConfig
+from clew.data.triple_files import read_triples
+from clew.data.triples import KnowledgeGraph
+from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.influence.tracin import Tracer
+from clew.queries.runs import download_artifact, list_artifact_folders
+from clew.tasks.link_prediction import LinkPrediction
+from clew.training.precision import resolve_device
+from clew.training.setup import prepare_process
+from clew.workflows.model_source import (
+    REGISTRY_SCHEME,
+    LoadedModel,
+    ModelSource,
+    check_fingerprint,
+    find_version,
+)
+from clew.workflows.tasks import build_task
+
+
+@dataclass(frozen=True)
+class TraceSource:
+    """A trained model with its checkpoints, ready to explain predictions."""
+
+    model: ModelSource
+    """At its last checkpoint; the configuration holds the settings of the explanation."""
+    checkpoints: tuple[CheckpointRecord, ...]
+    task: LinkPrediction
+    tracer: Tracer
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model as evaluation sees it."""
+        return LoadedModel(self.task, self.tracer.models[-1], self.tracer.device)
+
+
+@contextmanager
+def open_trace_source(
+    reference: str, overrides: Mapping[str, Any], *, train: str = ""
+) -> Iterator[TraceSource]:
+    """Find a model's checkpoints, read its data and load it all.
+
+    Args:
+        reference: A run id, `models:/name@alias`, or a folder of checkpoints.
+        overrides: Settings of the explanation, `influence.key` to value.
+        train: File of training triples; it must be the model's own.
+
+    Raises:
+        UsageError: the checkpoints or the data are missing or do not belong together.
+    """
+    with open_checkpoints(reference, overrides) as (model, records):
+        yield _load(model, records, train)
+
+
+@contextmanager
+def open_checkpoints(
+    reference: str, overrides: Mapping[str, Any]
+) -> Iterator[tuple[ModelSource, tuple[CheckpointRecord, ...]]]:
+    """Find a model's checkpoints, in order of their steps, and have them on local disk.
+
+    Args:
+        reference: A run id, `models:/name@alias`, or a folder of checkpoints.
+        overrides: Settings of the explanation, `influence.key` to value.
+
+    Raises:
+        UsageError: the checkpoints are missing or do not belong together.
+    """
+    if not reference.strip():
+        raise ConfigError(
+            "no model given; expected a run id, models:/name@alias, or a folder of checkpoints"
+        )
+    with tempfile.TemporaryDirectory(prefix="clew-trace-") as folder:
+        version = None
+        run_id: str | None = reference
+        if reference.startswith(REGISTRY_SCHEME):
+            version = find_version(reference)
+            run_id = version.run_id
+        if version is None and Path(reference).is_dir():
+            run_id, records = None, _of_folder(Path(reference))
+        else:
+            records = _of_run(run_id or "", Path(folder))
+        config = _common_config(records, overrides)
+        manifest = read_manifest(records[-1].path)
+        model = ModelSource(
+            reference,
+            records[-1].path,
+            manifest,
+            config,
+            run_id or manifest.run_id or None,
+            version,
+        )
+        yield model, tuple(records)
+
+
+def _load(model: ModelSource, records: tuple[CheckpointRecord, ...], train: str) -> TraceSource:
+    config = model.config
+    prepare_process(config)
+    task = build_task(config)
+    if not isinstance(task, LinkPrediction):
+        raise ConfigError(
+            f"{model.title} is a {task.kind} model; tracin explains link prediction: triples"
+        )
+    check_fingerprint(model, task.data_fingerprint)
+    if train:
+        _check_training_file(Path(train), task.graph, model)
+    tracer = Tracer(
+        task,
+        config,
+        settings=config.influence,
+        checkpoints=records,
+        device=resolve_device("cpu" if config.training.device == "cpu" else "auto"),
+    )
+    return TraceSource(model, records, task, tracer)
+
+
+def _of_run(run_id: str, folder: Path) -> list[CheckpointRecord]:
+    """Download a run's checkpoints."""
+    try:
+        folders = list_artifact_folders(run_id)
+    except TrackingError as error:
+        if "/" in run_id or "." in run_id:
+            raise CheckpointError(
+                f"{run_id}: no such folder; expected a run id, models:/name@alias, or a folder of "
+                "checkpoints"
+            ) from None
+        raise error from None
+    if names.ARTIFACT_CHECKPOINTS not in folders:
+        raise CheckpointError(
+            f"run {run_id} has no checkpoints (it has {', '.join(folders) or 'no artifacts'}); "
+            "influence is a sum over them: train with tracking.log_checkpoints=true"
+        )
+    records = list_checkpoints(download_artifact(run_id, names.ARTIFACT_CHECKPOINTS, folder))
+    if not records:
+        raise CheckpointError(f"run {run_id}: {names.ARTIFACT_CHECKPOINTS} is empty; train again")
+    return records
+
+
+def _of_folder(folder: Path) -> list[CheckpointRecord]:
+    """Take the checkpoints of a run's folder, of a folder of checkpoints, or a single one."""
+    if (folder / MANIFEST_FILE).is_file():
+        return [read_record(folder)]
+    inner = folder / names.ARTIFACT_CHECKPOINTS
+    records = list_checkpoints(inner if inner.is_dir() else folder)
+    if not records:
+        raise CheckpointError(
+            f"{folder}: no checkpoints; expected folders with {MANIFEST_FILE}, such as epoch-0005"
+        )
+    return records
+
+
+def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration that the checkpoints share, with the explanation's settings."""
+    manifests = [read_manifest(record.path) for record in records]
+    for record, manifest in zip(records, manifests, strict=True):
+        if manifest.data_fingerprint != manifests[-1].data_fingerprint:
+            raise CheckpointError(
+                f"{record.path}: was trained on data {manifest.data_fingerprint}, "
+                f"{records[-1].path.name} on {manifests[-1].data_fingerprint}; expected the "
+                "checkpoints of one run"
+            )
+    return from_mapping(manifests[-1].config, overrides, source="settings of the explanation")
+
+
+def _check_training_file(path: Path, graph: KnowledgeGraph, model: ModelSource) -> None:
+    """Refuse training triples other than the model's own; their order may differ."""
+    given = np.unique(read_triples(path, graph.entities, graph.relations), axis=0)
+    own = np.unique(graph.train, axis=0)
+    if not np.array_equal(given, own):
+        raise CheckpointError(
+            f"{path}: holds {len(given)} distinct triples, {model.title} was trained on "
+            f"{len(own)} others (data fingerprint {model.manifest.data_fingerprint}); leave "
+            "train out to use the model's own"
+        )
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a report calls the device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

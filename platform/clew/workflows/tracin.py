@@ -1,0 +1,271 @@
+"""Explain predictions: TracIn of all training triples on some test triples, recorded as a run."""
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clew import names
+from clew.checkpoints import CheckpointRecord
+from clew.config.services import TrackingConfig
+from clew.data.triples import Triples
+from clew.errors import ConfigError
+from clew.influence.report import Findings, ReportSource, write_report
+from clew.records import InfluenceReport, TripleRecord, read_influence_json
+from clew.tracking.base import Tracker
+from clew.tracking.hardware import process_gib, process_peak_gib, reset_process_peak
+from clew.tracking.mlflow_store import open_tracker
+from clew.workflows.evaluate import tags_of
+from clew.workflows.test_triples import read_test_triples, usable
+from clew.workflows.trace_source import TraceSource, device_name, open_trace_source
+
+logger = logging.getLogger(__name__)
+
+REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
+SHOWN_PROPONENTS = 3
+WITHOUT_EFFECT = frozenset(
+    {
+        "batch_size",
+        "enable_memory_cleanup",
+        "half_precision_deviation",
+        "memory_budget_mib",
+        "tests_per_group",
+        "tests_per_pass",
+        "tile_triples",
+        "use_gradient_checkpointing",
+    }
+)
+"""Settings that change time or memory, but no result."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """An explanation, the run that records it, and where its files are, if they were asked for."""
+
+    report: InfluenceReport
+    run_id: str | None
+    output: Path | None
+
+    def table(self) -> str:
+        """Return the run and, for each test triple, its strongest proponents and opponents."""
+        lines = [f"run {self.run_id or '(not recorded)'}"]
+        if self.output is not None:
+            lines.append(f"files in {self.output}")
+        for test in self.report.tests:
+            lines += ["", f"{in_words(test.test)}   score {test.score:.4f}, rank {test.rank:g}"]
+            for sign, entries in (("+", test.proponents), ("-", test.opponents)):
+                lines += [
+                    f"  {sign} {entry.influence:+.4g}  {in_words(entry.train)}"
+                    for entry in entries[:SHOWN_PROPONENTS]
+                ]
+        return "\n".join([*lines, "", self.report.sign])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON values: the run, where files are, and how long it took."""
+        return {
+            "run_id": self.run_id,
+            "output": None if self.output is None else str(self.output),
+            "tests": len(self.report.tests),
+            "seconds": self.report.seconds,
+        }
+
+
+def in_words(triple: TripleRecord) -> str:
+    """Return a triple as people read it."""
+    return f"{triple.head.label} · {triple.relation.label} · {triple.tail.label}"
+
+
+def tracin(
+    model: str,
+    test: str,
+    overrides: Mapping[str, Any],
+    *,
+    train: str = "",
+    output: Path | None = None,
+    progress: Progress = lambda done, total: None,
+) -> TraceResult:
+    """Explain test triples by all training triples, and record it as a run of kind `trace`.
+
+    Args:
+        model: A run id, `models:/name@alias`, or a folder of checkpoints.
+        test: A file of triples, or one `head,relation,tail`.
+        overrides: Settings of the explanation, `influence.key` to value.
+        train: File of training triples; it must be the model's own.
+        output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
+        progress: Told training triples done and to do.
+
+    Raises:
+        UsageError: the model, its checkpoints, its data or the triples cannot be used.
+    """
+    with open_trace_source(model, overrides, train=train) as source:
+        tests = usable(read_test_triples(test, source.task.graph), test)
+        settings = settings_of(source, tests)
+        check_output(output, settings)
+        with (
+            open_trace_run(source, f"tracin {source.task.dataset}") as tracker,
+            tempfile.TemporaryDirectory(prefix="clew-influence-") as temporary,
+        ):
+            folder = Path(temporary) / names.ARTIFACT_INFLUENCE
+            findings = explain(source, tests, progress=progress)
+            report = write_report(folder, report_source(source, settings), findings)
+            tracker.metrics(speed(findings) | deviation(settings), source.model.manifest.step)
+            tracker.artifact(folder)
+            if output is not None:
+                copy_files(folder, output)
+        return TraceResult(report, tracker.run_id, output)
+
+
+def explain(
+    source: TraceSource,
+    tests: Triples,
+    *,
+    candidates: np.ndarray | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Findings:
+    """Compute everything that a report of these test triples says."""
+    tracer = source.tracer
+    began = time.perf_counter()
+    explanations = tracer.explain(tests, candidates=candidates, progress=progress)
+    scores, ranks = tracer.scores_and_ranks(tests)
+    counts = np.full(len(tests), len(source.task.graph.train))
+    return Findings(
+        tests=tests,
+        explanations=explanations,
+        scores=scores,
+        ranks=ranks,
+        candidates=counts if candidates is None else candidates.sum(1),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
+    """Return every option that was in force, what was chosen by itself, and what was measured."""
+    tracer = source.tracer
+    plan = tracer.plan(len(tests))
+    operand = str(tracer.operand or tracer.models[0].entity.weight.dtype).removeprefix("torch.")
+    settings: dict[str, Any] = source.model.config.influence.model_dump(mode="json")
+    settings |= {
+        "tile_triples": plan.tile_triples,
+        "tests_per_pass": plan.tests_per_pass,
+        "precision": operand,
+        "loss": source.model.config.loss.model_dump(mode="json"),
+        "inverse_relations": source.task.inverse_relations,
+        "data_fingerprint": source.task.data_fingerprint,
+        "config_hash": source.model.manifest.config_hash,
+    }
+    if tracer.settings.score == "preconditioned":
+        settings["second_moment"] = "rank 1 for entity table and projection, exact elsewhere"
+    if tracer.operand is not None:
+        settings["half_precision_deviation"] = tracer.half_precision_deviation(tests)
+    return settings
+
+
+def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSource:
+    """Return what all tests of the report have in common."""
+    records: tuple[CheckpointRecord, ...] = source.checkpoints
+    return ReportSource(
+        graph=source.task.graph,
+        task=source.task.kind,
+        run_id=source.model.run_id or "",
+        checkpoints=records,
+        settings=settings,
+        device=device_name(source.tracer.device),
+    )
+
+
+@contextmanager
+def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
+    """Open a run of kind `trace` that is linked to the run it explains."""
+    tracker = open_tracker(
+        TrackingConfig(experiment=source.model.config.tracking.experiment),
+        kind=names.KIND_TRACE,
+        run_name=run_name,
+        tags=tags_of(source.model, source.loaded) | {names.TAG_VARIANT: variant(source)},
+    )
+    reset_process_peak()
+    started_gib = process_gib()
+    with tracker:
+        tracker.params(
+            {
+                f"{names.PARAMETER_PREFIX}influence.{key}": value
+                for key, value in source.model.config.influence.model_dump(mode="json").items()
+            }
+        )
+        yield tracker
+        peak = process_peak_gib()
+        values = {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - started_gib}
+        tracker.metrics(values, source.model.manifest.step)
+
+
+def variant(source: TraceSource) -> str:
+    """Return the run's variant: precision, and what else changes the scores or the memory."""
+    settings = source.tracer.settings
+    precision = {"float16": "fp16", "bfloat16": "bf16"}
+    name = precision.get(str(source.tracer.operand).removeprefix("torch."), "fp32")
+    name += "+ckpt" if settings.use_gradient_checkpointing else ""
+    name += f"+last{settings.num_last_layers}" if settings.use_last_layers_only else ""
+    name += "" if settings.enable_memory_cleanup else "-cleanup"
+    return name if settings.score == "raw" else f"{name}+{settings.score}"
+
+
+def speed(findings: Findings) -> dict[str, float]:
+    """Return the metrics of speed."""
+    pairs = float(findings.candidates.sum())
+    return {
+        names.INFLUENCE_SECONDS_PER_TEST: findings.seconds / len(findings.tests),
+        names.INFLUENCE_PAIRS_PER_SECOND: pairs / findings.seconds,
+    }
+
+
+def deviation(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of half precision's deviation; empty in float32."""
+    measured = settings.get("half_precision_deviation")
+    if measured is None:
+        return {}
+    return {
+        names.INFLUENCE_HALF_PRECISION_ERROR: measured["relative_error"],
+        names.INFLUENCE_HALF_PRECISION_SPEARMAN: measured["spearman_top_100"],
+    }
+
+
+def check_output(output: Path | None, settings: Mapping[str, Any]) -> None:
+    """Refuse to write over the results of other settings."""
+    if output is None:
+        return
+    existing = output / names.INFLUENCE_JSON if not _is_file_name(output) else output
+    if existing.suffix != ".json" or not existing.is_file():
+        return
+    earlier = read_influence_json(existing).settings
+    for key, value in settings.items():
+        if key in WITHOUT_EFFECT or earlier.get(key) == value:
+            continue
+        raise ConfigError(
+            f"{existing} holds results for other settings ({key}: {earlier.get(key)!r} there, "
+            f"{value!r} now); give another output, or move that file away"
+        )
+
+
+def copy_files(folder: Path, output: Path) -> None:
+    """Copy the three files to a folder, or one of them to a file, each whole or not at all."""
+    if _is_file_name(output):
+        pairs = [(folder / f"influence{output.suffix}", output)]
+    else:
+        pairs = [(folder / name, output / name) for name in REPORT_FILES]
+    for found, target in pairs:
+        if not found.is_file():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        temporary.write_bytes(found.read_bytes())
+        temporary.replace(target)
+
+
+def _is_file_name(output: Path) -> bool:
+    return output.suffix in (".json", ".csv", ".parquet")

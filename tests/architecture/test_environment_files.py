@@ -1,0 +1,114 @@
+"""pyproject.toml, constraints.txt, conda.yaml and python_env.yaml say the same."""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+# Brought in by torch alone, where it is built for a GPU, in the versions that torch itself pins.
+GPU_LIBRARIES = ("nvidia-", "cuda-", "triton")
+
+
+@pytest.fixture(scope="module")
+def declared(root: Path) -> dict[str, Any]:
+    return dict(tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"])
+
+
+@pytest.fixture(scope="module")
+def pins(root: Path) -> dict[str, str]:
+    lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    entries = [line for line in lines if line and not line.startswith("#")]
+    found = {}
+    for entry in entries:
+        name, separator, version = entry.partition("==")
+        assert separator, f"{entry!r} is no exact pin"
+        assert str(Version(version)) == version, entry
+        assert Version(version).local is None, f"{entry!r} names one build"
+        found[canonicalize_name(name)] = version
+    assert len(found) == len(entries)
+    return found
+
+
+def requirements(declared: dict[str, Any]) -> list[Requirement]:
+    extras = [r for group in declared["optional-dependencies"].values() for r in group]
+    return [Requirement(text) for text in [*declared["dependencies"], *extras]]
+
+
+def needed(roots: list[Requirement]) -> Iterator[str]:
+    """Walk the installed distributions that the requirements bring in, by name."""
+    pending, seen = list(roots), set()
+    while pending:
+        requirement = pending.pop()
+        name = canonicalize_name(requirement.name)
+        key = (name, frozenset(requirement.extras))
+        if key in seen or name.startswith(GPU_LIBRARIES):
+            continue
+        seen.add(key)
+        yield name
+        for text in metadata.distribution(name).requires or []:
+            below = Requirement(text)
+            extras = requirement.extras or {""}
+            if below.marker is None or any(below.marker.evaluate({"extra": e}) for e in extras):
+                pending.append(below)
+
+
+def test_agreed_versions(pins: dict[str, str]) -> None:
+    assert pins["torch"] == "2.13.0"
+    assert pins["mlflow"] == "3.17.2"
+    assert pins["streamlit"] == "1.67.0"
+    assert Version(pins["pyarrow"]) < Version("26")
+
+
+def test_pins_satisfy_what_is_declared(declared: dict[str, Any], pins: dict[str, str]) -> None:
+    for requirement in requirements(declared):
+        version = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} against {version}"
+
+
+def test_everything_brought_in_is_pinned(declared: dict[str, Any], pins: dict[str, str]) -> None:
+    assert sorted(set(needed(requirements(declared))) - set(pins)) == []
+
+
+def test_what_is_installed_is_what_is_pinned(
+    declared: dict[str, Any], pins: dict[str, str]
+) -> None:
+    """The tests speak for the pinned versions only if these are the ones that run."""
+    for name in set(needed(requirements(declared))):
+        installed = Version(metadata.version(name)).public
+        assert installed == pins[name], f"{name} {installed} is installed; run make test"
+
+
+def test_conda_installs_the_same(root: Path, declared: dict[str, Any]) -> None:
+    conda = yaml.safe_load((root / "conda.yaml").read_text(encoding="utf-8"))
+    python, pip, installed = conda["dependencies"]
+    assert (conda["name"], pip) == (declared["name"], "pip")
+    assert installed == {"pip": ["-c constraints.txt", "-e ."]}
+    assert python.removeprefix("python=") == lowest_python(declared)
+
+
+def test_python_env_installs_the_same(root: Path, declared: dict[str, Any]) -> None:
+    environment = yaml.safe_load((root / "python_env.yaml").read_text(encoding="utf-8"))
+    assert environment["dependencies"] == ["-c constraints.txt", "."]
+    assert environment["python"] == lowest_python(declared)
+
+
+def lowest_python(declared: dict[str, Any]) -> str:
+    (bound,) = SpecifierSet(declared["requires-python"])
+    assert bound.operator == ">="
+    return bound.version
+
+
+def test_setup_asks_for_the_same_python(root: Path, declared: dict[str, Any]) -> None:
+    major, minor = lowest_python(declared).split(".")
+    text = (root / ".ci" / "setup").read_text(encoding="utf-8")
+    assert f"sys.version_info < ({major}, {minor})" in text
+    assert sys.version_info >= (int(major), int(minor))

@@ -1,0 +1,69 @@
+"""Which way imports run: the contracts of pyproject.toml hold, and would be missed if broken."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LINT = Path(sys.executable).with_name("lint-imports")
+
+
+def lint_imports(project: Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(project / "platform"), str(project)])
+    return subprocess.run(
+        [str(LINT), "--no-cache", "--no-logo"],
+        cwd=project,
+        env=os.environ | {"PYTHONPATH": paths, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_contracts_hold(root: Path) -> None:
+    report = lint_imports(root)
+    assert report.returncode == 0, report.stdout + report.stderr
+    assert " 0 broken" in report.stdout
+
+
+BROKEN = [
+    ("platform/clew/config/base.py", "import clew.checkpoints", "Rooms import downwards"),
+    ("platform/clew/models/__init__.py", "import clew.data", "Rooms import downwards"),
+    ("platform/clew/helpers.py", "ANSWER = 42", "Rooms import downwards"),
+    ("platform/clew/training/__init__.py", "import mlflow", "MLflow is known to"),
+    ("platform/clew/config/__init__.py", "import torch", "A configuration is checked"),
+    ("platform/clew/queries/__init__.py", "import clew.shapes", "never reach torch"),
+    ("platform/clew/tracking/base.py", "import mlflow", "seam is free of MLflow"),
+    ("platform/clew/workflows/__init__.py", "import streamlit", "Streamlit is known"),
+    ("ui/views/__init__.py", "import clew.queries", "Only ui.data reads"),
+    ("ui/data/__init__.py", "import ui.views", "Pages over components"),
+]
+
+
+@pytest.fixture(scope="module")
+def broken_report(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Report on a copy of the project in which every contract is broken."""
+    copy = tmp_path_factory.mktemp("broken")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "bundled")
+    shutil.copytree(root / "platform", copy / "platform", ignore=ignore)
+    shutil.copytree(root / "ui", copy / "ui", ignore=ignore)
+    shutil.copy(root / "pyproject.toml", copy)
+    for file, line, _ in BROKEN:
+        with (copy / file).open("a", encoding="utf-8") as stream:
+            stream.write(f"\n{line}\n")
+    report = lint_imports(copy)
+    assert report.returncode == 1, report.stdout + report.stderr
+    return report.stdout
+
+
+@pytest.mark.parametrize(("file", "line", "contract"), BROKEN)
+def test_broken_import_is_found(broken_report: str, file: str, line: str, contract: str) -> None:
+    summary, _, details = broken_report.partition("Broken contracts")
+    assert any(contract in row for row in summary.splitlines() if " BROKEN" in row)
+    module = file.removeprefix("platform/").removesuffix(".py").replace("/", ".")
+    importer = module.removesuffix(".__init__")
+    imported = line.removeprefix("import ")
+    assert importer in details if imported == line else f"{importer} -> {imported} " in details

@@ -1,0 +1,56 @@
+"""What must start fast imports nothing heavy, checked in a fresh interpreter."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def modules_of(package: str, root: Path) -> list[str]:
+    """Return the package and every module below it."""
+    source = root / "platform" if package.startswith("clew") else root
+    folder = source.joinpath(*package.split("."))
+    if not folder.is_dir():
+        return [package]
+    files = [path.relative_to(source).with_suffix("") for path in folder.rglob("*.py")]
+    return sorted({".".join(path.parts).removesuffix(".__init__") for path in files})
+
+
+def heavy_after_import(modules: list[str], heavy: list[str], root: Path) -> list[str]:
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return list(json.loads(result.stdout.splitlines()[-1]))
+
+
+CASES = [
+    ("clew.config", ["torch", "mlflow", "streamlit", "numpy", "pandas", "pyarrow"]),
+    ("clew.errors", ["torch", "mlflow", "streamlit", "numpy"]),
+    ("clew.store", ["torch", "mlflow", "streamlit"]),
+    ("clew.records", ["torch", "mlflow", "streamlit"]),
+    ("clew.names", ["torch", "mlflow", "streamlit", "numpy"]),
+    ("clew.cli", ["torch", "mlflow", "streamlit", "pandas"]),
+    ("clew.__main__", ["torch", "mlflow", "streamlit", "pandas"]),
+    ("clew.tracking.base", ["mlflow", "streamlit"]),
+    ("clew.queries", ["torch", "streamlit"]),
+    ("ui.views", ["torch"]),
+    ("ui.components", ["torch"]),
+    ("ui.data", ["torch"]),
+]
+
+
+@pytest.mark.parametrize(("package", "heavy"), CASES, ids=[case[0] for case in CASES])
+def test_import_stays_light(root: Path, package: str, heavy: list[str]) -> None:
+    assert heavy_after_import(modules_of(package, root), heavy, root) == []
+
+
+def test_the_check_sees_torch(root: Path) -> None:
+    assert heavy_after_import(["clew.checkpoints"], ["torch"], root) == ["torch"]

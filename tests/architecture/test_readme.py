@@ -1,0 +1,123 @@
+"""What README.md tells people to type exists: targets, verbs, options, parameters, files."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from clew.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ("README.md", "experiments/README.md")
+PROGRAMS = ("make", "clew", "mlflow", "python", "python3")
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """Yield the lines of fenced and of indented code blocks, continued lines joined."""
+    fenced = False
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line.strip().removeprefix("$ ")
+
+
+def program_and_words(line: str) -> tuple[str, list[str]]:
+    """Split a command line, without the variables that it sets and its comment."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return "", []
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    return (words[0].removeprefix(".venv/bin/"), words[1:]) if words else ("", [])
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return (document, command line) for every command of ours in a code block."""
+    return [
+        (document, line)
+        for document in DOCUMENTS
+        if (ROOT / document).exists()
+        for line in code_lines((ROOT / document).read_text(encoding="utf-8"))
+        if program_and_words(line)[0] in PROGRAMS
+    ]
+
+
+def test_make_is_on_the_first_page() -> None:
+    readme = [command for document, command in commands() if document == "README.md"]
+    assert any(command.startswith("make demo") for command in readme)
+    assert any(command.startswith("mlflow run . -e train") for command in readme)
+
+
+@pytest.mark.parametrize(("document", "line"), commands())
+def test_command_exists(document: str, line: str) -> None:
+    program, words = program_and_words(line)
+    match program:
+        case "make":
+            check_make(words)
+        case "clew":
+            check_clew(words)
+        case "mlflow":
+            check_mlflow(words)
+        case _:
+            check_python(words)
+
+
+def check_make(words: list[str]) -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in (word for word in words if "=" not in word):
+        assert re.search(rf"^{re.escape(target)}:", text, re.M), f"no target {target}"
+
+
+def check_clew(words: list[str]) -> None:
+    assert words[0] in cli.commands, f"clew has no verb {words[0]}"
+    known = {option for p in cli.commands[words[0]].params for option in options_of(p)}
+    given = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
+    assert given <= known | {"--help"}
+    check_files(words[1:])
+
+
+def options_of(parameter: click.Parameter) -> list[str]:
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+def check_mlflow(words: list[str]) -> None:
+    if words[0] != "run":
+        assert words[0] in {"server", "ui", "artifacts", "runs", "experiments"}
+        return
+    project: dict[str, Any] = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
+    entry_point = words[words.index("-e") + 1] if "-e" in words else "main"
+    parameters = project["entry_points"][entry_point].get("parameters", {})
+    for word in (after for before, after in pairwise(words) if before == "-P"):
+        assert word.partition("=")[0] in parameters
+
+
+def check_python(words: list[str]) -> None:
+    if words[0] == "-m" and words[1].startswith("experiments."):
+        assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file()
+    check_files(words)
+
+
+def check_files(words: list[str]) -> None:
+    for word in words:
+        path = word.rpartition("=")[2]
+        if path.startswith(("experiments/", "platform/", "tests/")):
+            assert (ROOT / path).exists(), f"{path} does not exist"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_and_named_files_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    folder = (ROOT / document).parent
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    missing = [target for target in targets if not (folder / target).exists()]
+    named = re.findall(r"`((?:platform|ui|experiments|tests)/[\w./-]+)`", text)
+    missing += [name for name in named if not (ROOT / name).exists()]
+    assert missing == []

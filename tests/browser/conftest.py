@@ -1,0 +1,107 @@
+"""A browser, servers over seeded stores, and a model that is really trained."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from clew import store as clew_store
+
+clew_store.prepare_client_environment()
+
+from tests.browser.dashboard import CHROMIUM, ROOT, Dashboard, chromium, serving  # noqa: E402
+from tests.ui.conftest import Filled, fill  # noqa: E402
+
+WIDE = {"width": 1400, "height": 900}
+NARROW = {"width": 420, "height": 900}
+Look = Callable[..., Dashboard]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            if not CHROMIUM.is_file():
+                item.add_marker(pytest.mark.skip(reason=f"no Chromium at {CHROMIUM}"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    return fill(tmp_path_factory.mktemp("browser"))
+
+
+@pytest.fixture(scope="session")
+def filled_address(filled: Filled) -> Iterator[str]:
+    with serving(filled.uri) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser_empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(f"sqlite:///{tmp_path_factory.mktemp('none') / 'mlflow.db'}") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def champion(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Train on the bundled graph for a moment and promote; return the store."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('champion') / 'mlflow.db'}"
+    environment = os.environ | {"MLFLOW_TRACKING_URI": uri, "OMP_NUM_THREADS": "1"}
+    for arguments in (
+        ["train", "--num-epochs=2", "--embedding-dim=64", "--output-channels=8"],
+        ["promote", "--experiment=clew", "--name=clew-umls"],
+    ):
+        command = [sys.executable, "-m", "clew", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    return uri
+
+
+@pytest.fixture(scope="session")
+def champion_address(champion: str) -> Iterator[str]:
+    with serving(champion) as address:
+        yield address
+
+
+@pytest.fixture
+def look(browser: Browser) -> Iterator[Look]:
+    """Open a page in a browser of its own; fail at the end on anything that went wrong in it."""
+    opened: list[Dashboard] = []
+
+    def open_page(
+        address: str, path: str = "/", *, width: str = "wide", scheme: str = "light"
+    ) -> Dashboard:
+        context = browser.new_context(
+            viewport=WIDE if width == "wide" else NARROW,  # type: ignore[arg-type]
+            color_scheme=scheme,  # type: ignore[arg-type]
+            accept_downloads=True,
+        )
+        opened.append(Dashboard(context.new_page(), address))
+        return opened[-1].open(path)
+
+    yield open_page
+    for dashboard in opened:
+        dashboard.page.context.close()
+    assert [problem for dashboard in opened for problem in dashboard.problems] == []
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where pictures go: `$CLEW_SCREENSHOTS`, or a folder that is thrown away."""
+    folder = os.environ.get("CLEW_SCREENSHOTS")
+    path = Path(folder) if folder else tmp_path_factory.mktemp("pictures")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

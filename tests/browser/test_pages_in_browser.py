@@ -1,0 +1,98 @@
+"""Every page in light and dark, wide and narrow: a picture, no error, nothing beside the window."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Look
+from tests.ui.conftest import Filled
+
+PAGES = ("overview", "compare", "influence", "reviews", "models", "ask")
+
+
+def path_of(page: str, filled: Filled) -> str:
+    """Return the address of a page with something to see."""
+    if page == "overview":
+        return "/"
+    if page == "compare":
+        runs = filled.seeder.client.search_runs(
+            [filled.seeder.experiment_id],
+            "tags.`clew.kind` = 'train' AND attributes.status = 'FINISHED'",
+            max_results=9,
+        )
+        return "/compare?runs=" + ",".join(run.info.run_id for run in runs)
+    if page == "influence":
+        return f"/influence?run={filled.trace}&fact=2&edges=20"
+    return f"/{page}"
+
+
+# All four for pictures to look at; two cover both themes and both widths.
+FORMS = [("wide", "light"), ("narrow", "dark"), ("wide", "dark"), ("narrow", "light")]
+SHOWN = FORMS if "CLEW_SCREENSHOTS" in os.environ else FORMS[:2]
+
+
+@pytest.mark.parametrize(("width", "scheme"), SHOWN)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_looks_right(
+    look: Look,
+    filled: Filled,
+    filled_address: str,
+    pictures: Path,
+    page: str,
+    width: str,
+    scheme: str,
+) -> None:
+    dashboard = look(filled_address, path_of(page, filled), width=width, scheme=scheme)
+    assert dashboard.page.locator("h1").inner_text().lower() == page
+    assert not dashboard.page.get_by_test_id("stException").count()
+    dashboard.picture(pictures / f"{page}-{width}-{scheme}.png")
+    assert not dashboard.overflows()
+
+
+def test_hostile_names_are_text(look: Look, filled: Filled, filled_address: str) -> None:
+    for path in (
+        "/",
+        f"/influence?run={filled.hostile}&test=0&fact=1",
+        f"/influence?run={filled.hostile}&test=0&fact=1&picture=bars",
+        f"/influence?run={filled.hostile}&test=0&view=Groups&group=shared+entity",
+        f"/influence?run={filled.hostile}&test=1&view=Review",
+        "/compare?runs=<script>alert(1)</script>&ref=[x](javascript:1)",
+        "/influence?run=<script>alert(1)</script>",
+        "/ask?h=<script>alert(1)</script>&answer=<b>&why=:smile:",
+    ):
+        dashboard = look(filled_address, path)
+        main = dashboard.page.get_by_test_id("stMain")
+        assert main.locator("script").count() == 0
+        assert main.locator('a[href^="javascript"]').count() == 0
+        assert main.locator("b b, h1 script").count() == 0
+    hostile = look(filled_address, f"/influence?run={filled.hostile}&test=0")
+    hostile.shows("<script>alert(1)</script>")
+    hostile.shows("[x](javascript:1)")
+
+
+def test_pointing_at_hostile_names_shows_text(
+    look: Look, filled: Filled, filled_address: str
+) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.hostile}&test=0&picture=bars")
+    place = dashboard.page.get_by_test_id("stVegaLiteChart").first.bounding_box()
+    assert place is not None
+    for share in (0.1, 0.3, 0.5, 0.7):
+        dashboard.page.mouse.move(place["x"] + 80, place["y"] + place["height"] * share)
+        dashboard.page.wait_for_timeout(200)
+        assert dashboard.page.locator("#vg-tooltip-element script").count() == 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_over_no_store(look: Look, browser_empty: str, page: str) -> None:
+    dashboard = look(browser_empty, "/" if page == "overview" else f"/{page}")
+    assert "make demo" in dashboard.text() or "clew " in dashboard.text()
+
+
+def test_links_between_pages(look: Look, filled_address: str) -> None:
+    dashboard = look(filled_address)
+    for page in (*PAGES[1:], PAGES[0]):
+        dashboard.page.get_by_role("link", name=page.capitalize(), exact=True).first.click()
+        dashboard.page.get_by_role("heading", name=page.capitalize(), level=1).wait_for()
+        dashboard.settle()
+        assert not dashboard.page.get_by_test_id("stException").count()

@@ -1,0 +1,162 @@
+"""The reviewer's path: why does the model believe this, and is that a good reason?"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from clew.queries.reviews import read_reviews
+from tests.browser.conftest import Look
+from tests.browser.dashboard import Dashboard, serving
+from tests.ui.conftest import Filled, fill
+
+TESTS, FACTS = 0, 1
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Filled:
+    return fill(tmp_path / "own")
+
+
+@pytest.fixture
+def own_address(own: Filled) -> Iterator[str]:
+    with serving(own.uri) as address:
+        yield address
+
+
+def fact(dashboard: Dashboard) -> str | None:
+    found = re.search(r"[?&]fact=(\d+)", dashboard.page.url)
+    return found[1] if found else None
+
+
+def test_reading_an_explanation(look: Look, filled: Filled, filled_address: str) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.trace}")
+    dashboard.shows("Metformin")
+    dashboard.tick(TESTS, 1)
+    assert "test=1" in dashboard.page.url
+    dashboard.shows("Asked for Aspirin")
+    dashboard.page.get_by_role("searchbox", name="Search test triples").fill("simva")
+    dashboard.page.keyboard.press("Enter")
+    dashboard.settle()
+    dashboard.shows("Asked for Simvastatin")
+
+
+def test_a_row_and_an_edge_select_the_same_fact(
+    look: Look, filled: Filled, filled_address: str
+) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.trace}&edges=4&side=all")
+    dashboard.tick(FACTS, 0)
+    assert fact(dashboard) == "1"
+    dashboard.shows("made the prediction more likely")
+    clicked = click_edges(dashboard)
+    assert clicked, "no edge of the graph could be clicked"
+    dashboard.shows(f"rank {clicked}")
+    path = dashboard.page.url.removeprefix(filled_address)
+    look(filled_address, path).shows(f"rank {clicked}")
+
+
+def click_edges(dashboard: Dashboard) -> str | None:
+    """Click edges of the graph until another fact than the first is selected; return its rank."""
+    chart = dashboard.page.get_by_test_id("stEChartsChart")
+    chart.scroll_into_view_if_needed()
+    place = chart.bounding_box()
+    assert place is not None
+    for x, y in edge_points(chart.screenshot()):
+        dashboard.page.mouse.click(place["x"] + x, place["y"] + y)
+        for _ in range(50):  # a second click on the same edge would take the selection back
+            dashboard.page.wait_for_timeout(100)
+            if fact(dashboard) not in (None, "1"):
+                dashboard.settle()
+                return fact(dashboard)
+    return None
+
+
+def edge_points(picture: bytes) -> list[tuple[int, int]]:
+    """Return some points on proponents' edges other than the selected one, which is not faded."""
+    pixels = np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(int)
+    blueness = pixels[..., 2] - pixels[..., 0]
+    faded = (blueness > 60) & (blueness < 115)
+    # The rims of other lines and of letters are as pale, but not for seven pixels in a row.
+    runs = np.lib.stride_tricks.sliding_window_view(faded, 7, axis=1).all(axis=2)
+    rows, columns = np.nonzero(runs)
+    chosen = np.random.default_rng(0).permutation(len(rows))[:8]
+    return [(int(columns[i]) + 3, int(rows[i])) for i in chosen]
+
+
+def test_filters_of_facts(look: Look, filled: Filled, filled_address: str) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.trace}")
+    dashboard.press("▼ opposing")
+    assert "side=" in dashboard.page.url
+    dashboard.page.get_by_text("Hide siblings").click()
+    dashboard.settle()
+    dashboard.page.get_by_text("Cosine").click()
+    dashboard.settle().press("bars")
+    dashboard.page.get_by_test_id("stVegaLiteChart").first.wait_for()
+    dashboard.press("Groups").press("shared entity").press("Another run")
+    dashboard.choose("Compare with", "tracin fp16 · fp16 · drugmechdb · " + _when(dashboard))
+    dashboard.shows("Spearman")
+    assert "other=" in dashboard.page.url
+
+
+def _when(dashboard: Dashboard) -> str:
+    """Return the time in the label of the fp16 trace run, which depends on the seeds."""
+    dashboard.page.get_by_role("combobox", name="Compare with").click()
+    options = dashboard.page.get_by_role("option").all_inner_texts()
+    dashboard.page.keyboard.press("Escape")
+    return next(text for text in options if "fp16" in text).rsplit(" · ", 1)[1]
+
+
+def test_a_file_from_the_disk(look: Look, filled: Filled, filled_address: str) -> None:
+    folder = Path(filled.uri.removeprefix("sqlite:///")).parent
+    files = sorted(folder.rglob(f"{filled.trace}/**/influence.*"))
+    assert len(files) == 3
+    dashboard = look(filled_address, "/influence")
+    dashboard.page.get_by_text("Open files from this computer instead").click()
+    dashboard.page.locator('input[type="file"]').set_input_files(files)
+    dashboard.settle(800)
+    dashboard.shows("Metformin")
+    assert not dashboard.button("Review").count(), "an uploaded file has no run to write to"
+
+
+def tick_fact(dashboard: Dashboard) -> None:
+    """Tick the first box of the table in the form."""
+    editor = dashboard.page.get_by_test_id("stForm").get_by_test_id("stDataFrame")
+    editor.scroll_into_view_if_needed()
+    cell = editor.locator('[role="gridcell"]').first
+    for _ in range(5):
+        place = editor.bounding_box()
+        assert place is not None
+        dashboard.page.mouse.click(place["x"] + 12, place["y"] + 35 * 1.5)
+        with suppress(AssertionError):  # a table that is just being drawn takes no click
+            expect(cell).to_have_attribute("aria-selected", "true", timeout=2000)
+            break
+    dashboard.page.keyboard.press("Enter")
+    dashboard.settle()
+
+
+def test_a_review_from_verdict_to_export(
+    look: Look, own: Filled, own_address: str, tmp_path: Path
+) -> None:
+    dashboard = look(own_address, f"/influence?run={own.trace}&view=Review")
+    dashboard.press("✗ implausible")
+    tick_fact(dashboard)
+    dashboard.page.get_by_role("textbox", name="Comment").fill("chance <b>only</b>")
+    dashboard.page.get_by_role("textbox", name="Your name").fill("Grace")
+    dashboard.press("Save review")
+    dashboard.shows("Saved with the run")
+    (review,) = read_reviews(own.trace, uri=own.uri).reviews
+    assert (review.verdict, review.reviewer) == ("implausible", "Grace")
+    assert len(review.wrong) + len(review.convincing) == 1
+    dashboard.open("/reviews")
+    assert "Grace" not in dashboard.problems
+    dashboard.shows("1 · 100%")
+    with dashboard.page.expect_download() as download:
+        dashboard.button("⤓ CSV").click()
+    download.value.save_as(tmp_path / "reviews.csv")
+    assert "chance <b>only</b>" in (tmp_path / "reviews.csv").read_text()

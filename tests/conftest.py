@@ -1,0 +1,55 @@
+"""Set-up of all tests: shapes in signatures are checked, nothing is sent anywhere."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
+
+from jaxtyping import install_import_hook
+
+# The rooms of tensor mathematics; elsewhere signatures name protocols, not shapes.
+install_import_hook(
+    ["clew.models", "clew.losses", "clew.evaluation", "clew.influence"], "beartype.beartype"
+)
+
+
+@pytest.fixture(scope="session")
+def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a fresh tracking database; MLflow takes seconds to make one, a copy takes none."""
+    from clew.tracking.opening import connect
+
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    connect(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def tracking_store(
+    store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """Return the folder of an empty tracking store of this test's own, which is the one in use."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    folder = tmp_path / "tracking"
+    folder.mkdir()
+    shutil.copyfile(store_template, folder / "mlflow.db")
+    with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
+        location = (folder / "mlartifacts" / "0").as_uri()
+        base.execute("UPDATE experiments SET artifact_location = ?", [location])
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "CLEW_SPOOL"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    # MLflow keeps the connection of every database it has seen.
+    engine = SqlAlchemyStore._engine_map.pop(uri, None)
+    if engine is not None:
+        engine.dispose()

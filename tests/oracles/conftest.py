@@ -1,0 +1,35 @@
+"""Triton kernels without a GPU: run by Triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def interpreted() -> Callable[[str], str]:
+    """Return a function that runs code with interpreted kernels and returns what it printed.
+
+    The interpreter is chosen when triton is imported, so the code runs in a process of its own.
+    """
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the package triton is not installed; there is none for this system")
+
+    def run(code: str) -> str:
+        environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(["platform", *filter(None, sys.path)])
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.strip()
+
+    return run

@@ -1,0 +1,193 @@
+"""The eigenstate model in double precision: causality, memory, states and scales."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clew.config.eigenstate import EigenstateLMModel
+from clew.models.eigenstate import EigenstateMixer, drop_channels, squared_relu
+from clew.models.eigenstate_lm import EigenstateLM, count_parameters
+
+VOCABULARY = 11
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"resonance": 0.0},
+    "resonance": {"resonance": 0.5},
+    "gates": {"num_gates": 4},
+    "scales": {"scales": (1, 4)},
+    "coarse": {"scales": (3,)},
+    "all": {"resonance": 0.5, "num_gates": 4, "scales": (1, 4), "dropout": 0.2},
+}
+
+
+def build(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> EigenstateLM:
+    sizes = {"d_model": 16, "n_layers": 2, "num_eigenstates": 8, "num_heads": 2}
+    config = EigenstateLMModel(**(sizes | {"max_seq_len": 64, "chunk_size": 7} | options))
+    torch.manual_seed(seed)
+    return EigenstateLM(VOCABULARY, config).to(dtype).eval()
+
+
+def tokens(time: int = 50, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(VOCABULARY, (batch, time), generator=generator)
+
+
+def step_by_step(model: EigenstateLM, sequence: Tensor) -> Tensor:
+    state, outputs = None, []
+    for t in range(sequence.shape[1]):
+        hidden, state = model.advance(sequence[:, t : t + 1], state)
+        outputs.append(model.logits(hidden))
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+def test_outputs_before_a_changed_token_are_bit_equal(options: dict[str, Any], dtype: torch.dtype):
+    model, sequence = build(dtype=dtype, **options), tokens()
+    before = model(sequence)
+    for changed in (0, 1, 3, 6, 7, 8, 29, 49):
+        other = sequence.clone()
+        other[:, changed] = (other[:, changed] + 1) % VOCABULARY
+        after = model(other)
+        assert torch.equal(before[:, :changed], after[:, :changed])
+        assert not torch.equal(before[:, changed], after[:, changed])
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradient_of_the_last_loss_reaches_the_first_token(options: dict[str, Any]):
+    model, sequence = build(**options), tokens(time=60)
+    embedded = model.embedding(sequence).detach().requires_grad_()
+    x = embedded
+    for block in model.blocks:
+        x, _ = block(x)
+    logits = model.logits(model.norm(x))[:, -1]
+    (gradient,) = torch.autograd.grad(logits.logsumexp(-1).sum(), embedded)
+    size = gradient.norm(dim=-1).mean(0)
+    assert size[0] > 1e-4 * size[-1]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 16, 64, 50])
+@pytest.mark.parametrize("options", [OPTIONS["all"], OPTIONS["resonance"]], ids=["all", "one"])
+def test_the_function_does_not_depend_on_the_chunk_size(chunk_size: int, options: dict[str, Any]):
+    sequence = tokens()
+    reference = build(**(options | {"chunk_size": 50}))(sequence)
+    torch.testing.assert_close(
+        build(**(options | {"chunk_size": chunk_size}))(sequence), reference, rtol=1e-11, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_step_by_step_logits_equal_parallel_logits(options: dict[str, Any]):
+    model, sequence = build(**options), tokens()
+    parallel = model.logits(model(sequence))
+    torch.testing.assert_close(step_by_step(model, sequence), parallel, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("split", [1, 2, 5, 7, 8, 12, 49])
+@pytest.mark.parametrize("options", [OPTIONS["all"], OPTIONS["coarse"]], ids=["all", "coarse"])
+def test_the_state_may_be_split_at_any_point(split: int, options: dict[str, Any]):
+    model, sequence = build(**options), tokens()
+    left, state = model.advance(sequence[:, :split], None)
+    right, end = model.advance(sequence[:, split:], state)
+    whole, whole_end = model.advance(sequence, None)
+    torch.testing.assert_close(torch.cat([left, right], dim=1), whole, rtol=1e-10, atol=1e-10)
+    for a, b in zip(end.layers, whole_end.layers, strict=True):
+        for ours, theirs in zip(a.scans, b.scans, strict=True):
+            torch.testing.assert_close(ours.state, theirs.state)
+            torch.testing.assert_close(ours.pending_sum, theirs.pending_sum)
+            assert ours.pending_tokens == theirs.pending_tokens
+
+
+def test_pooling_over_blocks_equals_its_definition():
+    """Each token reads the state after the last block that was complete before its own."""
+    scale, mixer = 3, build(scales=(3,), resonance=0.0).blocks[0].mixer
+    x = torch.randn(1, 14, 16, dtype=torch.float64)
+    pairs, size = mixer.eigenvalues(1)
+    drives, gates = mixer.project(x).split([16, 16], dim=-1)
+    drive = torch.view_as_complex(drives.reshape(1, 14, 8, 2)) * size[:, None]
+    multiplier, state, states = torch.view_as_complex(pairs)[0], torch.zeros(8), []
+    for t in range(14):
+        if t and t % scale == 0:
+            state = multiplier * state + drive[0, t - scale : t].mean(0)
+        states.append(state + 0j)
+    expected = mixer.output(torch.view_as_real(torch.stack(states)).flatten(-2).double())
+    expected = expected * torch.sigmoid(gates[0])
+    torch.testing.assert_close(mixer(x)[0][0], expected)
+
+
+def test_initial_time_constants_spread_over_the_window():
+    config = EigenstateLMModel(num_eigenstates=512, max_seq_len=32768)
+    torch.manual_seed(0)
+    mixer = EigenstateMixer(config)
+    constants = torch.exp(-mixer.rate.detach())
+    assert 1.0 <= constants.min() < 1.5
+    assert 20_000 < constants.max() <= 32768
+    share = [float((constants > 8.0**i).float().mean()) for i in range(1, 5)]
+    assert share == pytest.approx([0.8, 0.6, 0.4, 0.2], abs=0.07)
+    modulus = torch.linalg.vector_norm(mixer.eigenvalues(1)[0], dim=-1)
+    assert modulus.max() > 1 - 1 / 20_000
+    assert modulus.max() < 1
+
+
+@pytest.mark.parametrize("rate", [-30.0, 0.0, 10.0])
+def test_any_rate_gives_eigenvalues_within_the_unit_circle(rate: float):
+    mixer = build(dtype=torch.float32).blocks[0].mixer
+    torch.nn.init.constant_(mixer.rate, rate)
+    out, _ = mixer(torch.randn(1, 300, 16))
+    out.square().sum().backward()
+    assert torch.linalg.vector_norm(mixer.eigenvalues(1)[0], dim=-1).max() <= 1
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
+
+
+def test_recomputed_activations_change_no_number():
+    plain = build(dropout=0.2, scales=(1, 4)).train()
+    recomputing = copy.deepcopy(plain)
+    recomputing.enable_gradient_checkpointing()
+    sequence, gradients = tokens(), []
+    for model in (plain, recomputing):
+        torch.manual_seed(5)
+        model.logits(model(sequence)).logsumexp(-1).sum().backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("preset", "vocabulary", "parameters", "millions"),
+    [
+        ("nano", 257, 10_117_120, 10.1),
+        ("small_32k", 50257, 123_115_776, 123.1),
+        ("medium_32k", 50257, 232_130_944, 232.1),
+        ("large_32k", 50257, 399_203_840, 399.2),
+    ],
+)
+def test_parameter_counts(preset: str, vocabulary: int, parameters: int, millions: float):
+    with torch.device("meta"):
+        model = EigenstateLM(vocabulary, EigenstateLMModel(preset=preset))
+    assert count_parameters(model) == parameters
+    assert round(parameters / 1e6, 1) == millions
+
+
+def test_squared_relu():
+    x = torch.tensor([-2.0, -0.5, 0.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    assert torch.equal(squared_relu(x), torch.relu(x) ** 2)
+    assert torch.autograd.gradcheck(squared_relu, (x,))
+
+
+def test_dropout_takes_channels_for_a_whole_window_and_keeps_the_mean():
+    torch.manual_seed(0)
+    out = drop_channels(torch.ones(64, 5, 200), 0.25, training=True)
+    assert torch.equal(out, out[:, :1].expand_as(out))
+    assert out.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert torch.equal(drop_channels(out, 0.25, training=False), out)
+
+
+def test_the_head_is_the_embedding():
+    model = build()
+    names = dict(model.named_parameters())
+    assert not any("head" in name for name in names)
+    hidden = model(tokens())
+    assert torch.equal(model.logits(hidden), hidden @ model.embedding.weight.T)

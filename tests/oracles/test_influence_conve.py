@@ -1,0 +1,259 @@
+"""ConvE's kernel against whole gradients from autograd, in float64, part by part.
+
+Six entities and three relations make every collision happen: same head, same relation, test head
+= training tail, test tail = training head, repeated queries, both directions.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clew.config.model import ConvEModel
+from clew.influence.conve_kernel import Aligned, ConvEKernel, Grid
+from clew.influence.conve_rows import RowBuilder, Rows
+from clew.influence.conve_trunk import Trunk
+from clew.influence.deltas import Directions, LossForm, known_tails, own_rows, training_rows
+from clew.influence.preconditioner import WITHOUT_EFFECT, Preconditioner
+from clew.losses.one_vs_all import OneVsAll, one_vs_all_row_losses
+from clew.models.conve import ConvE
+from clew.records import CONVE_PARTS
+
+ENTITIES, RELATIONS = 6, 3
+PART_OF = {
+    "relation.weight": "relation",
+    "projection.weight": "dense",
+    "projection.bias": "dense",
+    "entity_bias": "entity_output",
+}
+"""Part of each parameter; the entity table has three, all others are `convolution`."""
+
+
+def network(**overrides: object) -> ConvE:
+    torch.manual_seed(3)
+    sizes = {"embedding_dim": 12, "embedding_height": 3, "output_channels": 4}
+    model = ConvE(ENTITIES, 2 * RELATIONS, ConvEModel(**(sizes | overrides))).double()
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    model.train()
+    for _ in range(3):
+        model(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
+    return model.eval()
+
+
+def graph(count: int, seed: int) -> np.ndarray:
+    every = np.array(list(product(range(ENTITIES), range(RELATIONS), range(ENTITIES))), np.int32)
+    return every[np.random.default_rng(seed).permutation(len(every))[:count]]
+
+
+TRAIN, TEST = graph(18, 0), graph(6, 1)
+FORMS = [
+    LossForm(function, smoothing, kvs)
+    for function, smoothing, kvs in product(
+        ("binary_cross_entropy", "softmax_cross_entropy"), (0.0, 0.2), (False, True)
+    )
+]
+
+
+def query_loss(model: ConvE, form: LossForm, head: int, relation: int, tails: list[int]) -> Tensor:
+    """The loss of one training row, as the task computes it; nothing without tails."""
+    if not tails:
+        return model.entity.weight.sum() * 0.0
+    settings = OneVsAll(form.function, form.label_smoothing, "plain")
+    query = model(torch.tensor([head]), torch.tensor([relation]))
+    return one_vs_all_row_losses(
+        query,
+        model.entity.weight,
+        model.entity_bias,
+        torch.zeros(len(tails), dtype=torch.long),
+        torch.tensor(tails),
+        settings=settings,
+    ).sum()
+
+
+def split_table(model: ConvE, loss_of: object) -> dict[str, Tensor]:
+    """Gradients by parameter, the entity table's lookup and scorer uses apart."""
+    scorer = model.entity.weight.detach().clone().requires_grad_()
+    real = F.linear
+
+    def linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return real(x, scorer if w is model.entity.weight else w, b)
+
+    F.linear = linear
+    try:
+        loss = loss_of()
+    finally:
+        F.linear = real
+    named = dict(model.named_parameters()) | {"scorer": scorer}
+    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(p) if g is None else g
+        for (name, p), g in zip(named.items(), grads, strict=True)
+    }
+
+
+def triple_gradient(
+    model: ConvE, form: LossForm, triple: np.ndarray, train: np.ndarray | None, directions: int
+) -> dict[str, Tensor]:
+    """What a triple adds to the gradient: its row's loss, or the query's with it less without."""
+    h, r, t = map(int, triple)
+    total: dict[str, Tensor] = {}
+    for head, relation, tail in [(h, r, t), (t, r + RELATIONS, h)][:directions]:
+        tails = [tail]
+        if train is not None and form.one_query_a_row:
+            side = (0, 2) if relation < RELATIONS else (2, 0)
+            same = (train[:, side[0]] == head) & (train[:, 1] == r)
+            tails = sorted(set(train[same, side[1]].tolist()))
+        without = [e for e in tails if e != tail]
+        for sign, positives in ((1.0, tails), (-1.0, without)):
+            grads = split_table(
+                model, lambda p=positives, h=head, r=relation: query_loss(model, form, h, r, p)
+            )
+            for name, grad in grads.items():
+                total[name] = total.get(name, 0.0) + sign * grad
+    return total
+
+
+def brute_force(
+    train: list[dict[str, Tensor]], test: list[dict[str, Tensor]], scale: dict[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Inner products of whole gradients by part, `(part: train, test)`."""
+    result = {part: torch.zeros(len(train), len(test), dtype=torch.float64) for part in CONVE_PARTS}
+    scale = scale or {}
+    for (i, a), (j, b) in product(enumerate(train), enumerate(test)):
+        scaled = {name: g * scale.get(name, 1.0) for name, g in b.items()}
+        for name in a:
+            if name in {"entity.weight", "scorer"}:
+                continue
+            result[PART_OF.get(name, "convolution")][i, j] += (a[name] * scaled[name]).sum()
+        result["entity_output"][i, j] += (a["scorer"] * scaled["scorer"]).sum()
+        result["entity_input"][i, j] += (a["entity.weight"] * scaled["entity.weight"]).sum()
+        result["entity_cross"][i, j] += (a["scorer"] * scaled["entity.weight"]).sum()
+        result["entity_cross"][i, j] += (a["entity.weight"] * scaled["scorer"]).sum()
+    return result
+
+
+def build(
+    model: ConvE, form: LossForm, directions: int, *, depth: int = 3, keep: bool = True
+) -> tuple[Trunk, Rows, Rows]:
+    kind = Directions(RELATIONS, directions == 2)
+    trunk = Trunk(model, keep_features=keep)
+    several = form.one_query_a_row and form.function == "softmax_cross_entropy"
+    known = known_tails(TRAIN, kind) if several else None
+    to = (torch.device("cpu"), torch.float64)
+    test_trunk = Trunk(model)
+    train = RowBuilder(trunk, form, depth, known).build(training_rows(TRAIN, form, kind).to(*to))
+    test = RowBuilder(test_trunk, form, depth).build(own_rows(TEST, form, kind).to(*to))
+    return trunk, train, test
+
+
+def by_triple(rows: Tensor, directions: int) -> Tensor:
+    """Sum rows into triples, `(part, train, test)`."""
+    part, a, b = rows.shape
+    return rows.view(part, directions, a // directions, directions, b // directions).sum((1, 3))
+
+
+def assert_parts_agree(ours: Tensor, expected: dict[str, Tensor]) -> None:
+    scale = torch.stack(list(expected.values())).abs().max()
+    for part, values in zip(CONVE_PARTS, ours, strict=True):
+        error = (values - expected[part]).abs().max()
+        assert error <= 1e-10 * max(expected[part].abs().max(), 1e-3 * scale), part
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_every_part_agrees_with_whole_gradients(form, directions):
+    model = network()
+    trunk, train, test = build(model, form, directions)
+    ours = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+    a = [triple_gradient(model, form, t, TRAIN, directions) for t in TRAIN]
+    b = [triple_gradient(model, form, t, None, directions) for t in TEST]
+    assert_parts_agree(by_triple(ours, directions), brute_force(a, b, None))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"convolution_bias": False, "projection_bias": False, "entity_bias": False},
+        {"kernel_height": 2, "kernel_width": 1},
+        {"embedding_dim": 10, "embedding_height": 2},
+    ],
+    ids=str,
+)
+def test_other_shapes(overrides):
+    model, form = network(**overrides), FORMS[2]
+    for keep in (True, False):
+        trunk, train, test = build(model, form, 2, keep=keep)
+        ours = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+        a = [triple_gradient(model, form, t, TRAIN, 2) for t in TRAIN[:5]]
+        b = [triple_gradient(model, form, t, None, 2) for t in TEST]
+        assert_parts_agree(by_triple(ours, 2)[:, :5], brute_force(a, b, None))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_aligned_pairs_are_the_grid_s_diagonal(form, keep):
+    model = network()
+    trunk, train, _ = build(model, form, 2, keep=keep)
+    test = build(model, form, 2)[1]
+    kernel = ConvEKernel(trunk)
+    grid = kernel(Grid(trunk, train, test), train, test)
+    aligned = kernel(Aligned(trunk, train, test), train, test)
+    torch.testing.assert_close(aligned, grid.diagonal(dim1=1, dim2=2), rtol=1e-11, atol=1e-12)
+
+
+def rank_one(v: Tensor, epsilon: float) -> Tensor:
+    mean = v.mean()
+    rows = 1 / ((v.mean(1) / mean.sqrt()).sqrt() + epsilon)
+    columns = 1 / ((v.mean(0) / mean.sqrt()).sqrt() + epsilon)
+    return torch.outer(rows, columns)
+
+
+@pytest.mark.parametrize("form", FORMS[2:6], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+def test_preconditioned_second_side(form, biased):
+    model = network(convolution_bias=biased, projection_bias=biased, entity_bias=biased)
+    moments = {n: torch.rand_like(p) * 1e-4 for n, p in model.named_parameters()}
+    epsilon = 1e-3
+    scale = {n: 1 / (v.sqrt() + epsilon) for n, v in moments.items()}
+    scale["projection.weight"] = rank_one(moments["projection.weight"], epsilon)
+    scale["entity.weight"] = scale["scorer"] = rank_one(moments["entity.weight"], epsilon)
+    scale |= {n: torch.zeros_like(scale[n]) for n in WITHOUT_EFFECT if n in scale}
+    trunk, train, test = build(model, form, 2)
+    preconditioner = Preconditioner.from_moments(moments, epsilon=epsilon)
+    ours = ConvEKernel(trunk, scale=preconditioner)(Grid(trunk, train, test), train, test)
+    a = [triple_gradient(model, form, t, TRAIN, 2) for t in TRAIN[:6]]
+    b = [triple_gradient(model, form, t, None, 2) for t in TEST]
+    assert_parts_agree(by_triple(ours, 2)[:, :6], brute_force(a, b, scale))
+
+
+@pytest.mark.parametrize(
+    ("depth", "parts"), [(1, CONVE_PARTS[:1]), (2, ("entity_output", "dense"))]
+)
+def test_last_layers_alone_are_the_same_numbers(depth, parts):
+    model, form = network(), FORMS[2]
+    trunk, train, test = build(model, form, 2)
+    whole = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+    trunk, train, test = build(model, form, 2, depth=depth)
+    few = ConvEKernel(trunk, parts)(Grid(trunk, train, test), train, test)
+    torch.testing.assert_close(few, whole[[CONVE_PARTS.index(part) for part in parts]])
+
+
+def test_subset_of_rows_gives_a_subset_of_the_grid():
+    model, form = network(), FORMS[3]
+    trunk, train, test = build(model, form, 2)
+    whole = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+    picked = torch.tensor([3, 17, 4])
+    rows = RowBuilder(trunk, form).build(train.rows.of(picked))
+    few = ConvEKernel(trunk)(Grid(trunk, rows, test), rows, test)
+    expected = whole[:, torch.cat([picked, picked + len(TRAIN)])]
+    torch.testing.assert_close(few, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_rows_keep_their_coefficients():
+    rows = training_rows(TRAIN, FORMS[1], Directions(3, True))
+    assert rows.num_triples == len(TRAIN)
+    assert len(rows.of(torch.tensor([1, 2]))) == 4

@@ -1,0 +1,276 @@
+"""The functions that build chart specifications: what is drawn, in which order, with which sign."""
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import pytest
+
+from clew import names
+from ui.components import charts, graph, influence_charts, palette
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def marks(spec: dict[str, Any]) -> list[str]:
+    layers = spec.get("layer", [spec])
+    return [layer["mark"]["type"] for layer in layers]
+
+
+def rows(chart: alt.TopLevelMixin) -> list[dict[str, Any]]:
+    spec = chart.to_dict()
+    return [row for rows in spec["datasets"].values() for row in rows]
+
+
+@pytest.fixture
+def points() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "group": ["fp32", "fp16", "bf16"],
+            "cost": [40.0, 24.0, 25.0],
+            "quality": [0.341, 0.339, 0.336],
+            "cost_deviation": [0.5, np.nan, 0.1],
+            "quality_deviation": [0.001, np.nan, 0.001],
+            "front": [True, True, False],
+        }
+    )
+
+
+def test_cost_and_quality(points: pd.DataFrame) -> None:
+    chart = charts.quality_against_cost(
+        points, cost_key=names.TIME_EPOCH_SECONDS, quality_key="valid/mrr"
+    )
+    spec = chart.to_dict()
+    assert marks(spec) == ["line", "rule", "rule", "point", "text", "text"]
+    assert spec["layer"][0]["transform"] == [{"filter": "datum.front"}]
+    x, y = (spec["layer"][3]["encoding"][axis]["title"] for axis in "xy")
+    assert (x, y) == ("Time per epoch [s]", "MRR, validation")
+    low, high = spec["layer"][3]["encoding"]["y"]["scale"]["domain"]
+    assert low < 0.335
+    assert high > 0.342
+    drawn = {row["group"]: row for row in rows(chart)}
+    assert drawn["fp32"]["low"] == pytest.approx(0.340)
+    assert drawn["fp16"]["low"] == drawn["fp16"]["high"], "one run has no deviation"
+    assert drawn["fp16"]["above"] != drawn["bf16"]["above"], "neighbours' names are apart"
+
+
+def test_equal_qualities_still_have_an_axis(points: pd.DataFrame) -> None:
+    flat = points.assign(quality=0.0, quality_deviation=0.0)
+    spec = charts.quality_against_cost(flat, cost_key="a", quality_key="b").to_dict()
+    low, high = spec["layer"][3]["encoding"]["y"]["scale"]["domain"]
+    assert low < high
+
+
+@pytest.mark.parametrize(("by_time", "field"), [(True, "minutes"), (False, "step")])
+def test_curves(by_time: bool, field: str) -> None:
+    frame = pd.DataFrame(
+        {
+            "run": ["a", "a", "b"],
+            "group": ["x", "x", "y"],
+            "step": [1, 2, 1],
+            "seconds": [60.0, 120.0, 60.0],
+            "value": [1.0, 0.0, 2.0],
+        }
+    )
+    chart = charts.curves(frame, key="train/loss", order=["y", "x"], by_time=by_time)
+    spec = chart.to_dict()
+    assert spec["encoding"]["x"]["field"] == field
+    assert spec["encoding"]["color"]["scale"]["domain"] == ["y", "x"]
+    assert {row["minutes"] for row in rows(chart)} == {1.0, 2.0}
+    logarithmic = charts.curves(
+        frame, key="train/loss", order=["x"], by_time=by_time, logarithmic=True
+    )
+    assert len(rows(logarithmic)) == 2, "a logarithm of zero is left out"
+
+
+def test_many_groups_reuse_colours() -> None:
+    order = [f"group {number}" for number in range(11)]
+    frame = pd.DataFrame({"run": order, "group": order, "step": 1, "seconds": 1.0, "value": 1.0})
+    spec = charts.curves(frame, key="train/loss", order=order, by_time=False).to_dict()
+    scale = spec["encoding"]["color"]["scale"]
+    assert scale["domain"] == order
+    assert scale["range"] == [*palette.CATEGORIES, *palette.CATEGORIES[:3]]
+
+
+def test_memory_bars_are_in_the_order_of_the_table() -> None:
+    order = ["fp32", "fp16", "fp16+ckpt"]
+    frame = pd.DataFrame(
+        {"group": order * 2, "kind": ["GPU"] * 3 + ["process"] * 3, "gib": [3.0, 2, 1, 5, 5, 4]}
+    )
+    chart = charts.memory_bars(frame, order=order)
+    spec = chart.to_dict()
+    assert spec["encoding"]["y"]["sort"] == order
+    assert spec["encoding"]["yOffset"]["field"] == "kind"
+    assert sorted(row["gib"] for row in rows(chart) if row["kind"] == "GPU") == [1, 2, 3]
+
+
+@pytest.fixture
+def explained() -> pd.Series:
+    return pd.Series(
+        {"head_id": "H", "head": "head", "relation": "treats", "tail_id": "T", "tail": "tail"}
+    )
+
+
+@pytest.fixture
+def facts() -> pd.DataFrame:
+    triples = [("H", "a"), ("b", "T"), ("H", "c"), ("c", "T"), ("d", "e"), ("T", "H"), ("a", "a")]
+    return pd.DataFrame(
+        {
+            "rank": range(1, 8),
+            "head_id": [head for head, _ in triples],
+            "head": [HOSTILE if head == "b" else head for head, _ in triples],
+            "relation": "inhibits",
+            "tail_id": [tail for _, tail in triples],
+            "tail": [tail for _, tail in triples],
+            "influence": [5.0, 3.0, 1.0, -0.5, -1.0, -2.0, -4.0],
+        }
+    )
+
+
+def test_fact_bars_show_signs_in_three_ways(facts: pd.DataFrame) -> None:
+    chart = influence_charts.fact_bars(facts, "influence", selected=2)
+    drawn = rows(chart)
+    assert drawn[0]["fact"] == "▲ H – inhibits → a"
+    assert drawn[1]["fact"] == f"▲ {HOSTILE} – inhibits → T"
+    assert [row["sign"] for row in drawn] == ["helps"] * 3 + ["opposes"] * 4
+    assert [row["fact"][0] for row in drawn] == ["▲"] * 3 + ["▼"] * 4
+    assert [row["rank"] for row in drawn if row["chosen"]] == [2]
+    encoding = chart.to_dict()["encoding"]
+    assert encoding["color"]["scale"]["range"] == [palette.FOR, palette.AGAINST]
+    assert encoding["y"]["sort"] == [row["place"] for row in drawn]
+    assert len(set(encoding["y"]["sort"])) == len(facts), "facts that read the same stay apart"
+
+
+def test_rank_scatter_keeps_the_strongest() -> None:
+    frame = pd.DataFrame(
+        {
+            "head": "h",
+            "relation": "r",
+            "tail": [str(number) for number in range(30)],
+            "rank": range(1, 31),
+            "other_rank": range(30, 0, -1),
+            "moved": 0,
+        }
+    )
+    chart = influence_charts.rank_scatter(frame, ("fp32", "fp16"), limit=10)
+    drawn = [row["fact"] for row in rows(chart) if "fact" in row]
+    assert drawn == [f"h – r → {number}" for number in range(10)]
+
+
+def test_verdicts_have_symbols() -> None:
+    frame = pd.DataFrame(
+        {"group": ["treats"] * 2, "verdict": ["plausible", "unsure"], "reviews": [2, 1]}
+    )
+    drawn = rows(influence_charts.verdict_bars(frame))
+    assert [row["verdict"] for row in drawn] == ["✓ plausible", "? unsure"]
+
+
+def test_the_graph_has_an_edge_for_each_fact(explained: pd.Series, facts: pd.DataFrame) -> None:
+    (series,) = graph.spec(explained, facts, column="influence", selected=2)["series"]
+    ends = [(link["source"], link["target"]) for link in series["links"]]
+    assert ends[0] == ("H", "T"), "the test triple comes first"
+    assert ends[1:] == list(zip(facts["head_id"], facts["tail_id"], strict=True))
+    assert series["links"][0]["lineStyle"]["type"] == "dashed"
+    values = [link["value"] for link in series["links"][1:]]
+    assert values == ["▲ inhibits"] * 3 + ["▼ inhibits"] * 4
+    colours = {link["lineStyle"]["color"] for link in series["links"][1:4]}
+    assert colours == {palette.FOR}
+    assert [link["label"]["show"] for link in series["links"][1:]] == [False, True, *[False] * 5]
+    widths = [link["lineStyle"]["width"] for link in series["links"][1:]]
+    assert widths[0] == 5.0
+    assert widths[2] < widths[0]
+
+
+def test_the_graph_is_drawn_not_written(explained: pd.Series, facts: pd.DataFrame) -> None:
+    spec = graph.spec(explained, facts, column="influence", selected=None)
+    assert spec["tooltip"]["renderMode"] == "richText", "an HTML tooltip would interpret names"
+    names_drawn = {node["id"]: node["name"] for node in spec["series"][0]["data"]}
+    assert names_drawn["b"] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("Metformin", ["Metformin"]),
+        ("AMP-activated protein kinase α2", ["AMP-activated", "protein kinase α2"]),
+        ("biomedical_or_dental_material", ["biomedical_or_", "dental_material"]),
+        ("organophosphorus_compound", ["organophosphorus_", "compound"]),
+        ("a b", ["a b"]),
+        ("x" * 40, ["x" * 23 + "…"]),
+        (
+            "one two three four five six seven eight nine",
+            ["one two three four", "five six seven eight ni…"],
+        ),
+        ("", [""]),
+    ],
+)
+def test_names_are_broken_between_words(text: str, lines: list[str]) -> None:
+    assert graph.name_lines(text, 2) == lines
+    assert len(graph.name_lines(text, 1)) == 1
+
+
+def test_a_name_is_no_placeholder(explained: pd.Series, facts: pd.DataFrame) -> None:
+    named = explained.copy()
+    named["head"] = "{c} {b}"
+    (series,) = graph.spec(named, facts, column="influence", selected=None)["series"]
+    assert "{c}" not in series["data"][0]["label"]["formatter"]
+    assert series["data"][0]["label"]["formatter"].replace("\u200b", "") == "{c} {b}"
+
+
+def test_a_narrow_window_draws_the_graph_higher(explained: pd.Series, facts: pd.DataFrame) -> None:
+    spec = graph.spec(explained, facts, column="influence", selected=None)
+    wide = spec["series"][0]["data"]
+    (narrow,) = spec["media"][0]["option"]["series"]
+    assert [node["id"] for node in narrow["data"]] == [node["id"] for node in wide]
+    assert all(a["x"] == b["x"] for a, b in zip(wide, narrow["data"], strict=True))
+    assert max(n["y"] for n in narrow["data"]) > 1.5 * max(n["y"] for n in wide)
+
+
+def test_places_in_the_graph(explained: pd.Series, facts: pd.DataFrame) -> None:
+    places = graph.positions(explained, facts)
+    assert places["H"][0] < 0 < places["T"][0]
+    assert places["a"][0] < places["H"][0], "facts at the head stand on its side"
+    assert places["b"][0] > places["T"][0], "facts at the tail stand on the other"
+    assert places["c"][0] == 0, "what both share stands between"
+    assert abs(places["d"][1]) > 1, "the rest stands above and below"
+    assert len(set(places.values())) == len(places), "no two lie on each other"
+    again = graph.positions(explained, facts)
+    assert again == places
+
+
+def test_a_large_graph_is_cut(explained: pd.Series) -> None:
+    many = pd.DataFrame(
+        {
+            "rank": range(1, 201),
+            "head_id": "H",
+            "head": "head",
+            "relation": "r",
+            "tail_id": [f"e{number}" for number in range(200)],
+            "tail": [f"e{number}" for number in range(200)],
+            "influence": np.linspace(1, -1, 200),
+        }
+    )
+    (series,) = graph.spec(explained, many, column="influence", selected=None)["series"]
+    assert len(series["links"]) == graph.MAX_EDGES + 1
+    assert len(series["data"]) == graph.MAX_EDGES + 2
+    assert sum(node["label"]["show"] for node in series["data"]) == graph.NUM_NAMED
+    assert all(node["label"]["show"] for node in series["data"][:2]), "the ends have names"
+
+
+def test_an_empty_graph_is_the_test_triple(explained: pd.Series, facts: pd.DataFrame) -> None:
+    spec = graph.spec(explained, facts.head(0), column="influence", selected=None)
+    assert len(spec["series"][0]["links"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("selected", "row"),
+    [
+        ([{"data_type": "edge", "data_indices": [3]}], 2),
+        ([{"data_type": "edge", "data_indices": [0]}], None),
+        ([{"data_type": "node", "data_indices": [3]}], None),
+        ([], None),
+    ],
+)
+def test_clicks(selected: list[dict[str, Any]], row: int | None) -> None:
+    assert graph.clicked_row({"selected": selected, "areas": []}) == row

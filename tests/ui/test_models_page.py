@@ -1,0 +1,99 @@
+"""The page Models over a registry: the champion, versions, their origin, what a promotion says."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clew import names
+from clew.queries.models import Version
+from tests.ui.conftest import Open, shown
+from tests.ui.seed import Seeder, empty_store
+from ui.components import ask_controls
+from ui.components.model_tables import lineage_pairs, recorded_numbers
+
+TAGS = {
+    names.TAG_VALIDATION: names.VALIDATION_PASSED,
+    names.TAG_DATASET: "drugmechdb",
+    names.TAG_CHECKPOINT_STEP: "5000",
+    names.TAG_FORCED_BECAUSE: "<b>I know better</b>",
+    f"{names.TAG_METRIC_PREFIX}test/mrr": "0.337",
+    "clew.odd": "thing",
+}
+
+
+@dataclass(frozen=True)
+class Registered:
+    uri: str
+    first: str
+    second: str
+    seeder: Seeder
+
+
+@pytest.fixture
+def registered(tmp_path: Path) -> Registered:
+    seeder = Seeder(empty_store(tmp_path))
+    runs = [seeder.train("fp32"), seeder.train("fp16")]
+    seeder.client.create_registered_model("clew <i>x")
+    for run_id in runs:
+        version = seeder.client.create_model_version(
+            "clew <i>x", source=f"{tmp_path}/model", run_id=run_id, tags=TAGS
+        )
+    seeder.client.set_registered_model_alias("clew <i>x", names.ALIAS_PREVIOUS, "1")
+    seeder.client.set_registered_model_alias("clew <i>x", names.ALIAS_CHAMPION, "2")
+    assert version.version == 2
+    return Registered(seeder.uri, runs[0], runs[1], seeder)
+
+
+def test_the_champion_and_its_versions(page: Open, registered: Registered) -> None:
+    app = page("models", registered.uri)
+    text = shown(app)
+    assert "clew &lt;i&gt;x" in text
+    assert "Version <b>2</b> answers questions" in text
+    table = app.dataframe[0].value
+    assert list(table["Version"]) == [2, 1]
+    assert list(table["Aliases"]) == ["champion", "previous"]
+    assert list(table["Variant"]) == ["fp16", "fp32"]
+    assert app.button(key="rollback").label == "Roll back now"
+    assert "Version 1 answers questions again" in text
+
+
+def test_a_version_whose_run_is_gone(page: Open, registered: Registered) -> None:
+    registered.seeder.client.delete_run(registered.second)
+    table = page("models", registered.uri).dataframe[0].value
+    assert list(table["Run"]) == ["deleted", "drugmechdb fp32"]
+
+
+def test_a_candidate_of_the_address_that_is_gone_is_a_message(
+    page: Open, registered: Registered
+) -> None:
+    app = page("models", registered.uri, candidate="0" * 32)
+    app.button(key="dry").click().run()
+    assert any("may have been deleted" in error.value for error in app.error)
+
+
+def test_an_old_job_of_the_address_is_said_to_be_gone(page: Open, registered: Registered) -> None:
+    assert "not known to this dashboard any more" in shown(
+        page("models", registered.uri, job="0" * 12)
+    )
+
+
+def test_the_origin_of_a_version_is_said_once() -> None:
+    version = Version("m", 2, "a" * 32, 0, "READY", tags=TAGS)
+    pairs = lineage_pairs(version)
+    assert pairs == {
+        "Run": "a" * 32,
+        "Data": "drugmechdb",
+        "Checkpoint, optimizer step": "5000",
+        "Overruled because": "<b>I know better</b>",
+        "odd": "thing",
+    }
+    numbers = recorded_numbers(version)
+    assert list(numbers["Metric"]) == ["MRR, test"]
+    assert list(numbers["Value"]) == ["0.337"]
+
+
+@pytest.mark.parametrize(("label", "columns"), [("x", ["Answer"]), ("Label", ["Answer", "Id"])])
+def test_ids_that_are_names_are_not_repeated(label: str, columns: list[str]) -> None:
+    frame = ask_controls._frame([{"tail": "x", "label": label, "known": False}])
+    assert [name for name in frame.columns if name in {"Answer", "Id"}] == columns

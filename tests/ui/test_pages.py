@@ -1,0 +1,270 @@
+"""Every page under AppTest, over stores without runs, with one, with many, and broken ones."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from clew.queries.report_files import report_files
+from tests.ui.conftest import Broken, Filled, Open, shown
+from tests.ui.seed import Seeder
+
+PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_without_a_store_says_what_to_do(page: Open, no_store: str, name: str) -> None:
+    text = shown(page(name, no_store))
+    assert "make demo" in text or "clew " in text
+    assert not Path(no_store.removeprefix("sqlite:///")).exists(), "a page created the store"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_over_an_empty_store_says_what_to_do(page: Open, empty: str, name: str) -> None:
+    text = shown(page(name, empty))
+    assert "make demo" in text or "clew " in text
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_over_one_run(page: Open, single: Seeder, name: str) -> None:
+    assert page(name, single.uri).title[0].value.lower() == name
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_over_many_runs(page: Open, many: Filled, name: str) -> None:
+    app = page(name, many.uri)
+    assert not app.error
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_file_that_is_no_store_is_a_message(page: Open, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_text("this is no database, only some text that is long enough" * 100)
+    app = page(name, f"sqlite:///{path}")
+    assert any("cannot be shown" in error.value for error in app.error)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_server_that_is_down_is_a_message(page: Open, name: str) -> None:
+    app = page(name, "http://127.0.0.1:9")
+    assert any("does not answer" in error.value.replace("\\", "") for error in app.error)
+
+
+def test_the_overview_counts_states(page: Open, many: Filled) -> None:
+    app = page("overview", many.uri)
+    numbers = {metric.label: metric.value for metric in app.metric}
+    assert numbers == {
+        "Runs": "15",
+        "▶ Running": "1",
+        "⚠ Stuck": "1",
+        "✓ Finished": "12",
+        "✗ Failed": "1",
+    }
+    assert "Stuck: silent for 1 h 6 min" in shown(app)
+
+
+def test_the_overview_filters_by_the_address(page: Open, many: Filled) -> None:
+    app = page("overview", many.uri, variant="fp16+ckpt")
+    (table,) = app.dataframe
+    assert set(table.value["Variant"]) == {"fp16+ckpt"}
+    assert len(table.value) == 2
+
+
+def test_a_search_that_finds_nothing_says_so(page: Open, many: Filled) -> None:
+    assert "Nothing matches" in shown(page("overview", many.uri, search="no such run"))
+
+
+def test_the_overview_turns_pages(page: Open, tmp_path: Path) -> None:
+    from tests.ui.seed_many import large_store
+
+    app = page("overview", large_store(tmp_path / "large", 130))
+    assert "1 to 50 of 130 runs" in shown(app)
+    app.button(key="overview-older").click().run()
+    assert "51 to 100 of 130 runs" in shown(app)
+    app.button(key="overview-older").click().run()
+    assert "101 to 130 of 130 runs" in shown(app)
+    assert app.button(key="overview-older").disabled
+    app.selectbox(key="variant").set_value("fp16").run()
+    assert "1 to 22 of 22 runs" in shown(app)
+
+
+def test_the_preset_compares_variants_over_seeds(page: Open, many: Filled) -> None:
+    app = page("compare", many.uri)
+    app.button(key="preset").click().run()
+    assert not app.exception
+    text = shown(app)
+    assert "reference · 3 runs" in text
+    assert text.count(">2 runs<") == 3
+    assert "Time per epoch" in text
+    assert "Peak GPU memory" in text
+
+
+def test_runs_of_the_address_are_compared(page: Open, many: Filled) -> None:
+    runs = many.seeder.client.search_runs([many.seeder.experiment_id], max_results=100)
+    by_variant = {
+        run.data.tags["clew.variant"]: run.info.run_id for run in runs if run.data.metrics
+    }
+    chosen = [by_variant["fp32+ckpt"], by_variant["fp16+ckpt"]]
+    app = page("compare", many.uri, runs=",".join(chosen), ref=chosen[1], change="both")
+    text = shown(app)
+    assert text.index("fp16+ckpt") < text.index("fp32+ckpt"), "the reference stands first"
+    assert "×" in text
+
+
+def test_a_deleted_run_of_the_address_is_left_out(page: Open, many: Filled) -> None:
+    app = page("compare", many.uri, runs=f"{many.train},{'0' * 32}")
+    assert "1 of 2 runs are not in the store any more" in shown(app)
+    assert "reference" in shown(app)
+
+
+def test_an_explanation_in_words(page: Open, many: Filled) -> None:
+    app = page("influence", many.uri, run=many.trace, test="1")
+    text = shown(app)
+    assert "Aspirin" in text
+    assert "Pain" in text
+    assert "the model puts" in text
+    assert "Of 60 training facts" in text
+
+
+def test_a_report_of_the_strongest_facts_says_so() -> None:
+    from ui.components.prediction import summary
+
+    facts = pd.DataFrame({"influence": [2.0, 1.0, -1.0]})
+    assert summary(facts, 5216).startswith("Of 5,216 training facts, the report holds the")
+    assert summary(facts, 3) == (
+        "Of 3 training facts, 2 made it more likely (▲) and 1 less likely (▼)."
+    )
+
+
+def test_a_fact_of_the_address_is_selected(page: Open, many: Filled) -> None:
+    app = page("influence", many.uri, run=many.trace, fact="1")
+    assert "made the prediction more likely" in shown(app)
+    assert "rank 1" in shown(app)
+
+
+@pytest.mark.parametrize("bad", ["-1", "999", "x", "1e9"])
+def test_a_place_of_the_address_that_is_none_is_ignored(page: Open, many: Filled, bad: str) -> None:
+    assert "Metformin" in shown(page("influence", many.uri, run=many.trace, test=bad, fact=bad))
+
+
+@pytest.mark.parametrize(
+    ("view", "chart", "key"),
+    [("Groups", "vega_lite_chart", "group"), ("Another run", "vega_lite_chart", "other-box")],
+)
+def test_the_sections_of_an_explanation(
+    page: Open, many: Filled, view: str, chart: str, key: str
+) -> None:
+    app = page("influence", many.uri, run=many.trace, view=view, other=many.trace_fp16)
+    assert not app.error
+    assert len(app.get(chart)) == 1
+    assert app.selectbox(key=key) if key.endswith("box") else app.button_group(key=key)
+
+
+def test_the_review_can_tick_the_strongest_facts(page: Open, many: Filled) -> None:
+    app = page("influence", many.uri, run=many.trace, view="Review")
+    ticks = app.dataframe[-1].value
+    assert len(ticks) == 20
+    assert not ticks["convincing"].any()
+    assert ticks["Training fact"].str.contains(" → ").all()
+    assert app.button[-1].label == "Save review"
+
+
+def test_two_runs_are_compared(page: Open, many: Filled) -> None:
+    app = page("influence", many.uri, run=many.trace, view="Another run", other=many.trace_fp16)
+    numbers = {metric.label: metric.value for metric in app.metric}
+    assert numbers["Common facts"] == "60"
+    assert 0.9 < float(numbers["Spearman"]) < 1
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ("malformed", "not valid JSON"),
+        ("other_schema", "schema_version is 9"),
+        ("no_files", "has no influence files"),
+        ("deleted", "is deleted"),
+    ],
+)
+def test_a_broken_explanation_is_a_message(
+    page: Open, broken: Broken, which: str, message: str
+) -> None:
+    app = page("influence", broken.uri, run=getattr(broken, which))
+    (error,) = app.error
+    assert message in error.value.replace("\\", "")
+    assert app.selectbox(key="run-box"), "another explanation can be chosen"
+
+
+def test_files_that_go_while_they_are_read_are_a_message(page: Open, fresh_many: Filled) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.trace)
+    assert not app.error
+    folder = Path(fresh_many.uri.removeprefix("sqlite:///")).parent
+    for path in folder.rglob(f"{fresh_many.trace}/**/influence.*"):
+        path.unlink()
+    app.query_params["test"] = "1"
+    app.run()
+    (error,) = app.error
+    assert "gone since it was found" in error.value.replace("\\", "")
+    assert app.selectbox(key="run-box"), "another explanation can be chosen"
+
+
+def test_files_that_are_here_are_not_copied(many: Filled, tmp_path: Path) -> None:
+    found = report_files(many.trace, tmp_path, uri=many.uri)
+    assert found.json is not None
+    assert many.trace in found.json.parts
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_elsewhere_are_fetched_once(
+    many: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clew.queries.report_files.is_local_uri", lambda uri: False)
+    first = report_files(many.trace, tmp_path, uri=many.uri)
+    identity = first.identity
+    assert len(identity) == 3
+    assert all(tmp_path in Path(path).parents for path, _, _ in identity)
+    assert report_files(many.trace, tmp_path, uri=many.uri).identity == identity
+
+
+def test_a_run_that_goes_while_it_is_reviewed_is_a_message(page: Open, fresh_many: Filled) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.trace, view="Review")
+    fresh_many.seeder.client.delete_run(fresh_many.trace)
+    app.button_group(key=f"review-{fresh_many.trace}-0-verdict").set_value("unsure")
+    app.button[-1].click().run()
+    assert not app.success
+    assert any("is deleted" in error.value for error in app.error)
+
+
+def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Filled) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.trace, view="Review")
+    key = f"review-{fresh_many.trace}-0"
+    app.button_group(key=f"{key}-verdict").set_value("plausible")
+    app.text_area(key=f"{key}-comment").set_value("Known <b>mechanism</b>")
+    app.text_input(key="reviewer").set_value("Ada")
+    app.button[-1].click().run()
+    assert not app.exception
+    assert app.success
+    overview = page("reviews", fresh_many.uri)
+    numbers = {metric.label: metric.value for metric in overview.metric}
+    assert numbers["✓ Plausible"] == "1 · 100%"
+    assert "Known <b>mechanism</b>" in set(overview.dataframe[0].value["Comment"])
+    by_run = page("reviews", fresh_many.uri, by="run")
+    assert by_run.button_group(key="by").value == "run"
+    assert len(by_run.get("vega_lite_chart")) == 1
+
+
+def test_verdicts_of_a_run_are_named_after_it() -> None:
+    from clew.queries.reviews import VerdictCount
+    from ui.components.review_tables import verdict_frame
+
+    frame = verdict_frame([VerdictCount("a" * 32, 2, 0, 1)], {"a" * 32: "tracin fp32"})
+    assert frame.to_dict("records") == [
+        {"group": "tracin fp32", "verdict": "plausible", "reviews": 2},
+        {"group": "tracin fp32", "verdict": "unsure", "reviews": 1},
+    ]
+
+
+def test_a_review_without_a_verdict_is_not_saved(page: Open, fresh_many: Filled) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.trace, view="Review")
+    app.button[-1].click().run()
+    assert "Choose a verdict first" in shown(app)
+    assert "No reviews yet" in shown(page("reviews", fresh_many.uri))

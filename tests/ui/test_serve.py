@@ -1,0 +1,39 @@
+"""The head start of the server never fails, creates nothing, and leaves Streamlit its options."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ui import serve
+from ui.data import store
+
+
+def test_a_store_that_is_not_there_is_not_created(
+    use: Callable[[str], None], no_store: str
+) -> None:
+    use(no_store)
+    serve.warm_up()
+    assert not Path(no_store.removeprefix("sqlite:///")).exists()
+
+
+def test_a_server_that_is_down_does_not_keep_the_dashboard_from_starting(
+    use: Callable[[str], None],
+) -> None:
+    use("http://127.0.0.1:9")
+    with pytest.raises(Exception, match="does not answer"):
+        store.connect()
+    serve.warm_up()
+
+
+def test_options_go_to_streamlit(
+    use: Callable[[str], None], empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(empty)
+    given: list[list[str]] = []
+    monkeypatch.setattr(serve.cli, "main", lambda arguments, **_: given.append(arguments))
+    monkeypatch.setattr(sys, "argv", ["serve", "--server.port", "8600"])
+    serve.main()
+    assert given == [["run", str(serve.APP), "--server.port", "8600"]]
+    assert serve.APP.is_file()

@@ -1,0 +1,182 @@
+"""Configuration: what is accepted, and the one line that says what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clew.config.flags import BOOLEAN_FLAGS, TRAIN_FLAGS
+from clew.config.load import (
+    apply_overrides,
+    flatten,
+    from_mapping,
+    load,
+    parse_assignments,
+    section_classes,
+    to_yaml,
+)
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+
+MINIMAL = {"data": {"name": "umls"}}
+
+
+def test_defaults_are_the_published_conve() -> None:
+    config = from_mapping(MINIMAL)
+    assert config.model.embedding_dim == 200
+    assert (config.model.height, config.model.width) == (10, 20)
+    assert config.model.num_features == 32 * 18 * 18
+    assert config.loss.label_smoothing == 0.1
+    assert config.optimizer.learning_rate == 1e-3
+
+
+def test_yaml_round_trip_keeps_everything(tmp_path: Path) -> None:
+    config = from_mapping(
+        MINIMAL,
+        {"optimizer.kind": "sgd", "optimizer.momentum": "0.9", "schedule.kind": "plateau"},
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load(path) == config
+    assert load(path).config_hash == config.config_hash
+
+
+def test_where_a_run_is_recorded_is_not_part_of_its_hash() -> None:
+    other = from_mapping(MINIMAL, {"tracking.experiment": "elsewhere"})
+    assert other.config_hash == from_mapping(MINIMAL).config_hash
+    assert from_mapping(MINIMAL, {"training.seed": "1"}).config_hash != other.config_hash
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"training.batch_sise": "4"},
+            r"training\.batch_sise: unknown key; did you mean 'batch_size'\? valid: num_epochs,",
+        ),
+        (
+            {"training.num_epochs": "abc"},
+            r"training\.num_epochs: 'abc' given, expected a valid integer",
+        ),
+        (
+            {"optimizations.use_mixed_precision": "maybe"},
+            r"use_mixed_precision: 'maybe' given, expected a valid boolean",
+        ),
+        (
+            {"optimizations.torch_compile_mode": "fast"},
+            r"expected 'default', 'reduce-overhead' or 'max-autotune'",
+        ),
+        (
+            {"optimizer.kind": "sdg"},
+            r"optimizer\.kind: 'sdg' is not valid; did you mean 'sgd'\? valid: adam, adamw,",
+        ),
+        ({"optimiser.kind": "sgd"}, r"no section 'optimiser'; did you mean 'optimizer'\?"),
+        (
+            {"model.embedding_height": "7"},
+            r"embedding_height 7 x embedding_width 28 = 196, but embedding_dim is 200",
+        ),
+        (
+            {"model.embedding_dim": "37", "model.embedding_height": "5"},
+            r"= 35, but embedding_dim is 37",
+        ),
+        (
+            {"model.kernel_width": "21"},
+            r"kernel 3 x 21 is larger than the image 20 x 20 \(2 x 10 rows",
+        ),
+        ({"model.kernel_height": "21"}, r"kernel 21 x 3 is larger than the image"),
+        ({"model.input_dropout": "1"}, r"model\.input_dropout: '1' given, expected less than 1"),
+        (
+            {"loss.label_smoothing": "nan"},
+            r"loss\.label_smoothing: 'nan' given, expected a finite number",
+        ),
+        ({"training.prefetch_factor": "2"}, r"prefetch_factor is 2, but num_workers is 0"),
+        ({"data.name": "null"}, r"neither of data\.name and data\.train given"),
+        (
+            {"schedule.kind": "plateau", "evaluation.enabled": "false"},
+            r"schedule\.kind=plateau follows valid/mrr, but evaluation\.enabled is false",
+        ),
+        ({"training.batch_size": "1"}, r"batch normalisation needs 2 or more"),
+        (
+            {"evaluation.metric": "valid/mrrr"},
+            r"evaluation\.metric is 'valid/mrrr'.*did you mean 'valid/mrr'",
+        ),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        from_mapping(MINIMAL, overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"smothing.*; dta: unknown key"):
+        from_mapping(MINIMAL | {"dta": {}, "loss": {"kind": "kvs_all", "smothing": 1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {name: umls}\ndata: {name: x}\n", "line 2: key 'data' is given twice"),
+        ("data: [", "not valid YAML"),
+        ("- a\n", "holds list, expected sections"),
+        ("", "holds NoneType"),
+    ],
+)
+def test_malformed_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"broken\.yaml: .*{message}"):
+        load(path)
+
+
+def test_missing_and_binary_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: no such configuration file"):
+        load(tmp_path / "none.yaml")
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read as UTF-8"):
+        load(path)
+
+
+def test_yaml_cannot_run_code(tmp_path: Path) -> None:
+    path = tmp_path / "evil.yaml"
+    path.write_text("data: !!python/object/apply:os.system ['touch /tmp/evil']\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load(path)
+
+
+def test_a_training_file_replaces_a_named_data_set() -> None:
+    merged = apply_overrides(MINIMAL, {"data.valid": "v.txt", "data.train": "t.txt"})
+    assert merged["data"] == {"train": "t.txt", "valid": "v.txt"}
+    back = apply_overrides(merged, {"data.name": "umls"})
+    assert back["data"] == {"name": "umls"}
+    assert MINIMAL == {"data": {"name": "umls"}}, "overrides must not change their input"
+
+
+def test_changing_the_kind_keeps_what_both_kinds_have() -> None:
+    content = MINIMAL | {"optimizer": {"kind": "adam", "beta1": 0.8, "learning_rate": 0.5}}
+    config = from_mapping(content, {"optimizer.momentum": "0.9", "optimizer.kind": "sgd"})
+    assert config.optimizer.kind == "sgd"
+    assert config.optimizer.learning_rate == 0.5
+    assert config.optimizer.momentum == 0.9
+
+
+@pytest.mark.parametrize("text", ["training.seed", "seed=1", "=1"])
+def test_assignments_need_section_key_and_value(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not an assignment; write section\.key=value"):
+        parse_assignments([text])
+
+
+def test_every_flag_sets_a_key_that_exists() -> None:
+    for key in TRAIN_FLAGS.values():
+        section, name = key.split(".")
+        assert any(name in choice.model_fields for choice in section_classes(section)), key
+    for name in BOOLEAN_FLAGS & TRAIN_FLAGS.keys():
+        section, key = TRAIN_FLAGS[name].split(".")
+        assert section_classes(section)[0].model_fields[key].annotation is bool
+
+
+def test_flattened_keys_cover_the_schema() -> None:
+    flat = flatten(from_mapping(MINIMAL))
+    assert flat["optimizations.use_mixed_precision"] is False
+    assert {key.split(".")[0] for key in flat} == set(RunConfig.model_fields)

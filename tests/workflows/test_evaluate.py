@@ -1,0 +1,109 @@
+"""`evaluate` on a run, a registered model and a checkpoint folder, and the run that it records."""
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from clew import names
+from clew.checkpoints import MODEL_FILE, read_manifest
+from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
+from clew.queries.runs import download_artifact, find_run
+from clew.workflows.evaluate import evaluate
+from clew.workflows.train import train
+from tests.workflows.trained import TrainedStore, small_config
+
+
+def test_a_run_is_evaluated_as_its_training_did(trained: TrainedStore) -> None:
+    result = evaluate(trained.strong, "test")
+    training = find_run(trained.strong)
+    for key, value in result.metrics.items():
+        assert training.metrics[key] == pytest.approx(value, abs=1e-9)
+    assert "test/mrr" in result.metrics
+    assert "test/mrr" in result.table()
+    assert result.run_id is not None
+    recorded = find_run(result.run_id)
+    assert recorded.status == "FINISHED"
+    assert recorded.tags[names.TAG_KIND] == names.KIND_EVALUATE
+    assert recorded.tags[names.TAG_SOURCE_RUN] == trained.strong
+    assert recorded.tags[names.TAG_DATA_FINGERPRINT] == training.tags[names.TAG_DATA_FINGERPRINT]
+    assert recorded.metrics["test/mrr"] == pytest.approx(result.metrics["test/mrr"])
+    client = MlflowClient(trained.uri)
+    assert [info.path for info in client.list_artifacts(result.run_id, "evaluation")] == [
+        "evaluation/test_by_relation.parquet"
+    ]
+
+
+def test_validation_equals_what_the_best_checkpoint_recorded(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    folder = download_artifact(trained.strong, "best", tmp_path)
+    result = evaluate(str(folder), "valid")
+    recorded = read_manifest(folder).metrics["valid/mrr"]
+    assert result.metrics["valid/mrr"] == pytest.approx(recorded, abs=1e-9)
+
+
+def test_a_split_that_is_none(trained: TrainedStore) -> None:
+    with pytest.raises(ConfigError, match="split is 'tset'; expected valid or test"):
+        evaluate(trained.strong, "tset")
+
+
+def test_a_run_that_is_none(trained: TrainedStore) -> None:
+    with pytest.raises(TrackingError, match="no run 0123"):
+        evaluate("0123")
+
+
+def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
+    with pytest.raises(CheckpointError, match=r"has no best checkpoint.*evaluation\.enabled=true"):
+        evaluate(trained.unvalidated)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("", "no model given"),
+        ("models:/nothing@champion", "no model 'nothing' is registered"),
+        ("models:/nothing/7", "'nothing' has no version 7"),
+        ("models:/nothing", "is not an address in the registry"),
+        ("models:/@champion", "is not an address in the registry"),
+        ("./no/such/folder", "no such folder"),
+    ],
+)
+def test_models_that_are_none(trained: TrainedStore, model: str, message: str) -> None:
+    with pytest.raises((ConfigError, TrackingError, CheckpointError), match=message):
+        evaluate(model)
+
+
+def test_other_data_than_in_training_is_refused(trained: TrainedStore, tmp_path: Path) -> None:
+    """The files under the recorded paths have changed since."""
+    run = find_run(trained.other)
+    path = Path(run.params["cfg.data.train"])
+    before = path.read_text(encoding="utf-8")
+    path.write_text(before + before.splitlines()[0] + "\n", encoding="utf-8")
+    try:
+        with pytest.raises(CheckpointError, match="the data now has fingerprint"):
+            evaluate(trained.other)
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
+def test_a_split_without_examples(trained: TrainedStore, tmp_path: Path) -> None:
+
+    run = find_run(trained.other)
+    config = small_config(
+        data__train=run.params["cfg.data.train"],
+        data__valid=run.params["cfg.data.valid"],
+        training__num_epochs=1,
+        tracking__experiment="untested",
+    )
+    run_id = train(config).run_id
+    assert run_id is not None
+    with pytest.raises(DataError, match="has no test examples"):
+        evaluate(run_id)
+
+
+def test_a_torn_checkpoint_folder(trained: TrainedStore, tmp_path: Path) -> None:
+    folder = download_artifact(trained.weak, "best", tmp_path)
+    (folder / MODEL_FILE).unlink()
+    with pytest.raises(CheckpointError, match="the checkpoint is incomplete"):
+        evaluate(str(folder))

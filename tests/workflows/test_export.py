@@ -1,0 +1,138 @@
+"""Exported files against the model they are from; the program in a process without Clew."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from clew.__main__ import run as run_command
+from clew.config.model import ConvEModel
+from clew.errors import ConfigError
+from clew.models.conve import ConvE
+from clew.workflows.export import export, export_program
+from clew.workflows.model_source import open_model
+from clew.workflows.predict import open_predictor
+from tests.workflows.trained import TrainedStore
+
+
+@pytest.fixture(scope="module")
+def exported(trained_runs: TrainedStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export by the command line, in a process whose functions are not wrapped in shape checks."""
+    folder = tmp_path_factory.mktemp("export") / "files"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", trained_runs.uri)
+        options = ["--model", trained_runs.strong, "--output-dir", str(folder)]
+        done = subprocess.run(
+            [sys.executable, "-m", "clew", "export", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "equals the model within" in done.stdout
+    return folder
+
+
+def test_embeddings_are_those_of_the_model(trained: TrainedStore, exported: Path) -> None:
+    with open_model(trained.strong) as source:
+        predictor, _ = open_predictor(source)
+    model, num_relations = predictor.model, len(predictor.relations)
+    entities = pd.read_parquet(exported / "entities.parquet")
+    assert list(entities["name"]) == list(predictor.entities)
+    assert list(entities["id"]) == list(range(len(predictor.entities)))
+    np.testing.assert_array_equal(np.stack(entities["embedding"]), model.entity.weight.detach())
+    np.testing.assert_array_equal(entities["bias"], model.entity_bias.detach())
+    relations = pd.read_parquet(exported / "relations.parquet")
+    assert list(relations["id"]) == list(range(2 * num_relations))
+    assert list(relations["name"]) == 2 * list(predictor.relations)
+    assert list(relations["inverse"]) == num_relations * [False] + num_relations * [True]
+    np.testing.assert_array_equal(np.stack(relations["embedding"]), model.relation.weight.detach())
+
+
+def test_the_program_needs_no_clew(trained: TrainedStore, exported: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys, torch, json
+scores = torch.export.load({str(exported / "scores.pt2")!r}).module()
+assert not any(name.startswith("clew") for name in sys.modules)
+print(json.dumps(scores(torch.tensor([3, 7, 9]), torch.tensor([0, 50, 91])).tolist()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    with open_model(trained.strong) as source:
+        model = open_predictor(source)[0].model
+    with torch.no_grad():
+        queries = model(torch.tensor([3, 7, 9]), torch.tensor([0, 50, 91]))
+        expected = queries @ model.entity.weight.T + model.entity_bias
+    np.testing.assert_allclose(json.loads(done.stdout), expected, atol=1e-5)
+
+
+def test_nothing_is_pickled(exported: Path) -> None:
+    assert {path.suffix for path in exported.iterdir()} == {".parquet", ".pt2", ".json"}
+    with zipfile.ZipFile(exported / "scores.pt2") as archive:
+        for info in archive.infolist():
+            assert not info.filename.endswith(".pkl")
+            if info.filename.endswith(".pt"):
+                assert info.file_size == 0
+
+
+def test_the_summary_says_which_model_it_is(trained: TrainedStore, exported: Path) -> None:
+    content = json.loads((exported / "export.json").read_text(encoding="utf-8"))
+    assert content["run_id"] == trained.strong
+    assert content["program"]["exported"] is True
+    assert content["program"]["max_difference"] < 1e-5
+    assert content["data_fingerprint"]
+
+
+def test_nothing_is_overwritten(trained: TrainedStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        export(trained.strong, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        export(trained.strong, tmp_path / "file")
+
+
+def test_what_torch_cannot_export_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise RuntimeError("data-dependent control flow")
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    model = ConvE(5, 4, ConvEModel(embedding_dim=12, output_channels=2))
+    check = export_program(model, tmp_path / "scores.pt2")
+    assert not check.exported
+    assert "data-dependent control flow" in check.reason
+    assert "torch.export does not work" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_answers_otherwise_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong:
+        def module(self) -> nn.Module:
+            return lambda head, relation: torch.zeros(len(head), 5)  # type: ignore[return-value]
+
+    monkeypatch.setattr(torch.export, "export", lambda *a, **k: type("Program", (), {})())
+    monkeypatch.setattr(torch.export, "save", lambda program, path: path.write_bytes(b"x"))
+    monkeypatch.setattr(torch.export, "load", lambda path: Wrong())
+    check = export_program(
+        ConvE(5, 4, ConvEModel(embedding_dim=12, output_channels=2)), tmp_path / "scores.pt2"
+    )
+    assert not check.exported
+    assert "its scores differ by" in check.reason
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_line_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["export", "--model=x"]) == 2
+    assert "--output-dir" in capsys.readouterr().err

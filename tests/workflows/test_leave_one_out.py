@@ -1,0 +1,92 @@
+"""Image sequences from the command line: one group held out, each group in turn, bad input."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from clew import names
+from clew.__main__ import run
+from clew.cli import cli
+from clew.config.load import load
+from clew.evaluation.regression import RegressionResult
+from clew.queries.runs import download_artifact, find_run, list_artifact_folders
+from clew.workflows.leave_one_out import train_each_group
+from tests.unit.data.sequence_files import sequence_columns, write_folder
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    write_folder(tmp_path / "clouds", sequence_columns(groups=3, frames_in_group=8))
+    content = {
+        "data": {
+            "kind": "image_sequences",
+            "path": str(tmp_path / "clouds"),
+            "temporal_frames": 2,
+            "hold_out_validation": False,
+            "leave_one_group_out": True,
+        },
+        "model": {
+            "kind": "sequence_regression",
+            "architecture": "cnn",
+            "channels": [8],
+            "norm_groups": 4,
+        },
+        "training": {"num_epochs": 1, "batch_size": 8, "device": "cpu"},
+        "evaluation": {"every_epochs": 1},
+        "tracking": {"log_mfu": False},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_each_group_is_the_test_group_once(
+    config_file: Path, tracking_store: Path, tmp_path: Path
+) -> None:
+    result = train_each_group(load(config_file), output_dir=tmp_path / "out")
+    assert result.run_id is not None
+    assert find_run(result.run_id).tags[names.TAG_UNIT] == "km"
+    folder = download_artifact(result.run_id, names.ARTIFACT_EVALUATION, tmp_path)
+    whole = RegressionResult.read(folder / "test_predictions.parquet")
+    assert list(dict.fromkeys(whole.group)) == ["flight 0", "flight 1", "flight 2"]
+    assert len(whole.target) == 3 * 7
+    assert whole.metrics("test")["test/mae"] == pytest.approx(result.metrics["test/mae"])
+    assert {"test/ridge_mae", "test/interval_coverage"} <= result.metrics.keys()
+    assert "flight 1" in result.table()
+    repeated = load(tmp_path / "out" / "group-01" / "config.yaml")
+    assert repeated.data.test_group == "flight 1"
+    assert not repeated.data.leave_one_group_out
+
+
+def test_one_run_from_the_command_line(config_file: Path, tracking_store: Path) -> None:
+    arguments = ["train", "--config", str(config_file), "--temporal-frames", "3"]
+    held_out = ["data.leave_one_group_out=false", "data.test_group=flight 0"]
+    result = CliRunner().invoke(cli, [*arguments, *held_out], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "test/mae" in result.output
+    run_id = result.output.split()[1]
+    tags = find_run(run_id).tags
+    assert tags[names.TAG_TASK] == "image_sequence_regression"
+    assert tags["clew.test_group"] == "flight 0"
+    assert "best" in list_artifact_folders(run_id)
+
+
+def test_the_data_are_described(config_file: Path) -> None:
+    result = CliRunner().invoke(cli, ["data", "--config", str(config_file)], catch_exceptions=False)
+    lines = dict(line.split(maxsplit=1) for line in result.output.splitlines())
+    assert lines["frames"] == "24"
+    assert lines["groups"] == "flight 0, flight 1, flight 2"
+    assert "windows to train       14" in result.output
+
+
+def test_a_group_that_does_not_exist(
+    config_file: Path, capsys: pytest.CaptureFixture[str], tracking_store: Path
+) -> None:
+    code = run(
+        ["train", "--config", str(config_file), "data.leave_one_group_out=false",
+         "data.test_group=flight 9"]
+    )  # fmt: skip
+    assert code == 2
+    assert "flight 9" in capsys.readouterr().err

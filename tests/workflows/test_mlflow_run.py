@@ -1,0 +1,70 @@
+"""`mlflow run . -e train -P use_mixed_precision=true`, typed just so, with neither conda nor pyenv.
+
+Each test works in a copy of the project's root whose folders are links, so that the store at the
+root is a fresh one.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+MLFLOW = Path(sys.executable).with_name("mlflow")
+LINKED = ("MLproject", "python_env.yaml", "constraints.txt", "experiments", "platform")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def mlflow_run(project: Path, *parameters: str) -> subprocess.CompletedProcess[str]:
+    words = [word for parameter in parameters for word in ("-P", parameter)]
+    return subprocess.run(
+        [str(MLFLOW), "run", ".", "-e", "train", *words],
+        cwd=project,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(project.parent), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def runs_of(project: Path) -> list[Run]:
+    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return list(client.search_runs(experiments))
+
+
+def test_training_with_mixed_precision(project: Path) -> None:
+    done = mlflow_run(project, "use_mixed_precision=true", "num_epochs=1")
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_of(project)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["clew.kind"] == "train"
+    assert run.data.tags["clew.variant"] == "bf16"
+    assert run.data.params["use_mixed_precision"] == "true"
+    assert run.data.params["cfg.optimizations.use_mixed_precision"] == "true"
+    assert run.data.params["cfg.training.num_epochs"] == "1"
+    assert "test/mrr" in run.data.metrics
+    assert run.info.artifact_uri.startswith((project / "mlartifacts" / "clew").as_uri())
+    assert (project / "mlartifacts" / "clew" / run.info.run_id / "artifacts" / "best").is_dir()
+    assert not (project / "mlruns").exists()
+
+
+def test_a_wrong_value_ends_the_run_with_one_line(project: Path) -> None:
+    done = mlflow_run(project, "num_epochs=abc")
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("clew: error:")]
+    assert "num_epochs" in line
+    assert "abc" in line
+    (run,) = runs_of(project)
+    assert run.info.status == "FAILED"

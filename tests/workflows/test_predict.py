@@ -1,0 +1,238 @@
+"""`predict` by run id, checkpoint folder and registered model, one query and files of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clew.__main__ import run as run_command
+from clew.config.data import TripleData
+from clew.data.sources import load_graph
+from clew.errors import CheckpointError, ConfigError, DataError, UsageError
+from clew.queries.runs import download_artifact, find_run
+from clew.workflows.model_source import load_source, open_model
+from clew.workflows.predict import asked, predict, read_queries
+from clew.workflows.promote import PromotionRequest, promote
+from tests.workflows.trained import TrainedStore
+
+QUERY = ("acquired_abnormality", "location_of", "")
+REGISTERED = "models:/asked@champion"
+
+
+@pytest.fixture
+def registered(trained: TrainedStore) -> str:
+    promote(PromotionRequest(trained.strong, name="asked"))
+    return REGISTERED
+
+
+def test_answers_equal_the_scores_of_the_trained_model(trained: TrainedStore) -> None:
+    """The slow truth: the model of the run, every entity, names looked up in the data set."""
+    graph = load_graph(TripleData(name="umls"))
+    head, relation, tail = graph.train[100]
+    with open_model(trained.strong) as source:
+        model = load_source(source).model.eval()
+    with torch.no_grad():
+        query = model(torch.tensor([head]), torch.tensor([relation]))
+        scores = (query @ model.entity.weight.T + model.entity_bias)[0].numpy()
+    known = {t for h, r, t in graph.train.tolist() if (h, r) == (head, relation)}
+    assert tail in known
+    question = asked(graph.entities.name(head), graph.relations.name(relation), "")
+    (found,) = predict(trained.strong, [question], top_k=graph.num_entities).predictions
+    order = np.argsort(-scores, kind="stable")
+    assert [answer.name for answer in found.answers] == [graph.entities.name(i) for i in order]
+    assert [answer.known for answer in found.answers] == [i in known for i in order]
+    assert [answer.score for answer in found.answers] == pytest.approx(scores[order], abs=1e-5)
+    (filtered,) = predict(trained.strong, [question], top_k=135, filter_known=True).predictions
+    assert [a.name for a in filtered.answers] == [a.name for a in found.answers if not a.known]
+
+
+def test_run_folder_and_registry_give_the_same_answers(
+    trained: TrainedStore, registered: str, tmp_path: Path
+) -> None:
+    folder = download_artifact(trained.strong, "best", tmp_path)
+    results = [
+        predict(model, [asked(*QUERY)]) for model in (trained.strong, str(folder), registered)
+    ]
+    for other in results[1:]:
+        for one, two in zip(
+            results[0].predictions[0].answers, other.predictions[0].answers, strict=True
+        ):
+            assert (one.name, one.known) == (two.name, two.known)
+            assert one.score == pytest.approx(two.score, abs=1e-6)
+    assert [result.temperature is None for result in results] == [True, True, False]
+    assert "no calibration was fitted" in results[0].table()
+    assert "note" not in results[2].table()
+    probabilities = [a.probability for a in results[2].predictions[0].answers if not a.known]
+    assert all(p is not None and 0 < p < 1 for p in probabilities)
+
+
+def test_without_its_data_set_a_run_still_answers_by_recorded_names(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    path = Path(find_run(trained.other).params["cfg.data.train"])
+    moved = path.rename(path.with_name("moved.txt"))
+    try:
+        result = predict(trained.other, [asked(*QUERY)])
+        assert "known answers cannot be told" in result.table()
+        assert {a.known for a in result.predictions[0].answers} == {None}
+        with pytest.raises(DataError, match="training triples are not at hand"):
+            predict(trained.other, [asked(*QUERY)], filter_known=True)
+    finally:
+        moved.rename(path)
+    assert predict(trained.other, [asked(*QUERY)]).predictions[0].answers[0].known is not None
+
+
+def test_a_registered_model_needs_no_data_set(trained: TrainedStore) -> None:
+    promote(PromotionRequest(trained.other, name="alone"))
+    path = Path(find_run(trained.other).params["cfg.data.train"])
+    moved = path.rename(path.with_name("moved.txt"))
+    try:
+        result = predict("models:/alone/1", [asked(*QUERY)], filter_known=True)
+        assert {a.known for a in result.predictions[0].answers} == {False}
+    finally:
+        moved.rename(path)
+
+
+def test_files_of_queries(tmp_path: Path) -> None:
+    path = tmp_path / "queries.tsv"
+    path.write_text(
+        "cell\tpart_of\n"
+        "\n"
+        "cell\tpart_of\t?\n"
+        "?\tpart_of\tcell\r\n"
+        '{"relation": "part_of", "tail": "cell"}\n'
+        '{"head": "cell", "relation": "part_of", "tail": null}\n',
+        encoding="utf-8",
+    )
+    found = read_queries(path)
+    tails = [item.query.asks_for for item in found]
+    assert tails == ["tail", "tail", "head", "head", "tail"]
+    assert found[0].query == found[1].query == found[4].query
+    assert found[2].query == found[3].query
+    assert found[3].where == f"{path}, line 5"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no query"),
+        ("cell\n", r"line 1: 'cell' has 1 tab-separated columns"),
+        ("cell\tpart_of\ntoo\tmany\tof\tthem\n", r"line 2: .* has 4 tab-separated columns"),
+        ("cell\tpart_of\ttissue\n", "line 1: .*give a relation and either a head"),
+        ("?\tpart_of\t?\n", "line 1: .*give a relation and either a head"),
+        ("cell\t\t?\n", "line 1: .*give a relation"),
+        ('{"head": "cell", "relation"\n', "line 1: not valid JSON"),
+        ('{"head": "cell", "rel": "part_of"}\n', "line 1: .* not 'rel'"),
+        ('{"head": 3, "relation": "part_of"}\n', "line 1: .*expected texts"),
+        ('{"relation": "part_of"}\n', "line 1: .*give a relation and either a head"),
+    ],
+)
+def test_malformed_files_of_queries(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "queries.tsv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_queries(path)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read as UTF-8"):
+        read_queries(tmp_path / "nothing.tsv")
+    (tmp_path / "latin.tsv").write_bytes(b"caf\xe9\tpart_of\n")
+    with pytest.raises(DataError, match="cannot be read as UTF-8"):
+        read_queries(tmp_path / "latin.tsv")
+
+
+def test_an_unknown_name_in_a_file_is_told_with_its_line(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "queries.tsv"
+    path.write_text("cell\tpart_of\nsell\tpart_of\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"queries\.tsv, line 2: unknown entity 'sell'.*'cell'"):
+        predict(trained.strong, read_queries(path))
+
+
+def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
+        predict(trained.unvalidated, [asked(*QUERY)])
+
+
+def test_command_line(
+    trained: TrainedStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def clew(*arguments: str) -> tuple[int, str, str]:
+        code = run_command(["predict", f"--model={trained.strong}", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    # As MLproject passes it: every option there, empty where it was not given.
+    code, out, _ = clew(
+        "--head=cell", "--relation=part_of", "--tail=", "--top-k=", "--filter-known="
+    )
+    assert code == 0
+    assert "cell  part_of  ?" in out
+    assert len(out.splitlines()) == 3 + 2 + 10
+    code, out, _ = clew(
+        "--tail=cell", "--relation=part_of", "--top-k=3", "--filter-known", "--json"
+    )
+    assert code == 0
+    content = json.loads(out)
+    (prediction,) = content["predictions"]
+    assert prediction["tail"] == "cell"
+    assert [set(a) for a in prediction["answers"]] == 3 * [
+        {"rank", "head", "label", "score", "probability", "known"}
+    ]
+    assert content["calibrated"] is False
+    path = tmp_path / "queries.tsv"
+    path.write_text("cell\tpart_of\n?\tpart_of\tcell\n", encoding="utf-8")
+    code, out, _ = clew(f"--input={path}", "--json")
+    assert code == 0
+    assert len(json.loads(out)["predictions"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--head=cell", "--relation=part_of", "--top-k=many"], "--top-k is 'many'"),
+        (["--head=cell", "--relation=part_of", "--top-k=0"], "top_k is 0"),
+        (
+            ["--head=cell", "--relation=part_of", "--filter-known=maybe"],
+            "--filter-known is 'maybe'",
+        ),
+        (["--head=cell", "--tail=cell", "--relation=part_of"], "either a head"),
+        (["--head=cell"], "give a relation"),
+        (["--head=zell", "--relation=part_of"], "did you mean 'cell'"),
+        (["--head=cell", "--relation=partof"], "unknown relation 'partof'"),
+        (["--head=cell", "--input=x"], "--input and a query given"),
+    ],
+)
+def test_wrong_use_of_the_command_line(
+    trained: TrainedStore,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert run_command(["predict", f"--model={trained.strong}", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("clew: error: ")
+    assert message in line
+
+
+def test_a_checkpoint_without_names_and_data(trained: TrainedStore, tmp_path: Path) -> None:
+    folder = download_artifact(trained.weak, "best", tmp_path)
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["run_id"] = ""
+    content["config"]["data"]["name"] = "a graph that is not here"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="neither its data set nor a folder vocabulary"):
+        predict(str(folder), [asked(*QUERY)])
+    # The names beside it are enough.
+    download_artifact(trained.weak, "vocabulary", tmp_path)
+    assert predict(str(folder), [asked(*QUERY)]).predictions
+
+
+def test_a_model_is_needed(trained: TrainedStore) -> None:
+    with pytest.raises((ConfigError, UsageError), match="no model given"):
+        predict("", [asked(*QUERY)])

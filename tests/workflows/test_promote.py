@@ -1,0 +1,531 @@
+"""Promotion on a real sqlite store: who becomes champion, who does not, and what may go wrong."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from safetensors.torch import load_file, save_file
+
+from clew import names
+from clew.__main__ import run as run_command
+from clew.checkpoints import MANIFEST_FILE, MODEL_FILE
+from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
+from clew.queries.runs import download_artifact, find_run
+from clew.queries.search import RunQuery, search_runs
+from clew.tracking import alias_moves
+from clew.tracking.registry import Registry, Version
+from clew.workflows import promotion
+from clew.workflows.promote import (
+    PromotionRequest,
+    default_name,
+    promote,
+    promote_best_of,
+    rollback,
+)
+from clew.workflows.promotion_gate import Check
+from tests.workflows.trained import TrainedStore
+
+CHECKS = (
+    "checkpoint",
+    "no pickle",
+    "weights",
+    "validation",
+    "calibration",
+    "test",
+    "champion",
+    "served",
+)
+
+
+def aliases(name: str) -> dict[str, str]:
+    state = Registry.connect().state(name)
+    return dict(state.aliases) if state else {}
+
+
+def promoted(name: str, run_id: str, **settings: object) -> str | None:
+    return promote(PromotionRequest(run_id, name=name, **settings)).number  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def champion(trained: TrainedStore) -> Callable[[str, str], None]:
+    """Return a function that makes a run the champion under a name, at the price of a copy."""
+    client = MlflowClient(trained.uri)
+
+    def crown(name: str, run_id: str) -> None:
+        template = f"template {run_id}"
+        if Registry.connect().state(template) is None:
+            promoted(template, run_id)
+        version = client.get_model_version(template, "1")
+        client.create_registered_model(name)
+        client.create_model_version(
+            name, version.source, version.run_id, dict(version.tags), model_id=version.model_id
+        )
+        client.set_registered_model_alias(name, "champion", "1")
+
+    return crown
+
+
+Crown = Callable[[str, str], None]
+
+
+def test_the_first_promotion(trained: TrainedStore) -> None:
+    seen: list[Check] = []
+    path = list(sys.path)
+    result = promote(PromotionRequest(trained.strong, name="first"), seen.append)
+    assert sys.path == path  # MLflow put the model's own copy of the package on it
+    assert tuple(check.name for check in seen) == CHECKS
+    assert all(check.passed for check in seen)
+    assert result.uri == "models:/first@champion"
+    assert aliases("first") == {"champion": "1"}
+    version = Registry.connect().version_at("first", "champion")
+    training = find_run(trained.strong)
+    for key in (
+        names.TAG_CONFIG_HASH,
+        names.TAG_DATA_FINGERPRINT,
+        names.TAG_COMMIT,
+        names.TAG_DATASET,
+        names.TAG_TASK,
+    ):
+        assert version.tags[key] == training.tags[key]
+    assert version.run_id == trained.strong
+    assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_PASSED
+    assert float(version.tags[f"{names.TAG_METRIC_PREFIX}test/mrr"]) == pytest.approx(
+        training.metrics["test/mrr"], rel=1e-6
+    )
+    assert float(version.tags[names.TAG_TEMPERATURE]) > 0
+
+
+def test_a_promotion_is_recorded_as_a_run(trained: TrainedStore) -> None:
+    promoted("recorded", trained.strong)
+    query = RunQuery(kind=names.KIND_PROMOTE, source_run=trained.strong, text="recorded")
+    (run,) = search_runs(query).runs
+    assert run.status == "FINISHED"
+    assert run.tags[names.TAG_MODEL_VERSION] == "models:/recorded/1"
+    assert "test/mrr" in run.metrics
+    version = Registry.connect().version("recorded", "1")
+    assert version.tags[names.TAG_PROMOTE_RUN] == run.run_id
+
+
+def test_a_registered_model_holds_no_pickle(trained: TrainedStore, tmp_path: Path) -> None:
+    promoted("safe", trained.weak)
+    registry = Registry.connect()
+    folder = registry.download(registry.version("safe", "1"), tmp_path)
+    suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert suffixes <= {".safetensors", ".json", ".parquet", ".py", ".yaml", ".txt", ""}
+    assert {p.name for p in folder.rglob("*") if p.is_file() and not p.suffix} <= {
+        "MLmodel",
+        "registered_model_meta",
+    }
+
+
+def test_a_better_candidate_replaces_the_champion(trained: TrainedStore, champion: Crown) -> None:
+    champion("better", trained.weak)
+    result = promote(PromotionRequest(trained.strong, name="better"))
+    assert (result.number, result.former) == ("2", "1")
+    assert aliases("better") == {"champion": "2", "previous": "1"}
+    comparison = next(check for check in result.checks if check.name == "champion")
+    weak = find_run(trained.weak).metrics["test/mrr"]
+    assert f"{weak:.6f} of version 1" in comparison.detail
+
+
+def test_a_worse_candidate_stays_challenger_with_the_reason(
+    trained: TrainedStore, champion: Crown
+) -> None:
+    champion("worse", trained.strong)
+    with pytest.raises(PromotionRefused, match=r"not better.*alias challenger"):
+        promoted("worse", trained.weak)
+    assert aliases("worse") == {"champion": "1", "challenger": "2"}
+    version = Registry.connect().version("worse", "2")
+    assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
+    assert "on the same triples and filter: not better" in version.tags[names.TAG_REFUSED_BECAUSE]
+
+
+def test_force_overrules_and_records_the_reason(trained: TrainedStore, champion: Crown) -> None:
+    champion("forced", trained.strong)
+    with pytest.raises(PromotionRefused):
+        promoted("forced", trained.weak)
+    result = promote(PromotionRequest(trained.weak, name="forced", force="half the size"))
+    # The version that was refused before is taken up again, not registered twice.
+    assert result.number == "2"
+    assert aliases("forced") == {"champion": "2", "previous": "1"}
+    version = Registry.connect().version("forced", "2")
+    assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FORCED
+    assert version.tags[names.TAG_FORCED_BECAUSE] == "half the size"
+    assert "not better" in version.tags[names.TAG_REFUSED_BECAUSE]
+
+
+def test_rollback_swaps_and_swaps_again(trained: TrainedStore, champion: Crown) -> None:
+    champion("back", trained.weak)
+    promoted("back", trained.strong)
+    result = rollback("back")
+    assert (result.number, result.former) == ("1", "2")
+    assert aliases("back") == {"champion": "1", "previous": "2"}
+    rollback("back")
+    assert aliases("back") == {"champion": "2", "previous": "1"}
+
+
+def test_rollback_needs_a_former_version(trained: TrainedStore, champion: Crown) -> None:
+    champion("only", trained.weak)
+    with pytest.raises(TrackingError, match="has no alias 'previous'"):
+        rollback("only")
+    with pytest.raises(TrackingError, match="no model 'never' is registered"):
+        rollback("never")
+    with pytest.raises(ConfigError, match="rollback needs --name"):
+        rollback("")
+
+
+def test_a_dry_run_writes_nothing(trained: TrainedStore, champion: Crown) -> None:
+    before = search_runs(RunQuery(kind=names.KIND_PROMOTE)).runs
+    result = promote(PromotionRequest(trained.strong, name="dry", dry_run=True))
+    assert "would become champion" in result.outcome
+    assert [check.name for check in result.checks] == list(CHECKS[:-1])
+    assert Registry.connect().state("dry") is None
+    assert search_runs(RunQuery(kind=names.KIND_PROMOTE)).runs == before
+    champion("dry", trained.strong)
+    with pytest.raises(PromotionRefused, match=r"dry run, nothing written.*not better"):
+        promote(PromotionRequest(trained.weak, name="dry", dry_run=True))
+    assert aliases("dry") == {"champion": "1"}
+
+
+def test_the_champion_itself_has_nothing_to_do(trained: TrainedStore, champion: Crown) -> None:
+    champion("same", trained.strong)
+    result = promote(PromotionRequest(trained.strong, name="same"))
+    assert "nothing to do: version 1" in result.outcome
+    assert aliases("same") == {"champion": "1"}
+
+
+def test_a_champion_of_other_data_is_not_compared_with(
+    trained: TrainedStore, champion: Crown
+) -> None:
+    champion("data", trained.strong)
+    with pytest.raises(PromotionRefused, match=r"trained on data .* cannot be compared"):
+        promoted("data", trained.other)
+    assert aliases("data") == {"champion": "1", "challenger": "2"}
+    promoted("data", trained.other, force="the new release of the graph")
+    assert aliases("data") == {"champion": "2", "previous": "1"}
+
+
+def test_another_alias_has_its_own_previous_and_challenger(trained: TrainedStore) -> None:
+    promoted("staged", trained.weak, alias="staging")
+    promoted("staged", trained.strong, alias="staging")
+    assert aliases("staged") == {"staging": "2", "staging-previous": "1"}
+    rollback("staged", "staging")
+    assert aliases("staged") == {"staging": "1", "staging-previous": "2"}
+
+
+def test_the_best_run_of_an_experiment(trained: TrainedStore) -> None:
+    result = promote(PromotionRequest(experiment="clew", name="of experiment", dry_run=True))
+    assert result.run_id == trained.strong
+    smaller = PromotionRequest(
+        experiment="clew", metric="valid/mean_rank", name="of experiment", dry_run=True
+    )
+    assert promote(smaller).run_id == trained.strong
+
+
+def test_a_validation_metric_counts_as_it_was_at_the_best_checkpoint(
+    trained: TrainedStore,
+) -> None:
+    """The run that peaked higher wins, though it ended lower."""
+    client = MlflowClient(trained.uri)
+    experiment = client.create_experiment("overfitted")
+    chosen = {}
+    for name, values in {"peaked": (0.1, 0.9, 0.2), "steady": (0.1, 0.3, 0.5)}.items():
+        run = client.create_run(experiment, tags={names.TAG_KIND: names.KIND_TRAIN})
+        best = max(range(3), key=lambda step: values[step])
+        for step, value in enumerate(values):
+            client.log_metric(run.info.run_id, "valid/mrr", value, step=step)
+        client.set_tag(run.info.run_id, names.TAG_BEST_STEP, str(best))
+        client.set_terminated(run.info.run_id)
+        chosen[name] = run.info.run_id
+    with pytest.raises(CheckpointError, match=f"run {chosen['peaked']} has no best checkpoint"):
+        promote(PromotionRequest(experiment="overfitted"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (PromotionRequest(), "neither of --run-id and --experiment given"),
+        (PromotionRequest("a", experiment="b"), "both of --run-id and --experiment given"),
+        (PromotionRequest(experiment="nowhere"), r"no experiment 'nowhere'; there are .*'clew'"),
+        (
+            PromotionRequest(experiment="clew", metric="valid/mr"),
+            r"no run of experiment 'clew' has metric 'valid/mr'; they have .*valid/mrr",
+        ),
+        (PromotionRequest("0" * 32), "no run 0{32}"),
+        (PromotionRequest("0" * 32, name="a/b"), "model name 'a/b' is not allowed"),
+        (PromotionRequest("0" * 32, name="a:b"), "model name 'a:b' is not allowed"),
+        (PromotionRequest("0" * 32, name=".."), "is not allowed"),
+        (PromotionRequest("0" * 32, name="it's"), "is not allowed"),
+        (PromotionRequest("0" * 32, alias="latest"), "alias 'latest' is not allowed"),
+        (PromotionRequest("0" * 32, alias="v3"), "alias 'v3' is not allowed"),
+        (PromotionRequest("0" * 32, alias="a b"), "alias 'a b' is not allowed"),
+        (PromotionRequest("0" * 32, alias="previous"), "set by the promotion itself"),
+    ],
+)
+def test_wrong_use(trained: TrainedStore, request_: PromotionRequest, message: str) -> None:
+    with pytest.raises((ConfigError, TrackingError), match=message):
+        promote(request_)
+
+
+def test_a_metric_that_the_run_does_not_have(trained: TrainedStore) -> None:
+    with pytest.raises(TrackingError, match=r"has no metric 'valid/loss'; it has .*test/mrr"):
+        promote(PromotionRequest(trained.strong, metric="valid/loss"))
+
+
+def test_a_metric_that_is_nan_in_all_runs(trained: TrainedStore) -> None:
+    client = MlflowClient(trained.uri)
+    experiment = client.create_experiment("diverged")
+    run = client.create_run(experiment, tags={names.TAG_KIND: names.KIND_TRAIN})
+    client.log_metric(run.info.run_id, "valid/mrr", float("nan"))
+    client.set_terminated(run.info.run_id)
+    with pytest.raises(TrackingError, match="'valid/mrr' is NaN or infinite in all 1 runs"):
+        promote(PromotionRequest(experiment="diverged"))
+
+
+def test_an_experiment_without_finished_trainings(trained: TrainedStore) -> None:
+    MlflowClient(trained.uri).create_experiment("empty")
+    with pytest.raises(TrackingError, match="has no finished training run"):
+        promote(PromotionRequest(experiment="empty"))
+
+
+def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
+    with pytest.raises(CheckpointError, match="has no best checkpoint"):
+        promoted("unvalidated", trained.unvalidated)
+    assert Registry.connect().state("unvalidated") is None
+
+
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def changed_run(trained: TrainedStore, tmp_path: Path) -> Callable[[Change], str]:
+    """Return a function that makes a copy of the strong run with a changed best checkpoint."""
+
+    def make(change: Change) -> str:
+        client = MlflowClient(trained.uri)
+        run = client.get_run(trained.strong)
+        best = download_artifact(trained.strong, "best", tmp_path / "copy")
+        change(best)
+        copy = client.create_run(run.info.experiment_id, tags=dict(run.data.tags))
+        client.log_artifacts(copy.info.run_id, str(best), "best")
+        client.set_terminated(copy.info.run_id)
+        shutil.rmtree(best)
+        return str(copy.info.run_id)
+
+    return make
+
+
+def change_weights(folder: Path, change: Callable[[torch.Tensor], object]) -> None:
+    tensors = load_file(folder / MODEL_FILE)
+    change(tensors["entity.weight"])
+    save_file(tensors, folder / MODEL_FILE)
+
+
+def change_manifest(folder: Path, **values: object) -> None:
+    path = folder / MANIFEST_FILE
+    content = json.loads(path.read_text(encoding="utf-8")) | values
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_candidate_that_does_not_reproduce_its_metric(
+    trained: TrainedStore, changed_run: Callable[[Change], str]
+) -> None:
+    run_id = changed_run(lambda folder: change_weights(folder, lambda w: w[:40].mul_(-1)))
+    with pytest.raises(PromotionRefused, match=r"valid/mrr .* now, .* recorded: differs by"):
+        promoted("irreproducible", run_id)
+    assert aliases("irreproducible") == {"challenger": "1"}
+
+
+def test_a_difference_just_beyond_the_tolerance_is_seen(
+    trained: TrainedStore, changed_run: Callable[[Change], str]
+) -> None:
+    def shift(by: float) -> Change:
+        def change(folder: Path) -> None:
+            content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+            metrics = content["metrics"]
+            change_manifest(folder, metrics=metrics | {"valid/mrr": metrics["valid/mrr"] + by})
+
+        return change
+
+    promote(PromotionRequest(changed_run(shift(5e-7)), name="tolerance", dry_run=True))
+    with pytest.raises(PromotionRefused, match=r"differs by 2e-06, at most 1e-06 is allowed"):
+        promote(PromotionRequest(changed_run(shift(2e-6)), name="tolerance", dry_run=True))
+
+
+FINAL: dict[str, tuple[Change, str]] = {
+    "torn": (
+        lambda folder: (folder / MODEL_FILE).write_bytes(b"torn"),
+        "not a readable safetensors file",
+    ),
+    "nan weights": (
+        lambda folder: change_weights(folder, lambda w: w[3].fill_(float("nan"))),
+        r"entity\.weight holds NaN or infinity",
+    ),
+    "nan metric": (
+        lambda folder: change_manifest(folder, metrics={"valid/mrr": float("nan")}),
+        "recorded valid/mrr is nan",
+    ),
+    "no metric": (
+        lambda folder: change_manifest(folder, metrics={}),
+        "recorded valid/mrr is missing",
+    ),
+    "pickle": (
+        lambda folder: (folder / "model.pkl").write_bytes(b"\x80\x04."),
+        r"model\.pkl is neither safetensors nor JSON nor Parquet",
+    ),
+    "data": (
+        lambda folder: change_manifest(folder, data_fingerprint="0" * 16),
+        "the data now has fingerprint",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FINAL)
+def test_what_cannot_be_used_is_not_registered_even_by_force(
+    trained: TrainedStore, changed_run: Callable[[Change], str], what: str
+) -> None:
+    change, message = FINAL[what]
+    run_id = changed_run(change)
+    for force in ("", "I want it"):
+        with pytest.raises(PromotionRefused, match=f"not registered: .*{message}"):
+            promoted("unusable", run_id, force=force)
+    assert Registry.connect().state("unusable") is None
+
+
+def test_a_run_of_another_task(trained: TrainedStore, changed_run: Callable[[Change], str]) -> None:
+    run_id = changed_run(lambda folder: change_manifest(folder, task="language_modeling"))
+    with pytest.raises(ConfigError, match="only link_prediction models can be registered"):
+        promoted("text", run_id)
+
+
+def test_a_champion_that_cannot_be_read_is_replaced_by_force_only(
+    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion("broken", trained.weak)
+
+    def broken(version: Version, folder: Path) -> object:
+        raise CheckpointError("model.safetensors: not a readable safetensors file")
+
+    monkeypatch.setattr("clew.workflows.promotion_gate.open_version", broken)
+    with pytest.raises(PromotionRefused, match=r"version 1 .* cannot be evaluated"):
+        promoted("broken", trained.strong)
+    promoted("broken", trained.strong, force="the champion's file is gone")
+    assert aliases("broken")["champion"] == "2"
+
+
+def test_a_registry_that_goes_away_before_the_aliases_moves_nothing(
+    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion("away", trained.weak)
+
+    def gone(self: Registry, name: str, key: str, value: str) -> None:
+        raise TrackingError("the registry does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "set_model_tag", gone)
+        with pytest.raises(TrackingError, match="does not answer"):
+            promoted("away", trained.strong)
+    assert aliases("away") == {"champion": "1"}
+    # The same command, when the registry is back, takes up the version that is there.
+    assert promoted("away", trained.strong) == "2"
+    assert aliases("away") == {"champion": "2", "previous": "1"}
+
+
+def test_a_registry_that_goes_away_half_way_is_put_right_by_the_next_command(
+    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion("half", trained.weak)
+    original = Registry.set_alias
+
+    def gone(self: Registry, name: str, alias: str, number: str | None) -> None:
+        if alias == "champion" or number is None:
+            raise TrackingError("the registry does not answer")
+        original(self, name, alias, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "set_alias", gone)
+        with pytest.raises(alias_moves.UnsettledMove, match="undoes what was begun"):
+            promoted("half", trained.strong)
+    assert aliases("half") == {"champion": "1", "previous": "1"}
+    monkeypatch.setattr(alias_moves, "CLAIM_SECONDS", -1.0)
+    alias_moves.settle_dead_claims(Registry.connect(), "half")
+    assert aliases("half") == {"champion": "1"}
+
+
+def test_an_upload_that_fails_leaves_no_version(
+    trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: MlflowClient, *arguments: object, **settings: object) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_model_artifacts", full)
+        with pytest.raises(TrackingError, match="No space left on device"):
+            promoted("full", trained.strong)
+    assert Registry.connect().state("full") is None
+
+
+def test_of_two_promotions_at_once_the_loser_is_told(
+    trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the strong run is being checked, somebody promotes the weak one."""
+    original = promotion.check_served
+    others: list[str | None] = []
+
+    def meanwhile(*arguments: object) -> Check:
+        if not others:
+            others.append(None)
+            others[0] = promoted("raced", trained.weak)
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(promotion, "check_served", meanwhile)
+    with pytest.raises(PromotionRefused, match="somebody else moved it meanwhile"):
+        promoted("raced", trained.strong)
+    winner = others[0]
+    assert winner == "2"
+    assert aliases("raced") == {"champion": winner, "challenger": "1"}
+    loser = Registry.connect().version("raced", "1")
+    assert "somebody else" in loser.tags[names.TAG_REFUSED_BECAUSE]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_command_line(
+    trained: TrainedStore, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    name = f"command-{as_json}"
+    options = [f"--name={name}", "--json"] if as_json else [f"--name={name}"]
+    assert run_command(["promote", f"--run-id={trained.strong}", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if as_json:
+        assert [json.loads(line)["name"] for line in lines[:-1]] == list(CHECKS)
+        assert json.loads(lines[-1])["result"]["uri"] == f"models:/{name}@champion"
+    else:
+        assert [line.split("  ")[0].split()[0] for line in lines[:8]] == ["ok"] * 8
+        assert f"models:/{name}@champion" in lines
+    assert run_command(["promote", f"--run-id={trained.weak}", *options]) == 3
+    captured = capsys.readouterr()
+    (error,) = captured.err.splitlines()[-1:]
+    assert error.startswith("clew: error: run ")
+    assert "not better" in error
+    assert run_command(["promote", f"--run-id={trained.unvalidated}", *options]) == 2
+    assert run_command(["promote", "--rollback", *options]) == 2
+    assert "has no alias 'previous'" in capsys.readouterr().err
+
+
+def test_the_better_of_two_runs(trained: TrainedStore) -> None:
+    request = PromotionRequest(name="of two", dry_run=True)
+    for run_ids in ([trained.strong, trained.weak], [trained.weak, trained.strong]):
+        assert promote_best_of(run_ids, request).run_id == trained.strong
+    with pytest.raises(TrackingError, match="no run has metric 'valid/mrr'"):
+        promote_best_of([trained.unvalidated], request)
+
+
+def test_default_name_is_the_data_set(trained: TrainedStore) -> None:
+    result = promote(PromotionRequest(trained.strong, dry_run=True))
+    assert result.name == "clew-umls"
+    assert default_name("my data/set.v1") == "clew-my-data-set-v1"

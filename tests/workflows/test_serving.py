@@ -1,0 +1,259 @@
+"""A model served by `mlflow models serve`, and a registry behind a real MLflow server."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clew import store
+from clew.errors import PromotionRefused, TrackingError
+from clew.evaluation.answers import Query
+from clew.evaluation.model_folder import load_predictor
+from clew.evaluation.prediction import Predictor
+from clew.tracking.registry import Registry
+from clew.workflows.evaluate import evaluate
+from clew.workflows.model_source import SERVED_FOLDER
+from clew.workflows.predict import asked, predict
+from clew.workflows.promote import PromotionRequest, promote, rollback
+from clew.workflows.train import train
+from tests.workflows.trained import TrainedStore, small_config
+
+START_SECONDS = 150.0
+ROWS = [
+    {"head": "cell", "relation": "part_of"},
+    {"tail": "cell", "relation": "part_of"},
+    {"head": "acquired_abnormality", "relation": "location_of"},
+]
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def process(command: list[str], log: Path, address: str, **environment: str) -> Iterator[None]:
+    """Start a server, wait for its first answer, and end it with all its children."""
+    variables = os.environ | environment | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            env=variables,
+            cwd=log.parent,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while store.probe(address) is not None:
+            if time.monotonic() > deadline or child.poll() is not None:
+                raise RuntimeError(log.read_text(encoding="utf-8")[-3000:])
+            time.sleep(0.2)
+        yield
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def post(address: str, content: object) -> tuple[int, Any]:
+    """Send a request as anybody would, without MLflow."""
+    request = urllib.request.Request(
+        f"{address}/invocations",
+        data=json.dumps(content).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.fixture(scope="module")
+def served(trained_runs: TrainedStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a champion with the command that the documentation names; no package on its path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", trained_runs.uri)
+        promote(PromotionRequest(trained_runs.strong, name="served"))
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("mlflow")), "models", "serve"]
+    command += ["-m", "models:/served@champion", "--env-manager", "local", "-p", str(port)]
+    log = tmp_path_factory.mktemp("serving") / "serve.log"
+    address = f"http://127.0.0.1:{port}"
+    environment = {
+        "MLFLOW_TRACKING_URI": trained_runs.uri,
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "OMP_NUM_THREADS": "1",
+    }
+    with process(command, log, address, **environment):
+        yield address
+
+
+def test_a_served_model_answers_as_predict_does(trained: TrainedStore, served: str) -> None:
+    status, answer = post(served, {"dataframe_records": ROWS})
+    assert status == 200
+    queries = [asked(row.get("head", ""), row["relation"], row.get("tail", "")) for row in ROWS]
+    expected = predict("models:/served@champion", queries).as_dict()["predictions"]
+    assert len(answer["predictions"]) == len(ROWS)
+    for got, wanted in zip(answer["predictions"], expected, strict=True):
+        assert {k: v for k, v in got.items() if k != "answers"} == {
+            k: v for k, v in wanted.items() if k != "answers"
+        }
+        for a, b in zip(got["answers"], wanted["answers"], strict=True):
+            assert a["score"] == pytest.approx(b["score"], abs=1e-5)
+            assert a["probability"] == pytest.approx(b["probability"], abs=1e-6)
+            rest = ("rank", "head", "tail", "label", "known")
+            assert {k: a.get(k) for k in rest} == {k: b.get(k) for k in rest}
+
+
+def test_a_request_may_set_parameters(served: str) -> None:
+    content = {
+        "dataframe_split": {"columns": ["head", "relation"], "data": [["cell", "part_of"]]},
+        "params": {"top_k": 3, "filter_known": True},
+    }
+    status, answer = post(served, content)
+    assert status == 200
+    (prediction,) = answer["predictions"]
+    assert len(prediction["answers"]) == 3
+    assert not any(a["known"] for a in prediction["answers"])
+    assert "tail" in prediction["answers"][0]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"head": "zell", "relation": "part_of"}, "did you mean 'cell'"),
+        ({"head": "cell", "tail": "cell", "relation": "part_of"}, "either a head"),
+        ({"relation": "part_of"}, "either a head"),
+    ],
+)
+def test_a_bad_request_says_what_is_wrong(served: str, row: dict[str, str], message: str) -> None:
+    status, answer = post(served, {"dataframe_records": [row]})
+    assert status == 400
+    assert answer["error_code"] == "INVALID_PARAMETER_VALUE"
+    assert message in answer["message"]
+
+
+def test_a_registered_model_runs_its_own_copy_of_the_package(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    """Without the project on the path, the model's own code answers."""
+    promote(PromotionRequest(trained.strong, name="portable"))
+    registry = Registry.connect()
+    folder = registry.download(registry.version("portable", "1"), tmp_path / "portable")
+    program = f"""
+import sys
+sys.path[:] = [p for p in sys.path if not p.endswith(("/platform", "main"))]
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in repr(f)]
+import mlflow.pyfunc, pandas
+model = mlflow.pyfunc.load_model({str(folder)!r})
+import clew, json
+print(json.dumps({{"at": clew.__file__, "found": model.predict(pandas.DataFrame({ROWS[:1]!r}))}}))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment | {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout.splitlines()[-1])
+    assert Path(content["at"]).is_relative_to(folder)
+    own = load_predictor(folder / SERVED_FOLDER)
+    (expected,) = own.predict([Query("part_of", head="cell")])
+    names = [answer["tail"] for answer in content["found"][0]["answers"]]
+    assert names == [answer.name for answer in expected.answers]
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow's pyfunc and its use of pandas
+def test_the_model_is_loaded_once(
+    trained: TrainedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pandas as pd
+    from mlflow import pyfunc
+
+    promote(PromotionRequest(trained.strong, name="once"))
+    registry = Registry.connect()
+    folder = registry.download(registry.version("once", "1"), tmp_path)
+    loaded: list[Path] = []
+
+    def counted(path: Path) -> Predictor:
+        loaded.append(path)
+        return load_predictor(path)
+
+    monkeypatch.setattr("clew.evaluation.model_folder.load_predictor", counted)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    model = pyfunc.load_model(str(folder))
+    for _ in range(3):
+        assert len(model.predict(pd.DataFrame(ROWS))) == len(ROWS)
+    assert len(loaded) == 1
+
+
+@pytest.fixture(scope="module")
+def server(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run a tracking server with its registry on loopback."""
+    folder = tmp_path_factory.mktemp("registry")
+    shutil.copyfile(store_template, folder / "mlflow.db")
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(folder / "mlartifacts")]
+    address = f"http://127.0.0.1:{port}"
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with process(command, folder / "server.log", address, **environment):
+        yield address
+
+
+def test_promotion_over_a_real_server(
+    server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("CLEW_SPOOL", str(tmp_path / "spool"))
+    weak, strong = (
+        str(train(small_config(training__num_epochs=epochs, tracking__experiment="remote")).run_id)
+        for epochs in (1, 4)
+    )
+    promote(PromotionRequest(weak, name="remote"))
+    result = promote(PromotionRequest(experiment="remote", name="remote"))
+    assert (result.run_id, result.number, result.former) == (strong, "2", "1")
+    with pytest.raises(PromotionRefused, match="not better"):
+        promote(PromotionRequest(weak, name="remote"))
+    state = Registry.connect().state("remote")
+    assert state is not None
+    assert dict(state.aliases) == {"champion": "2", "previous": "1", "challenger": "3"}
+    assert not any(key.startswith("clew.claim") for key in state.tags)
+    (found,) = predict("models:/remote@champion", [asked("cell", "part_of", "")]).predictions
+    (own,) = predict(strong, [asked("cell", "part_of", "")]).predictions
+    assert [a.name for a in found.answers] == [a.name for a in own.answers]
+    assert evaluate("models:/remote@champion").metrics["test/mrr"] > 0
+    assert rollback("remote").number == "1"
+
+
+def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
+    for call in (
+        lambda: promote(PromotionRequest("0" * 32)),
+        lambda: rollback("x"),
+        lambda: predict("models:/x@champion", [asked("a", "b", "")]),
+        lambda: evaluate("0" * 32),
+    ):
+        with pytest.raises(TrackingError, match="does not answer"):
+            call()

@@ -1,0 +1,96 @@
+"""Explaining a prediction from frames end to end: train, trace, record, read."""
+
+from pathlib import Path
+
+import pytest
+
+from clew.config.load import from_mapping
+from clew.errors import ConfigError, DataError
+from clew.queries.runs import download_artifact
+from clew.sequence_records import read_sequence_influence
+from clew.workflows.trace_sequence import SequenceTraceResult, trace_sequence
+from clew.workflows.train import train
+from tests.unit.data.sequence_files import sequence_columns, write_folder
+
+
+@pytest.fixture(scope="module", params=["transformer", "ssm", "gnn", "cnn"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("sequences")
+    write_folder(folder / "clouds", sequence_columns(groups=3, frames_in_group=10))
+    config = from_mapping(
+        {
+            "data": {
+                "kind": "image_sequences",
+                "path": str(folder / "clouds"),
+                "temporal_frames": 3,
+                "horizontal_flip": True,
+            },
+            "model": {
+                "kind": "sequence_regression",
+                "architecture": request.param,
+                "channels": [4, 8],
+                "norm_groups": 2,
+                "heads": 2,
+                "patch_grid": [2, 2],
+                "temporal_layers": 1,
+            },
+            "training": {
+                "num_epochs": 2,
+                "batch_size": 4,
+                "checkpoint_frequency": 1,
+                "device": "cpu",
+            },
+            "tracking": {"log_mfu": False},
+        }
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        result = train(config)
+        return f"{folder} {result.run_id}"
+
+
+@pytest.fixture
+def model(run: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder, _, name = run.partition(" ")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    return name
+
+
+def check(result: SequenceTraceResult) -> None:
+    report = result.report
+    assert report.num_windows == 8
+    assert len(report.steps) == len(report.weights) == 2
+    entries = (*report.proponents, *report.opponents)
+    assert {entry.group for entry in entries} == {"flight 0"}
+    for entry in entries:
+        assert sum(entry.by_checkpoint) == pytest.approx(entry.influence, rel=1e-4)
+        assert sum(entry.by_part.values()) == pytest.approx(entry.influence, rel=1e-3)
+        assert entry.last_frame == entry.window + 2
+
+
+def test_a_window_is_traced_and_recorded(model: str, tmp_path: Path) -> None:
+    result = trace_sequence(model, 25, {"influence.top_k": "3"}, output=tmp_path / "report.json")
+    check(result)
+    assert result.report.group == "flight 2"
+    assert "window that ends at frame 25" in result.table()
+    assert read_sequence_influence(tmp_path / "report.json") == result.report
+    assert result.run_id is not None
+    folder = download_artifact(result.run_id, "influence", tmp_path)
+    assert {path.name for path in folder.iterdir()} == {
+        "sequence_influence.json",
+        "sequence_influence.png",
+    }
+
+
+def test_unless_told_otherwise_it_is_the_worst_prediction(model: str) -> None:
+    check(trace_sequence(model, None, {}))
+    with pytest.raises(ConfigError, match=r"--frame is 3, which ends no test window.*22 to 29"):
+        trace_sequence(model, 3, {})
+
+
+def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a readable explanation"):
+        read_sequence_influence(tmp_path / "none.json")
+    (tmp_path / "old.json").write_text('{"schema_version": 7}')
+    with pytest.raises(DataError, match="schema_version is 7"):
+        read_sequence_influence(tmp_path / "old.json")

@@ -1,0 +1,105 @@
+"""Explaining a continuation end to end: train, trace, record, read."""
+
+from pathlib import Path
+
+import pytest
+
+from clew.config.load import from_mapping
+from clew.errors import CheckpointError, ConfigError, DataError
+from clew.text_records import (
+    TEXT_SIGN_CONVENTION,
+    read_text_influence,
+)
+from clew.workflows.trace_text import TextTraceResult, trace_text
+from clew.workflows.train import train
+
+
+@pytest.fixture(scope="module")
+def run_id(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("text")
+    lines = [f"{i % 7} green bottles on a wall" for i in range(40)]
+    lines[10] = "the password is zwieback.."
+    (folder / "corpus.txt").write_text("\n".join(lines))
+    config = from_mapping(
+        {
+            "data": {
+                "kind": "tokens",
+                "dataset": str(folder / "corpus.txt"),
+                "packed": str(folder / "packed"),
+            },
+            "model": {
+                "kind": "eigenstate_lm",
+                "d_model": 16,
+                "n_layers": 1,
+                "num_eigenstates": 8,
+                "max_seq_len": 28,
+            },
+            "training": {"num_epochs": 2, "batch_size": 4, "checkpoint_frequency": 1},
+            "tracking": {"log_mfu": False},
+        }
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        result = train(config)
+        assert result.run_id is not None
+        return f"{folder} {result.run_id}"
+
+
+@pytest.fixture
+def model(run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder, _, name = run_id.partition(" ")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    return name
+
+
+def check(result: TextTraceResult) -> None:
+    report = result.report
+    assert report.num_windows == 33
+    assert len(report.steps) == len(report.weights) == 2
+    influences = [entry.influence for entry in report.proponents]
+    assert influences == sorted(influences, reverse=True)
+    for entry in (*report.proponents, *report.opponents):
+        assert sum(entry.by_checkpoint) == pytest.approx(entry.influence, rel=1e-4)
+        assert sum(entry.by_part.values()) == pytest.approx(entry.influence, rel=1e-4)
+        assert len(entry.text) == 28
+        assert entry.first_token == 28 * entry.window
+
+
+def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path):
+    result = trace_text(
+        model, "green bottles", " on", {"influence.top_k": "3"}, output=tmp_path / "report.json"
+    )
+    check(result)
+    assert len(result.report.proponents) == 3
+    assert result.run_id is not None
+    assert read_text_influence(tmp_path / "report.json") == result.report
+    assert TEXT_SIGN_CONVENTION in result.table()
+    assert "' on'" in result.table()
+
+
+def test_without_a_continuation_the_models_own_is_traced(model: str):
+    result = trace_text(model, "green", "", {"influence.top_k": "2"}, num_last_layers=1)
+    assert result.report.continuation
+    assert {part for entry in result.report.proponents for part in entry.by_part} == {"norm"}
+
+
+def test_what_cannot_be_traced_is_refused(model: str):
+    with pytest.raises(DataError, match="expected text in both"):
+        trace_text(model, "", "x", {})
+    with pytest.raises(ConfigError, match="no prompt given"):
+        trace_text(model, "", "", {})
+    with pytest.raises(CheckpointError, match="no such folder"):
+        trace_text("some/where", "a", "b", {})
+
+
+def test_a_damaged_report_is_named(tmp_path: Path):
+    path = tmp_path / "report.json"
+    path.write_text("{}")
+    with pytest.raises(DataError, match="schema_version is None, this version of Clew reads 1"):
+        read_text_influence(path)
+    path.write_text('{"schema_version": 1}')
+    with pytest.raises(DataError, match="not an explanation of a text"):
+        read_text_influence(path)
+    path.write_text("nonsense")
+    with pytest.raises(DataError, match="not a readable explanation"):
+        read_text_influence(path)

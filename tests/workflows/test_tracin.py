@@ -1,0 +1,384 @@
+"""`tracin` and `batch_tracin` end to end, on a real store with trained runs."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+
+from clew import names
+from clew.__main__ import run as run_command
+from clew.checkpoints import MANIFEST_FILE
+from clew.data.sources import BUNDLED
+from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
+from clew.records import CONVE_PARTS, CSV_COLUMNS, read_influence_json
+from clew.workflows import batch_tracin as batch_module
+from clew.workflows.batch_tracin import BatchRequest, BatchResult, batch_tracin
+from clew.workflows.tracin import tracin
+from tests.workflows.trained import TrainedStore
+
+LINES = (BUNDLED / "umls" / "test.txt").read_text().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def triples(tmp_path: Path) -> Path:
+    path = tmp_path / "triples.txt"
+    path.write_text("\n".join(LINES[:6]) + "\n")
+    return path
+
+
+def test_three_files_and_a_linked_run(trained: TrainedStore, triples: Path, tmp_path: Path):
+    told: list[tuple[int, int]] = []
+    result = tracin(
+        trained.strong,
+        str(triples),
+        {"influence.top_k": "4"},
+        output=tmp_path / "out",
+        progress=lambda done, total: told.append((done, total)),
+    )
+    report = read_influence_json(tmp_path / "out" / "influence.json")
+    assert report == result.report
+    assert len(report.tests) == 6
+    assert report.model.run_id == trained.strong
+    assert len(report.model.checkpoints) >= 1
+    assert report.train_size == 5216
+    first = report.tests[0]
+    assert [first.test.head.id, first.test.relation.id, first.test.tail.id] == LINES[0].split("\t")
+    assert len(first.proponents) == len(first.opponents) == 4
+    assert set(first.proponents[0].by_part) == set(CONVE_PARTS)
+    assert first.truncated
+    assert report.settings["top_k"] == 4
+    assert report.settings["precision"] == "float32"
+    header = (tmp_path / "out" / "influence.csv").read_text().splitlines()[0]
+    assert header == ",".join(CSV_COLUMNS)
+    assert pq.read_metadata(tmp_path / "out" / "influence.parquet").num_rows == 48
+    assert told[-1][0] == told[-1][1] == 5216
+
+    client = MlflowClient(trained.uri)
+    recorded = client.get_run(result.run_id or "")
+    assert recorded.info.status == "FINISHED"
+    tags, metrics = recorded.data.tags, recorded.data.metrics
+    assert tags[names.TAG_KIND] == names.KIND_TRACE
+    assert tags[names.TAG_SOURCE_RUN] == trained.strong
+    assert tags[names.TAG_VARIANT] == "fp32"
+    assert metrics[names.INFLUENCE_SECONDS_PER_TEST] > 0
+    assert metrics[names.INFLUENCE_PAIRS_PER_SECOND] > 0
+    stored = {info.path for info in client.list_artifacts(result.run_id or "", "influence")}
+    assert stored == {f"influence/influence.{kind}" for kind in ("json", "csv", "parquet")}
+    assert trained.strong not in result.table()
+    assert "positive scores lower" in result.table()
+
+
+def test_every_score_in_half_precision_of_the_last_layers(trained: TrainedStore, tmp_path: Path):
+    settings = {
+        "influence.top_k": "0",
+        "influence.use_mixed_precision": "true",
+        "influence.use_last_layers_only": "true",
+        "influence.num_last_layers": "2",
+    }
+    target = tmp_path / "deep" / "results.json"
+    result = tracin(trained.strong, LINES[3].replace("\t", ","), settings, output=target)
+    report = read_influence_json(target)
+    (test,) = report.tests
+    assert len(test.proponents) + len(test.opponents) == test.candidates == 5216
+    assert not test.truncated
+    assert set(test.proponents[0].by_part) == {"entity_output", "dense"}
+    deviation = report.settings["half_precision_deviation"]
+    assert deviation["spearman_top_100"] > 0.9
+    recorded = MlflowClient(trained.uri).get_run(result.run_id or "").data
+    assert recorded.tags[names.TAG_VARIANT] == "bf16+last2"
+    assert names.INFLUENCE_HALF_PRECISION_ERROR in recorded.metrics
+    assert [path.name for path in target.parent.iterdir()] == ["results.json"]
+
+
+def test_model_by_folder_of_checkpoints(trained: TrainedStore, tmp_path: Path):
+    folder = download(trained, tmp_path)
+    by_run = tracin(trained.strong, LINES[0].replace("\t", ","), {})
+    by_folder = tracin(str(folder), LINES[0].replace("\t", ","), {})
+    assert by_folder.report.tests == by_run.report.tests
+    (last,) = sorted(folder.iterdir())[-1:]
+    single = tracin(str(last), LINES[0].replace("\t", ","), {})
+    assert len(single.report.model.checkpoints) == 1
+
+
+def download(trained: TrainedStore, tmp_path: Path) -> Path:
+    client = MlflowClient(trained.uri)
+    return Path(client.download_artifacts(trained.strong, "checkpoints", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("model", "test", "settings", "error", "message"),
+    [
+        ("", "a,b,c", {}, ConfigError, "no model given"),
+        ("0" * 32, "a,b,c", {}, TrackingError, "no run 000"),
+        ("./nowhere", "a,b,c", {}, CheckpointError, "no such folder"),
+        ("strong", "", {}, DataError, "no test triple given"),
+        ("strong", "missing.txt", {}, DataError, "no such file, and no triple"),
+        ("strong", "virus,isa", {}, DataError, "is not head,relation,tail"),
+        ("strong", "virus,isa,entitty", {}, DataError, "did you mean 'entity'"),
+        ("strong", "virus,isa,entity", {"influence.top_k": "-1"}, ConfigError, "top_k: '-1'"),
+        ("strong", "virus,isa,entity", {"influence.topk": "1"}, ConfigError, "topk"),
+    ],
+)
+def test_bad_input_is_one_line_and_no_run(trained, model, test, settings, error, message):
+    client = MlflowClient(trained.uri)
+    everywhere = [e.experiment_id for e in client.search_experiments()]
+    before = len(client.search_runs(everywhere))
+    with pytest.raises(error, match=message) as caught:
+        tracin(getattr(trained, model, model) if model else "", test, settings)
+    assert "\n" not in str(caught.value)
+    assert len(client.search_runs(everywhere)) == before
+
+
+def test_several_unknown_names_are_listed(trained: TrainedStore, tmp_path: Path):
+    path = tmp_path / "wrong.txt"
+    path.write_text("viruss\tisa\tentity\nvirus\tisa\tentity\nonly two\tfields\n")
+    with pytest.raises(
+        DataError, match=r"line 1: unknown entity 'viruss'.*line 3: .*not head<TAB>"
+    ):
+        tracin(trained.strong, str(path), {})
+
+
+def test_training_file_must_be_the_model_s(trained: TrainedStore, tmp_path: Path):
+    own = (BUNDLED / "umls" / "train.txt").read_text().splitlines()
+    path = tmp_path / "train.txt"
+    path.write_text("\n".join(reversed(own)) + "\n")
+    assert tracin(trained.strong, LINES[0].replace("\t", ","), {}, train=str(path)).run_id
+    path.write_text("\n".join(own[:-1]) + "\n")
+    with pytest.raises(CheckpointError, match="holds 5215 distinct triples"):
+        tracin(trained.strong, LINES[0].replace("\t", ","), {}, train=str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.pop("learning_rate_weight"), "learning_rate_weight is missing"),
+        (lambda m: m.update(data_fingerprint="0"), "was trained on data 0"),
+        (lambda m: m["config"]["data"].update(name="nothing"), "data.name is 'nothing'"),
+    ],
+)
+def test_damaged_checkpoints(trained, tmp_path, change: Callable, message):
+    folder = download(trained, tmp_path)
+    for path in [*folder.glob(f"*/{MANIFEST_FILE}")]:
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        tracin(str(folder), LINES[0].replace("\t", ","), {})
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoints"):
+        tracin(str(folder), LINES[0].replace("\t", ","), {})
+
+
+def test_results_of_other_settings_are_kept(trained: TrainedStore, tmp_path: Path):
+    out, test = tmp_path / "out", LINES[0].replace("\t", ",")
+    tracin(trained.strong, test, {}, output=out)
+    before = (out / "influence.json").read_bytes()
+    with pytest.raises(ConfigError, match="other settings \\(top_k: 10 there, 3 now"):
+        tracin(trained.strong, test, {"influence.top_k": "3"}, output=out)
+    assert (out / "influence.json").read_bytes() == before
+    tracin(trained.strong, test, {"influence.memory_budget_mib": "64"}, output=out)
+
+
+def batch(
+    trained: TrainedStore,
+    triples: Path,
+    folder: Path,
+    *,
+    settings: dict | None = None,
+    **more: object,
+) -> BatchResult:
+    request = BatchRequest(
+        model=trained.strong,
+        test_triples=str(triples),
+        output_dir=folder,
+        overrides={"influence.n_hops": 1, "influence.top_k": 3} | (settings or {}),
+        **more,
+    )
+    return batch_tracin(request)
+
+
+def test_batch_equals_one_by_one(trained: TrainedStore, triples: Path, tmp_path: Path):
+    together = batch(trained, triples, tmp_path / "all")  # six test triples at once
+    assert together.count("done") == 6
+    joined = read_influence_json(tmp_path / "all" / "influence" / "influence.json")
+    for index in (0, 4):
+        folder = tmp_path / str(index)
+        alone = batch(trained, triples, folder, start_index=index, max_triples=1)
+        assert alone.outcomes[0].index == index
+        report = read_influence_json(folder / "tests" / f"{index:06d}" / "influence.json")
+        a, b = joined.tests[index], report.tests[0]
+        assert a.test == b.test
+        assert a.candidates == b.candidates < 5216
+        for ours, theirs in zip(
+            a.proponents + a.opponents, b.proponents + b.opponents, strict=True
+        ):
+            assert ours.train == theirs.train
+            assert ours.influence == pytest.approx(theirs.influence, rel=1e-4)
+    table = pq.read_table(tmp_path / "all" / "influence" / "influence.parquet")
+    assert table["test_index"].to_pylist() == sorted(table["test_index"].to_pylist())
+    assert set(table["test_index"].to_pylist()) == set(range(6))
+    lines = (tmp_path / "all" / "influence" / "influence.csv").read_text().splitlines()
+    assert len(lines) == len(table) + 1
+    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
+    assert summary["done"] == 6
+    assert summary["tests"][0]["candidates"] == joined.tests[0].candidates
+
+
+def test_filtered_scores_are_the_unfiltered_ones(
+    trained: TrainedStore, triples: Path, tmp_path: Path
+):
+    triples.write_text("\n".join(LINES[:2]) + "\n")
+    every = tracin(trained.strong, str(triples), {"influence.top_k": 0}).report
+    filtered = batch(trained, triples, tmp_path / "b", settings={"influence.top_k": 0})
+    assert filtered.count("done") == 2
+    joined = read_influence_json(tmp_path / "b" / "influence" / "influence.json")
+    for whole, part in zip(every.tests, joined.tests, strict=True):
+        scores = {e.train_index: e.influence for e in whole.proponents + whole.opponents}
+        for entry in part.proponents + part.opponents:
+            assert entry.influence == pytest.approx(scores[entry.train_index], rel=1e-3, abs=1e-9)
+        assert part.score == pytest.approx(whole.score, rel=1e-5)
+        assert part.rank == whole.rank
+
+
+def test_one_failing_triple_does_not_stop_the_rest(trained, tmp_path, monkeypatch):
+    path = tmp_path / "mixed.txt"
+    path.write_text(f"{LINES[0]}\nvirus\tisa\tnobody\nbroken line\n{LINES[1]}\n{LINES[2]}\n")
+    real = batch_module.explain
+
+    def failing(source, tests, **options):
+        if (tests == np.array([ids_of(source, LINES[1])])).all(1).any():
+            raise RuntimeError("something broke\nat length")
+        return real(source, tests, **options)
+
+    monkeypatch.setattr(batch_module, "explain", failing)
+    result = batch(trained, path, tmp_path / "b")
+    assert [outcome.status for outcome in result.outcomes] == [
+        "done",
+        "failed",
+        "failed",
+        "failed",
+        "done",
+    ]
+    assert "unknown entity 'nobody'" in result.outcomes[1].message
+    assert result.outcomes[3].message == "something broke"
+    assert "3 failed" in result.table()
+    monkeypatch.undo()
+
+
+def ids_of(source, line: str) -> list[int]:
+    head, relation, tail = line.split("\t")
+    graph = source.task.graph
+    return [graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)]
+
+
+def test_killed_batch_goes_on_behind_the_last_group(trained, triples, tmp_path, monkeypatch):
+    real = batch_module.explain
+    computed: list[int] = []
+
+    def counted(source, tests, **options):
+        if len(computed) == 2:
+            raise KeyboardInterrupt
+        computed.append(len(tests))
+        return real(source, tests, **options)
+
+    monkeypatch.setattr(batch_module, "explain", counted)
+    two = {"influence.tests_per_group": 2}
+    with pytest.raises(KeyboardInterrupt):
+        batch(trained, triples, tmp_path / "b", settings=two)
+    assert len(list((tmp_path / "b" / "tests").iterdir())) == 4
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "b" / "tests").rglob("*.json")}
+    computed.clear()
+    computed.append(0)
+    result = batch(trained, triples, tmp_path / "b", settings=two)
+    assert computed == [0, 2]
+    assert [result.count("kept"), result.count("done")] == [4, 2]
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    monkeypatch.undo()
+    whole = batch(trained, triples, tmp_path / "whole")
+    assert whole.count("done") == 6
+    a, b = (
+        list(csv.reader((tmp_path / name / "influence" / "influence.csv").read_text().splitlines()))
+        for name in ("b", "whole")
+    )
+    assert [row[:-1] for row in a] == [row[:-1] for row in b]
+
+
+def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):
+    batch(trained, triples, tmp_path / "b", max_triples=2)
+    with pytest.raises(ConfigError, match="other settings \\(n_hops: 1 there, 2 now"):
+        batch(trained, triples, tmp_path / "b", settings={"influence.n_hops": 2})
+    triples.write_text("\n".join(LINES[3:6]) + "\n")
+    with pytest.raises(ConfigError, match="line 1 of the test triples is now"):
+        batch(trained, triples, tmp_path / "b")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="is not empty"):
+        batch(trained, triples, tmp_path / "other")
+    assert (tmp_path / "other" / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start_index": 6}, "has 6 lines"),
+        ({"start_index": -1}, "expected 0 or more"),
+        ({"max_triples": 0}, "expected 0 or more, and 1 or more"),
+    ],
+)
+def test_batch_bad_input(trained, triples, tmp_path, options, message):
+    triples.write_text("\n".join(LINES[:6]) + "\n")
+    with pytest.raises((ConfigError, DataError), match=message):
+        batch(trained, triples, tmp_path / "b", **options)
+
+
+def test_labels_from_other_files(trained, triples, tmp_path):
+    head, relation, _ = LINES[0].split("\t")
+    (tmp_path / "nodes.tsv").write_text(f"{head}\tThe head\n")
+    (tmp_path / "edges.json").write_text(json.dumps({relation: "does something to"}))
+    batch(
+        trained,
+        triples,
+        tmp_path / "b",
+        node_name_dict=str(tmp_path / "nodes.tsv"),
+        edge_map=str(tmp_path / "edges.json"),
+        max_triples=1,
+    )
+    (test,) = read_influence_json(tmp_path / "b" / "influence" / "influence.json").tests
+    assert test.test.head.label == "The head"
+    assert test.test.relation.label == "does something to"
+    assert test.test.head.id == head
+
+
+def test_commands(trained: TrainedStore, triples: Path, tmp_path: Path, capsys):
+    test = LINES[0].replace("\t", ",")
+    assert run_command(["tracin", f"--model={trained.strong}", f"--test={test}", "--top-k=2"]) == 0
+    assert "score" in capsys.readouterr().out
+    arguments = [f"--model={trained.strong}", f"--test-triples={triples}", "--n-hops=1", "--json"]
+    arguments += [f"--output-dir={tmp_path / 'b'}", "--max-triples=2", "--disable-memory-cleanup"]
+    arguments += ["--use-mixed-precision", "--strict-path-filtering", "false"]
+    assert run_command(["batch-tracin", *arguments]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["done"] == 2
+    recorded = MlflowClient(trained.uri).get_run(last["run_id"])
+    assert recorded.data.tags[names.TAG_VARIANT] == "bf16-cleanup"
+    assert run_command(["tracin", f"--model={trained.strong}", "--test=a,b,c"]) == 2
+    assert "unknown entity" in capsys.readouterr().err
+
+
+def test_batch_without_candidates(trained, triples, tmp_path):
+    triples.write_text("steroid\tinteracts_with\tsteroid\n")  # no path leads back to its start
+    strict = {"influence.strict_path_filtering": True}
+    with pytest.raises(DataError, match=r"no candidates within n_hops=1 .*widen the filter"):
+        batch(trained, triples, tmp_path / "b", settings=strict)

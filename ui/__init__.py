@@ -1,0 +1,1 @@
+"""The dashboard: compares runs and reviews explanations, in the browser and without torch."""

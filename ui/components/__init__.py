@@ -1,0 +1,1 @@
+"""Charts, tables, filters: take data, return the choices of the person."""

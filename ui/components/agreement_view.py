@@ -1,0 +1,58 @@
+"""Two explanations of the same prediction side by side: how far they agree, and what moved."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from ui.components import glossary, influence_charts
+from ui.data.influence import Agreement
+
+MAX_MOVED = 200
+HEIGHT = 320
+
+
+def show(found: Agreement, names: tuple[str, str]) -> None:
+    """Show the agreement in numbers, as a picture and as a table."""
+    shown = [(f"Top {size} in both", f"{share:.0%}") for size, share in found.overlap.items()]
+    columns = st.columns(len(shown) + 2)
+    spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
+    columns[0].metric("Spearman", spearman, help=glossary.SPEARMAN, border=True)
+    columns[1].metric(
+        "Common facts", f"{found.common:,}", help="Facts that both explanations have.", border=True
+    )
+    for column, (label, value) in zip(columns[2:], shown, strict=True):
+        column.metric(label, value, help=glossary.OVERLAP, border=True)
+    if not found.common:
+        return
+    left, right = st.columns(2)
+    left.altair_chart(influence_charts.rank_scatter(found.facts, names), width="stretch")
+    right.dataframe(
+        moved(found, names), hide_index=True, height=HEIGHT, column_config=_columns(names)
+    )
+
+
+def moved(found: Agreement, names: tuple[str, str]) -> pd.DataFrame:
+    """Return the facts that moved most among those that either puts near its top."""
+    near = found.facts[["rank", "other_rank"]].min(axis=1) <= MAX_MOVED
+    facts = found.facts[near]
+    order = facts["moved"].abs().sort_values(ascending=False, kind="stable").index[:MAX_MOVED]
+    facts = facts.loc[order]
+    return pd.DataFrame(
+        {
+            "Training fact": influence_charts.fact_texts(facts),
+            f"Rank, {names[0]}": facts["rank"].to_numpy(),
+            f"Rank, {names[1]}": facts["other_rank"].to_numpy(),
+            "Moved": facts["moved"].to_numpy(),
+        }
+    )
+
+
+def _columns(names: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "Training fact": st.column_config.TextColumn(width="large"),
+        "Moved": st.column_config.NumberColumn(
+            format="%+d",
+            help=f"Places by which the fact is further down in {names[1]} than in {names[0]}.",
+        ),
+    }

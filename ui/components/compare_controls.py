@@ -1,0 +1,189 @@
+"""What a person can set on the page Compare; every value is in the address."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import streamlit as st
+
+from ui.components import address, glossary
+from ui.components.comparison_table import Change
+from ui.data.comparison import (
+    IGNORED_PARAMETERS,
+    Pick,
+    Setting,
+    curve_metrics,
+    distinct_labels,
+    quality_metrics,
+    reference_of,
+)
+from ui.data.runs import RunRecord
+
+PRESET_HELP = (
+    "The newest training setting that was run in several variants, all its seeds, with float32 as "
+    "the reference."
+)
+FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
+PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
+CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Which curves are shown, and how."""
+
+    key: str
+    by_time: bool
+    smoothing: float
+    logarithmic: bool
+
+
+def preset_button(preset: Callable[[], list[RunRecord]]) -> None:
+    """Show the button that compares precisions and checkpointing at once."""
+
+    def choose() -> None:
+        address.write("runs", [run.run_id for run in preset()])
+        address.write("ref", None)
+
+    found = preset()
+    st.button(
+        "FP32 / FP16 / checkpointing",
+        key="preset",
+        type="primary",
+        on_click=choose,
+        disabled=not found,
+        help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
+    )
+
+
+def take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
+    """Show the buttons that compare the ticked runs, alone or with those already chosen."""
+    together = list(dict.fromkeys([*chosen, *ticked]))
+    with st.container(horizontal=True):
+        st.button(
+            f"Compare {len(ticked)} ticked",
+            key="replace",
+            disabled=not ticked,
+            on_click=address.write,
+            args=("runs", list(ticked)),
+        )
+        if chosen:
+            st.button(
+                f"Add to the {len(chosen)} chosen",
+                key="add",
+                disabled=not ticked,
+                on_click=address.write,
+                args=("runs", together),
+            )
+            st.button("Choose none", key="none", on_click=address.write, args=("runs", None))
+
+
+def setting(runs: Sequence[RunRecord]) -> Setting:
+    """Let a person set reference, quality metric and how values are picked."""
+    labels = distinct_labels(runs)
+    first, second, third, fourth = st.columns([2, 2, 1.6, 1.5], vertical_alignment="bottom")
+    ids = [run.run_id for run in runs]
+    linked = address.text("ref")
+    reference = first.selectbox(
+        "Reference",
+        ids,
+        index=ids.index(linked if linked in ids else reference_of(runs)),
+        format_func=lambda run_id: labels[run_id],
+        help="Every other row is held against this run; with seeds grouped, against its group.",
+    )
+    address.write("ref", None if reference == reference_of(runs) else reference)
+    metrics = quality_metrics(runs)
+    quality = second.selectbox(
+        "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
+    )
+    pick = third.segmented_control(
+        "Value",
+        list(PICKS),
+        key="pick",
+        default="best",
+        required=True,
+        bind="query-params",
+        help="Of the quality's curve: its best value, its last, or the last one up to a step.",
+    )
+    grouped = fourth.toggle(
+        "Seeds together",
+        value=True,
+        key="seeds",
+        bind="query-params",
+        help="Runs alike except for their seed are one row: mean ± standard deviation.",
+    )
+    step = None
+    if pick == "at a step":
+        step = int(st.number_input("Step", 0, value=1000, key="step", bind="query-params"))
+    return Setting(
+        quality=quality or "",
+        reference=reference,
+        pick=PICKS.get(pick or "best", "best"),
+        step=step,
+        by_seed=grouped,
+    )
+
+
+def change() -> Change:
+    """Let a person choose how changes against the reference are written."""
+    chosen = st.segmented_control(
+        "Change against the reference",
+        list(CHANGES),
+        key="change",
+        default="ratios",
+        required=True,
+        bind="query-params",
+        help="✓ marks a change for the better, ✗ one for the worse, ≈ one that is no larger than "
+        "the scatter over seeds.",
+    )
+    return CHANGES[chosen or "ratios"]
+
+
+def curve(runs: Sequence[RunRecord]) -> Curve:
+    """Let a person choose the curves."""
+    metrics = curve_metrics(runs)
+    usual = next((key for key in quality_metrics(runs) if key.startswith("valid/")), None)
+    first, second, third, fourth = st.columns([2.2, 1.5, 2, 1], vertical_alignment="bottom")
+    key = first.selectbox(
+        "Metric",
+        metrics,
+        index=metrics.index(usual) if usual else 0,
+        key="curve",
+        bind="query-params",
+        format_func=glossary.label,
+    )
+    axis = second.segmented_control(
+        "Over",
+        ["steps", "time"],
+        key="over",
+        default="steps",
+        required=True,
+        bind="query-params",
+    )
+    smoothing = third.slider(
+        "Smoothing",
+        0.0,
+        0.98,
+        0.0,
+        0.02,
+        key="smooth",
+        bind="query-params",
+        help="Share of what came before in each point; 0 shows the values as they were recorded.",
+    )
+    logarithmic = fourth.toggle("Log scale", key="log", bind="query-params")
+    return Curve(key or "", axis == "time", smoothing, logarithmic)
+
+
+def parameters(runs: Sequence[RunRecord]) -> tuple[list[str], bool]:
+    """Let a person choose which parameters are left out, and whether equal ones are shown."""
+    first, second = st.columns([4, 1], vertical_alignment="bottom")
+    keys = sorted({key for run in runs for key in run.params})
+    ignored = first.multiselect(
+        "Ignore",
+        keys,
+        default=[key for key in IGNORED_PARAMETERS if key in keys],
+        key="ignore",
+        bind="query-params",
+        format_func=lambda key: key.removeprefix("cfg."),
+        help="Parameters that are left out of the table.",
+    )
+    return ignored, second.toggle("Equal ones too", key="equal", bind="query-params")

@@ -1,0 +1,68 @@
+"""The comparison as a table: value, and beneath it the change against the reference."""
+
+from typing import Literal
+
+from markupsafe import Markup
+
+from ui.components import glossary, markup
+from ui.data.comparison import (
+    Cell,
+    Comparison,
+    Group,
+    delta_text,
+    ratio_text,
+    statistic_text,
+)
+
+Change = Literal["ratio", "delta", "both"]
+
+_TABLE = (
+    '<div class="clew-scroll"><table class="clew-table">'
+    "<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+)
+_HEAD = '<th scope="col" title="{help}">{label}<br><span class="clew-unit">{unit}</span></th>'
+_ROW = '<tr class="{kind}"><td>{name}<br><span class="clew-unit">{runs}</span></td>{cells}</tr>'
+_CELL = '<td>{value}<br><span class="clew-change {kind}">{change}</span></td>'
+
+
+def html(comparison: Comparison, change: Change) -> Markup:
+    """Return the table as HTML; every name in it is escaped."""
+    head = [markup.fill('<th scope="col">Variant<br><span class="clew-unit">runs</span></th>')]
+    for key in comparison.metrics:
+        words = glossary.words(key)
+        head.append(
+            markup.fill(_HEAD, help=words.help, label=words.label, unit=words.unit or "\u00a0")
+        )
+    rows = [_row(comparison, group, change) for group in comparison.groups]
+    return markup.fill(_TABLE, head=markup.join(head), body=markup.join(rows))
+
+
+def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
+    number = len(group.run_ids)
+    reference = group.label == comparison.reference
+    cells = [
+        _cell(comparison.cells[group.label, key], change, reference=reference)
+        for key in comparison.metrics
+    ]
+    return markup.fill(
+        _ROW,
+        kind="clew-reference" if reference else "",
+        name=group.label,
+        runs=("reference · " if reference else "") + (f"{number} runs" if number > 1 else "1 run"),
+        cells=markup.join(cells),
+    )
+
+
+def _cell(cell: Cell, change: Change, *, reference: bool) -> Markup:
+    value = statistic_text(cell.value) or "–"
+    if reference or cell.value is None:
+        return markup.fill(_CELL, value=value, kind="", change="\u00a0")
+    shown = {
+        "ratio": ratio_text(cell),
+        "delta": delta_text(cell),
+        "both": f"{ratio_text(cell)}  {delta_text(cell)}".strip(),
+    }[change]
+    better = cell.better
+    symbol = "≈ " if better is None else "✓ " if better else "✗ "
+    kind = "" if better is None else "clew-for" if better else "clew-against"
+    return markup.fill(_CELL, value=value, kind=kind, change=f"{symbol}{shown}" or "\u00a0")

@@ -1,0 +1,179 @@
+"""The training facts of an explanation: table, graph and bars that share one selection.
+
+The selected fact is in the address under `fact`, by its rank. A click in one picture changes the
+address and lets the others be drawn anew.
+"""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from ui.components import address, glossary, graph, influence_charts, markup, palette
+from ui.data.comparison import number_text
+from ui.data.influence import checkpoint_columns, part_columns, strongest
+
+MAX_ROWS = 1000
+NUM_BARS = 16
+ROW_HEIGHT = 34
+HEIGHT = 540
+_SELECTED = (
+    '<div class="clew-card"><h4>{triple}</h4><p><b class="{kind}">{symbol} {effect}</b> '
+    '<span class="clew-muted">· {column} {value} · rank {rank}</span></p></div>'
+)
+
+
+def selected(facts: pd.DataFrame) -> int | None:
+    """Return the rank of the selected fact, None if none of the shown facts is."""
+    rank = address.number("fact")
+    return rank if rank is not None and (facts["rank"] == rank).any() else None
+
+
+def _select(rank: int | None) -> None:
+    """Select a fact and let every picture show it."""
+    address.write("fact", rank)
+    st.session_state["fact-version"] = st.session_state.get("fact-version", 0) + 1
+
+
+def table(facts: pd.DataFrame, column: str, *, key: str) -> None:
+    """Show the facts in a table; a click on a row selects its fact."""
+    shown = strongest(facts, column, MAX_ROWS)
+    ranks = [int(rank) for rank in shown["rank"]]
+    rank = selected(shown)
+    state_key = f"{key}-table-{st.session_state.get('fact-version', 0)}"
+
+    def choose() -> None:
+        rows = st.session_state[state_key].selection.rows
+        _select(ranks[rows[0]] if rows and rows[0] < len(ranks) else None)
+
+    st.dataframe(
+        _frame(shown, column),
+        key=state_key,
+        hide_index=True,
+        on_select=choose,
+        selection_mode="single-row",
+        selection_default={
+            "selection": {
+                "rows": [] if rank is None else [ranks.index(rank)],
+                "columns": [],
+                "cells": [],
+            }
+        },
+        column_config=_columns(column),
+        row_height=ROW_HEIGHT,
+        height=min(38 + ROW_HEIGHT * max(len(shown), 1), HEIGHT),
+        placeholder="–",
+    )
+    if len(shown) < len(facts):
+        st.caption(
+            f"The {len(shown):,} strongest of {len(facts):,} facts; search or filter for others."
+        )
+
+
+def _frame(facts: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the table's columns; parts and checkpoints as small pictures."""
+    values = facts[column].to_numpy(float)
+    frame = pd.DataFrame(
+        {
+            "": [palette.sign_symbol(value) for value in values],
+            column.capitalize(): values,
+            "Head": facts["head"].astype(str).to_numpy(),
+            "Relation": facts["relation"].astype(str).to_numpy(),
+            "Tail": facts["tail"].astype(str).to_numpy(),
+            "Hops": facts["hops"].to_numpy(),
+        }
+    )
+    if parts := part_columns(facts):
+        frame["By part"] = facts[parts].to_numpy(float).round(6).tolist()
+    if checkpoints := checkpoint_columns(facts):
+        frame["By checkpoint"] = facts[checkpoints].to_numpy(float).round(6).tolist()
+    frame["Rank"] = facts["rank"].to_numpy()
+    return frame
+
+
+def _columns(column: str) -> dict[str, Any]:
+    explanation = glossary.COSINE if column == "cosine" else glossary.INFLUENCE
+    order = ", ".join(glossary.PARTS.values())
+    return {
+        "Rank": st.column_config.NumberColumn(
+            width=54, help="Place by falling influence: 1 helped the prediction most."
+        ),
+        "": st.column_config.TextColumn(
+            width=30, help="▲ made the prediction more likely, ▼ less likely."
+        ),
+        "Head": st.column_config.TextColumn(width=128),
+        "Relation": st.column_config.TextColumn(width=104),
+        "Tail": st.column_config.TextColumn(width=128),
+        "Hops": st.column_config.NumberColumn(width=46, help=glossary.HOPS),
+        column.capitalize(): st.column_config.NumberColumn(
+            format="%.4g", width=72, help=explanation
+        ),
+        "By part": st.column_config.BarChartColumn(
+            width=66, help=f"Share of each part of the model, in this order: {order}."
+        ),
+        "By checkpoint": st.column_config.BarChartColumn(
+            width=96, help="Share of each checkpoint, the earliest first."
+        ),
+    }
+
+
+def picture(test: pd.Series, facts: pd.DataFrame, column: str, *, number: int, key: str) -> None:
+    """Show the test triple with its strongest facts; a click on an edge selects its fact."""
+    shown = strongest(facts, column, number)
+    by_strength = shown[column].abs().sort_values(ascending=False, kind="stable").index
+    shown = shown.loc[by_strength]
+    ranks = [int(rank) for rank in shown["rank"]]
+    state_key = f"{key}-graph-{st.session_state.get('fact-version', 0)}"
+
+    def choose() -> None:
+        row = graph.clicked_row(st.session_state[state_key].selection)
+        _select(ranks[row] if row is not None and row < len(ranks) else None)
+
+    st.echarts_chart(
+        graph.spec(test, shown, column=column, selected=selected(facts)),
+        key=state_key,
+        on_select=choose,
+        height=HEIGHT,
+        alt="Graph of the test triple and its strongest training facts",
+    )
+
+
+def bars(facts: pd.DataFrame, column: str) -> None:
+    """Show the strongest facts on either side as bars."""
+    shown = strongest(facts, column, NUM_BARS)
+    st.altair_chart(influence_charts.fact_bars(shown, column, selected(facts)), width="stretch")
+
+
+def details(facts: pd.DataFrame, column: str) -> None:
+    """Show how the selected fact's influence splits."""
+    rank = selected(facts)
+    if rank is None:
+        st.caption("Click an edge of the graph or tick a row to see one fact more closely.")
+        return
+    row: pd.Series = facts[facts["rank"] == rank].iloc[0]
+    value = float(row[column])
+    markup.show(
+        _SELECTED,
+        triple=markup.triple(row["head"], row["relation"], row["tail"]),
+        kind="clew-for" if value > 0 else "clew-against",
+        symbol=palette.sign_symbol(value),
+        effect="made the prediction more likely" if value > 0 else "made it less likely",
+        column=column,
+        value=number_text(value),
+        rank=f"{rank:,}",
+    )
+    splits(row)
+
+
+def splits(row: pd.Series) -> None:
+    """Show how an influence splits by part of the model and by checkpoint."""
+    columns = row.to_frame().T
+    left, right = st.columns(2)
+    halves = (
+        (left, "Influence by part of the model", part_columns(columns), True),
+        (right, "Influence by checkpoint", checkpoint_columns(columns), False),
+    )
+    for place, title, found, by_part in halves:
+        if found:
+            split = influence_charts.split_frame(row, found, by_part=by_part)
+            place.altair_chart(influence_charts.share_bars(split, title), width="stretch")

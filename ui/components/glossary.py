@@ -1,0 +1,149 @@
+"""Every number in plain words: its name, unit and meaning, for headers and help texts."""
+
+from dataclasses import dataclass
+
+from clew import names
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a metric is called, in which unit, and what it tells."""
+
+    label: str
+    unit: str
+    help: str
+
+
+_QUALITY = {
+    names.MRR: Words(
+        "MRR",
+        "",
+        "Mean reciprocal rank: 1 divided by the place at which the right answer came, averaged. "
+        "1 is perfect. Answers known to be true elsewhere are not counted against the model.",
+    ),
+    names.hits_at(1): Words("Hits@1", "", "Share of questions whose right answer came first."),
+    names.hits_at(3): Words("Hits@3", "", "Share of questions with the right answer in the top 3."),
+    names.hits_at(10): Words(
+        "Hits@10", "", "Share of questions with the right answer in the top 10."
+    ),
+    names.MEAN_RANK: Words("Mean rank", "", "Average place of the right answer; 1 is perfect."),
+    names.PERPLEXITY: Words(
+        "Perplexity",
+        "",
+        "How many equally likely next tokens the model hesitates between; lower is better.",
+    ),
+    names.BITS_PER_BYTE: Words(
+        "Bits per byte", "bit", "Bits that the model needs for a byte of text; lower is better."
+    ),
+    names.MAE: Words("MAE", "", "Mean absolute error, in the unit of what is predicted."),
+    names.RMSE: Words(
+        "RMSE", "", "Root mean squared error: large errors weigh more. Lower is better."
+    ),
+    names.R2: Words("R²", "", "Share of the variance that is explained; 1 is perfect."),
+    names.LOSS: Words("Loss", "", "What training makes small."),
+}
+
+_METRICS = {
+    names.TIME_EPOCH_SECONDS: Words(
+        "Time per epoch",
+        "s",
+        "Seconds for one pass over the training data, without evaluation and compilation.",
+    ),
+    names.TIME_STEP_MILLISECONDS: Words("Time per step", "ms", "Milliseconds per optimizer step."),
+    names.TIME_TOTAL_SECONDS: Words(
+        "Total time", "s", "Seconds from the start of training to its end, evaluation included."
+    ),
+    names.EXAMPLES_PER_SECOND: Words(
+        "Examples per second", "1/s", "Training examples processed in a second; more is better."
+    ),
+    names.TOKENS_PER_SECOND: Words("Tokens per second", "1/s", "Tokens trained on in a second."),
+    names.FRAMES_PER_SECOND: Words("Frames per second", "1/s", "Frames trained on in a second."),
+    names.GPU_PEAK_ALLOCATED_GIB: Words(
+        "Peak GPU memory",
+        "GiB",
+        "The most GPU memory that tensors took at any moment of training. Runs on a CPU have none.",
+    ),
+    names.GPU_PEAK_RESERVED_GIB: Words(
+        "Peak GPU memory, reserved", "GiB", "The same with what the allocator held in reserve."
+    ),
+    names.PROCESS_PEAK_GIB: Words(
+        "Peak process memory", "GiB", "The most main memory that the training process took."
+    ),
+    names.TRAIN_LOSS: Words("Training loss", "", "What training makes small, per example."),
+    names.TRAIN_LEARNING_RATE: Words("Learning rate", "", "Size of the optimizer's steps."),
+    names.TRAIN_GRAD_NORM: Words("Gradient norm", "", "Length of the gradient before clipping."),
+}
+
+INFLUENCE = (
+    "How much training on this fact changed the prediction, summed over the checkpoints. Positive "
+    "(▲): it made the predicted triple more likely. Negative (▼): less likely. Only the order and "
+    "the relative size mean something; it is no probability."
+)
+COSINE = (
+    "Influence divided by the sizes of both gradients, from -1 to 1: facts that are loud for every "
+    "prediction no longer come first."
+)
+SCORE = "The model's own score for the triple (a logit): larger is more likely."
+RANK = (
+    "Place of the true tail among all entities, other known answers left out; 1 means the model "
+    "puts it first. Ties count half."
+)
+SELF_INFLUENCE = (
+    "How strongly the triple would move its own prediction if it were trained on. Large values are "
+    "often rare, odd or wrong triples."
+)
+HOPS = (
+    "Steps from the test triple to the fact, over the facts of this explanation: 0 shares an "
+    "entity with it, 1 is one step further, and so on."
+)
+WINDOW_INFLUENCE = (
+    "How much training on this window changed the continuation's loss, summed over the "
+    "checkpoints. Positive (▲): it made the continuation more likely. Negative (▼): less likely. "
+    "Only the order and the relative size mean something; it is no probability."
+)
+TEXT_LOSS = (
+    "Loss of the continuation, summed over its tokens: 0 would be certainty. Divided by the number "
+    "of tokens and by 0.693 it is bits per token."
+)
+PLACE = (
+    "Training windows are equal stretches of the training text, numbered in its order; tokens are "
+    "counted from the beginning of the packed text."
+)
+SPEARMAN = (
+    "Rank correlation of the two explanations over the facts that both have: 1 is the same order, "
+    "0 no relation, -1 the reverse."
+)
+OVERLAP = "Share of the strongest facts that both explanations have among their strongest."
+
+PARTS = {
+    "entity_output": "answer's embedding",
+    "entity_cross": "embedding as question and answer",
+    "entity_input": "question's embedding",
+    "relation": "relation's embedding",
+    "dense": "dense layer",
+    "convolution": "convolution",
+}
+
+
+def words(key: str) -> Words:
+    """Return the words for a metric; one that nobody described keeps its own name."""
+    if key in _METRICS:
+        return _METRICS[key]
+    split, _, name = key.rpartition("/")
+    if split in {"valid", "test"} and name in _QUALITY:
+        found = _QUALITY[name]
+        data = {"valid": "validation", "test": "test"}[split]
+        return Words(f"{found.label}, {data}", found.unit, found.help)
+    return Words(key, "", f"The metric {key} as the run recorded it.")
+
+
+def label(key: str) -> str:
+    """Return a metric's name with its unit."""
+    found = words(key)
+    return f"{found.label} [{found.unit}]" if found.unit else found.label
+
+
+def part(column: str) -> str:
+    """Return a part of the model in words."""
+    name = column.removeprefix("part_")
+    return PARTS.get(name, name.replace("_", " "))

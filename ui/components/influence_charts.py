@@ -1,0 +1,236 @@
+"""Charts of explanations: bars with a sign, parts and checkpoints, agreement, verdicts."""
+
+import altair as alt
+import pandas as pd
+
+from ui.components import glossary, palette, theme
+
+SIGNS = alt.Scale(domain=["helps", "opposes"], range=[palette.FOR, palette.AGAINST])
+
+
+def _names() -> alt.Axis:
+    """Return an axis whose labels are names to be read, all of them."""
+    return alt.Axis(labelLimit=260, labelOverlap=False, labelColor=theme.ink())
+
+
+def fact_text(head: object, relation: object, tail: object) -> str:
+    """Return a triple as one line of text."""
+    return f"{head} – {relation} → {tail}"
+
+
+def fact_texts(facts: pd.DataFrame) -> list[str]:
+    """Return each fact as one line of text."""
+    triples = facts[["head", "relation", "tail"]].astype(object).to_numpy()
+    return [fact_text(head, relation, tail) for head, relation, tail in triples]
+
+
+def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Chart:
+    """Return the strongest facts as bars; the sign shows in colour, direction and symbol.
+
+    Args:
+        facts: Rows as `ui.data.influence.facts_of` returns them, in the order to be shown.
+        column: `influence` or `cosine`.
+        selected: Rank of the fact that is selected.
+    """
+    values = facts[column].to_numpy(float)
+    texts = [
+        f"{palette.sign_symbol(value)} {text}"
+        for value, text in zip(values, fact_texts(facts), strict=True)
+    ]
+    frame = pd.DataFrame({"fact": texts, "rank": facts["rank"].to_numpy(), "value": values})
+    frame["sign"] = ["helps" if value > 0 else "opposes" for value in values]
+    frame["chosen"] = frame["rank"] == selected
+    # Two facts may read the same: their rank keeps the bars apart, and only the text is shown.
+    frame["place"] = [f"{rank}|{text}" for rank, text in zip(frame["rank"], texts, strict=True)]
+    labels = alt.Axis(
+        labelExpr="slice(datum.value, indexof(datum.value, '|') + 1)",
+        labelAlign="left",
+        labelBaseline="bottom",
+        labelPadding=-4,
+        labelOffset=1,
+        labelLimit=560,
+        labelColor=theme.ink(),
+        labelOverlap=False,
+        ticks=False,
+        domain=False,
+        zindex=1,
+    )
+    chart: alt.Chart = (
+        alt.Chart(frame)
+        .mark_bar(cornerRadius=2, height=9, yOffset=8)
+        .encode(
+            y=alt.Y("place:N", sort=list(frame["place"]), title=None, axis=labels),
+            x=alt.X("value:Q", title=column.capitalize()),
+            color=alt.Color(
+                "sign:N",
+                scale=SIGNS,
+                legend=alt.Legend(title=None, orient="top", symbolType="square"),
+            ),
+            opacity=alt.condition("datum.chosen", alt.value(1.0), alt.value(0.75)),
+            tooltip=[
+                alt.Tooltip("fact:N", title="Training fact"),
+                alt.Tooltip("rank:Q", title="Rank"),
+                alt.Tooltip("value:Q", title=column.capitalize(), format=".4~g"),
+            ],
+        )
+        .properties(height=alt.Step(32))
+    )
+    return chart
+
+
+def share_bars(shares: pd.DataFrame, title: str) -> alt.Chart:
+    """Return how a fact's influence splits; rows `part, value` in the order to be shown."""
+    frame = shares.assign(
+        sign=["helps" if value > 0 else "opposes" for value in shares["value"]],
+        text=[f"{palette.sign_symbol(value)} {value:.3g}" for value in shares["value"]],
+    )
+    y = alt.Y(
+        "part:N",
+        sort=list(frame["part"]),
+        title=None,
+        axis=_names(),
+    )
+    base = alt.Chart(frame)
+    bars = base.mark_bar(cornerRadius=2).encode(
+        y=y,
+        x=alt.X("value:Q", title=title),
+        color=alt.Color("sign:N", scale=SIGNS, legend=None),
+        tooltip=[alt.Tooltip("part:N", title="Share"), alt.Tooltip("text:N", title=title)],
+    )
+    chart: alt.Chart = bars.properties(height=alt.Step(26))
+    return chart
+
+
+def group_bars(groups: pd.DataFrame) -> alt.Chart:
+    """Return sums of helping and opposing influence by group."""
+    long = groups.melt(["group", "facts"], ["helping", "opposing"], "sign", "value")
+    long["sign"] = long["sign"].map({"helping": "helps", "opposing": "opposes"})
+    chart: alt.Chart = (
+        alt.Chart(long)
+        .mark_bar(cornerRadius=2)
+        .encode(
+            y=alt.Y(
+                "group:N",
+                sort=list(groups["group"]),
+                title=None,
+                axis=_names(),
+            ),
+            x=alt.X("value:Q", title="Sum of influence"),
+            color=alt.Color("sign:N", scale=SIGNS, legend=alt.Legend(title=None, orient="top")),
+            tooltip=[
+                alt.Tooltip("group:N", title="Group"),
+                alt.Tooltip("facts:Q", title="Facts"),
+                alt.Tooltip("value:Q", title="Sum", format=".4~g"),
+            ],
+        )
+        .properties(height=alt.Step(30))
+    )
+    return chart
+
+
+def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
+    """Return the influence of training windows over their places in the training text.
+
+    Args:
+        windows: Rows as `ui.data.texts.windows_of` returns them.
+        column: `influence` or `cosine`.
+        selected: Rank of the window that is read.
+    """
+    frame = windows[["rank", "window", "first_token"]].assign(
+        value=windows[column],
+        sign=["helps" if value > 0 else "opposes" for value in windows[column]],
+        chosen=windows["rank"] == selected,
+        zero=0,
+    )
+    chart: alt.Chart = (
+        alt.Chart(frame)
+        .mark_rule(strokeWidth=4, strokeCap="round")
+        .encode(
+            x=alt.X("first_token:Q", title="First token of the window"),
+            y=alt.Y("value:Q", title=column.capitalize()),
+            y2="zero:Q",
+            color=alt.Color("sign:N", scale=SIGNS, legend=alt.Legend(title=None, orient="top")),
+            opacity=alt.condition("datum.chosen", alt.value(1.0), alt.value(0.6)),
+            tooltip=[
+                alt.Tooltip("window:Q", title="Window", format=","),
+                alt.Tooltip("rank:Q", title="Rank"),
+                alt.Tooltip("value:Q", title=column.capitalize(), format=".4~g"),
+            ],
+        )
+        .properties(height=220)
+    )
+    return chart
+
+
+def rank_scatter(facts: pd.DataFrame, names: tuple[str, str], limit: int = 1000) -> alt.LayerChart:
+    """Return the ranks of the facts in two explanations against each other."""
+    shown = facts.nsmallest(limit, "rank")
+    frame = pd.DataFrame(
+        {
+            "fact": fact_texts(shown),
+            "rank": shown["rank"].to_numpy(),
+            "other": shown["other_rank"].to_numpy(),
+            "moved": shown["moved"].abs().to_numpy(),
+        }
+    )
+    largest = int(max(frame["rank"].max(), frame["other"].max()))
+    scale = alt.Scale(domain=[1, largest], type="symlog")
+    diagonal = (
+        alt.Chart(pd.DataFrame({"rank": [1, largest], "other": [1, largest]}))
+        .mark_line(strokeDash=[4, 4], color=palette.REFERENCE)
+        .encode(x=alt.X("rank:Q", scale=scale), y=alt.Y("other:Q", scale=scale))
+    )
+    dots = (
+        alt.Chart(frame)
+        .mark_circle(size=45, opacity=0.7, color=palette.FOR)
+        .encode(
+            x=alt.X("rank:Q", title=f"Rank in {names[0]}", scale=scale),
+            y=alt.Y("other:Q", title=f"Rank in {names[1]}", scale=scale),
+            tooltip=[
+                alt.Tooltip("fact:N", title="Training fact"),
+                alt.Tooltip("rank:Q", title=names[0]),
+                alt.Tooltip("other:Q", title=names[1]),
+            ],
+        )
+    )
+    chart: alt.LayerChart = (diagonal + dots).properties(height=320)
+    return chart
+
+
+def verdict_bars(frame: pd.DataFrame) -> alt.Chart:
+    """Return the verdicts by relation or by run; rows `group, verdict, reviews`."""
+    shown = frame.assign(verdict=[f"{palette.VERDICT_SYMBOLS[v]} {v}" for v in frame["verdict"]])
+    domain = [f"{symbol} {verdict}" for verdict, symbol in palette.VERDICT_SYMBOLS.items()]
+    scale = alt.Scale(domain=domain, range=list(palette.VERDICT_COLOURS.values()))
+    order = list(dict.fromkeys(shown["group"]))
+    chart: alt.Chart = (
+        alt.Chart(shown)
+        .mark_bar()
+        .encode(
+            y=alt.Y(
+                "group:N",
+                sort=order,
+                title=None,
+                axis=_names(),
+            ),
+            x=alt.X("reviews:Q", title="Reviews", axis=alt.Axis(tickMinStep=1)),
+            color=alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
+            order=alt.Order("verdict:N"),
+            tooltip=[
+                alt.Tooltip("group:N", title="Of"),
+                alt.Tooltip("verdict:N", title="Verdict"),
+                alt.Tooltip("reviews:Q", title="Reviews"),
+            ],
+        )
+        .properties(height=alt.Step(38))
+    )
+    return chart
+
+
+def split_frame(row: pd.Series, columns: list[str], *, by_part: bool) -> pd.DataFrame:
+    """Return one fact's influence by part of the model, or by checkpoint, for `share_bars`."""
+    if by_part:
+        labels = [glossary.part(column) for column in columns]
+    else:
+        labels = [f"step {column.rpartition('_')[2]}" for column in columns]
+    return pd.DataFrame({"part": labels, "value": [float(row[column]) for column in columns]})

@@ -1,0 +1,79 @@
+"""A child process in the page: how it stands, what it says, and a button to cancel it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+from ui.components import markup, states
+from ui.components.runs_table import seconds_text
+from ui.data.jobs import Job, jobs
+
+SECONDS_BETWEEN = 1.0
+TAIL_LINES = 30
+ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
+
+Show = Callable[[Job], None]
+
+
+def show(job_id: str, *, progress: Show | None = None, result: Show | None = None) -> None:
+    """Show a job, renewed by itself while it runs.
+
+    Args:
+        job_id: The job; one that the server does not know (any more) is said to be gone.
+        progress: Shows what it has said so far.
+        result: Shows what came of it, once it is done.
+    """
+    job = jobs().find(job_id)
+    if job is None:
+        states.note("That command is not known to this dashboard any more; start it again.")
+        return
+    running = job.state == "running"
+
+    def body() -> None:
+        with states.guarded("The command"):
+            _body(job, progress)
+        if running and job.state != "running":
+            st.rerun()
+
+    st.fragment(body, run_every=SECONDS_BETWEEN if running else None)()
+    if not running and result is not None:
+        with states.guarded("The result"):
+            result(job)
+
+
+def _body(job: Job, progress: Show | None) -> None:
+    state = job.state
+    line = f"{ICONS[state]} **{markup.markdown(job.title)}** · {state}"
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(f"{line} · {seconds_text(job.seconds)}" if state == "running" else line)
+        if state == "running":
+            st.button("Cancel", key=f"cancel-{job.job_id}", on_click=job.cancel)
+    if state == "running":
+        st.progress(_share(job.events()), text=_last_line(job))
+    if progress is not None:
+        progress(job)
+    if state in {"failed", "refused"}:
+        st.error(markup.markdown(job.message() or f"It ended with exit code {job.exit_code}."))
+    _log(job)
+
+
+def _share(events: list[dict[str, Any]]) -> float:
+    """Return the share that is done, if the command says so; a little otherwise."""
+    for event in reversed(events):
+        done, total = event.get("done"), event.get("total")
+        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+            return max(0.0, min(1.0, done / total))
+    return 0.05
+
+
+def _last_line(job: Job) -> str:
+    lines = [line for line in job.log().replace("\r", "\n").splitlines() if line.strip()]
+    return markup.markdown(lines[-1][:200]) if lines else "starting …"
+
+
+def _log(job: Job) -> None:
+    text = job.log().replace("\r", "\n").strip()
+    if text:
+        with st.expander("What it said"):
+            st.code("\n".join(text.splitlines()[-TAIL_LINES:]), language=None)

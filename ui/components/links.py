@@ -1,0 +1,23 @@
+"""Links from one page to another, with what the other is to show in the address."""
+
+from typing import Literal
+
+import streamlit as st
+
+from ui.components import markup
+
+PageName = Literal["overview", "compare", "influence", "reviews", "models", "ask"]
+
+
+def _nothing() -> None:
+    """Stand in for the page's function: a link needs only its address."""
+
+
+def to(page: PageName, label: str, *, help: str | None = None, **parameters: str) -> None:
+    """Show a link; `label` may hold any text."""
+    st.page_link(
+        st.Page(_nothing, title=page.capitalize(), url_path=page, default=page == "overview"),
+        label=f"{markup.markdown(label)} →",
+        help=help,
+        query_params={key: value for key, value in parameters.items() if value},
+    )

@@ -1,0 +1,62 @@
+"""Text from data in the page: the one place that makes HTML, and it escapes all that it is given.
+
+Names of entities, runs and models come from files; they may look like HTML or Markdown and must
+show as they are.
+"""
+
+import re
+from pathlib import Path
+
+import streamlit as st
+from markupsafe import Markup, escape
+
+_PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
+_STYLE = Path(__file__).parent.parent / "assets" / "style.css"
+
+TRIPLE = Markup(
+    '<span class="clew-triple"><b>{head}</b>'
+    '<span class="clew-relation">{relation}</span><b>{tail}</b></span>'
+)
+
+
+def style() -> None:
+    """Load the style sheet."""
+    st.html(_STYLE)
+
+
+def markdown(text: object) -> str:
+    """Return text that Markdown shows as it is, on one line.
+
+    A word joiner after a colon keeps `:smile:` from becoming a picture.
+    """
+    line = " ".join(str(text).split())
+    return _PUNCTUATION.sub(r"\\\1", line).replace(r"\:", "\\:\u2060")
+
+
+def show(template: str, **values: object) -> None:
+    """Show HTML; the values are escaped, except those that are `Markup` already."""
+    st.html(fill(template, **values))
+
+
+def fill(template: str, **values: object) -> Markup:
+    """Return HTML with escaped values in it."""
+    return Markup(template).format(**values)
+
+
+def join(parts: list[Markup], separator: str = "") -> Markup:
+    """Return pieces of HTML one after the other."""
+    return Markup(escape(separator)).join(parts)
+
+
+def triple(head: object, relation: object, tail: object) -> Markup:
+    """Return a triple as HTML: head, relation on an arrow, tail."""
+    return TRIPLE.format(head=head, relation=relation, tail=tail)
+
+
+def marked(text: str, passages: list[tuple[int, int]]) -> Markup:
+    """Return text as HTML with passages of it marked; each is (start, end), left to right."""
+    pieces, done = [], 0
+    for start, end in passages:
+        pieces += [escape(text[done:start]), fill("<mark>{text}</mark>", text=text[start:end])]
+        done = end
+    return join([*pieces, escape(text[done:])])

@@ -1,0 +1,177 @@
+"""Registered models in tables and cards: versions, lineage, the checks of a promotion."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from ui.components import glossary, markup
+from ui.components.runs_table import utc
+from ui.data import models
+from ui.data.comparison import number_text
+from ui.data.jobs import Job
+from ui.data.models import RegisteredModel, Version
+
+QUALITY = (names.metric("test", names.MRR), names.metric("valid", names.MRR))
+ROW_HEIGHT = 36
+LINEAGE = {
+    "Data": names.TAG_DATASET,
+    "Data fingerprint": names.TAG_DATA_FINGERPRINT,
+    "Configuration": names.TAG_CONFIG_HASH,
+    "Commit": names.TAG_COMMIT,
+    "Device": names.TAG_DEVICE,
+    "Checkpoint, optimizer step": names.TAG_CHECKPOINT_STEP,
+    "Weights": names.TAG_WEIGHTS,
+    "Temperature of its probabilities": names.TAG_TEMPERATURE,
+    "Promoted by run": names.TAG_PROMOTE_RUN,
+    "Refused because": names.TAG_REFUSED_BECAUSE,
+    "Overruled because": names.TAG_FORCED_BECAUSE,
+}
+"""What a version's origin is called, and the tag that has it."""
+_CARD = (
+    '<div class="clew-card"><h4>{name} <span class="clew-badge">champion</span></h4>'
+    "<p>Version <b>{version}</b> answers questions under <code>{uri}</code>.</p>"
+    '<p class="clew-muted">{detail}</p></div>'
+)
+_CHECK = (
+    '<li><span class="clew-mark {kind}">{mark}</span><b>{name}</b> '
+    '<span class="clew-muted clew-wrap">{detail}</span></li>'
+)
+_PAIR = '<tr><td>{key}</td><td style="text-align:left" class="clew-wrap">{value}</td></tr>'
+
+
+def champion(model: RegisteredModel, version: Version) -> None:
+    """Show which version answers questions, and how good it is."""
+    markup.show(
+        _CARD,
+        name=model.name,
+        version=version.version,
+        uri=models.champion_uri(model),
+        detail=" · ".join([*_qualities(version), f"registered {_day(version.created_ms)}"]),
+    )
+
+
+def _qualities(version: Version) -> list[str]:
+    metrics = version.run.metrics if version.run is not None else {}
+    return [
+        f"{glossary.words(key).label} {number_text(metrics[key])}"
+        for key in QUALITY
+        if key in metrics
+    ]
+
+
+def _day(milliseconds: int) -> str:
+    return f"{utc(milliseconds):%Y-%m-%d %H:%M}"
+
+
+def versions(found: Sequence[Version]) -> Version | None:
+    """Show a model's versions and return the one that a person ticked."""
+    frame = pd.DataFrame([_row(version) for version in found])
+    event = st.dataframe(
+        frame.dropna(axis="columns", how="all"),
+        key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+        row_height=ROW_HEIGHT,
+        placeholder="–",
+        column_config={
+            "Aliases": st.column_config.TextColumn(
+                help="champion answers questions; previous did before it; challenger was refused "
+                "by the checks."
+            ),
+            "Validation": st.column_config.TextColumn(
+                help="What the checks of the promotion came to."
+            ),
+            "Registered (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+            "Epoch [s]": st.column_config.NumberColumn(format="%.4g"),
+        }
+        | {
+            glossary.label(key): st.column_config.NumberColumn(
+                format="%.4f", help=glossary.words(key).help
+            )
+            for key in QUALITY
+        },
+    )
+    rows = [row for row in event.selection.rows if row < len(found)]
+    return found[rows[0]] if rows else None
+
+
+def _row(version: Version) -> dict[str, object]:
+    run = version.run
+    metrics = run.metrics if run is not None else {}
+    row: dict[str, object] = {
+        "Version": version.version,
+        "Aliases": ", ".join(version.aliases),
+        "Validation": version.tags.get(names.TAG_VALIDATION, ""),
+        "Run": "deleted" if run is None else run.name,
+        "Variant": "" if run is None else run.tags.get(names.TAG_VARIANT, ""),
+    }
+    row |= {glossary.label(key): metrics.get(key) for key in QUALITY}
+    row["Registered (UTC)"] = utc(version.created_ms)
+    return row
+
+
+def lineage(version: Version) -> None:
+    """Show where a version came from: its run, data, code, and what was said of it."""
+    pairs = lineage_pairs(version)
+    rows = [markup.fill(_PAIR, key=key, value=value) for key, value in pairs.items()]
+    markup.show(
+        '<div class="clew-scroll"><table class="clew-table">{rows}</table></div>',
+        rows=markup.join(rows),
+    )
+    numbers = recorded_numbers(version)
+    if len(numbers):
+        with st.expander(f"All {len(numbers)} recorded numbers"):
+            st.dataframe(numbers, hide_index=True, row_height=ROW_HEIGHT)
+
+
+def lineage_pairs(version: Version) -> dict[str, str]:
+    """Return what is known of a version's origin, by what people call it."""
+    tags = dict(version.tags) | (dict(version.run.tags) if version.run is not None else {})
+    pairs = {"Run": version.run_id or "unknown"}
+    pairs |= {label: tags[tag] for label, tag in LINEAGE.items() if tag in tags}
+    shown = {*LINEAGE.values(), names.TAG_SOURCE_RUN, names.TAG_VALIDATION}
+    return pairs | {
+        key.removeprefix("clew."): value
+        for key, value in sorted(version.tags.items())
+        if key not in shown and not key.startswith(names.TAG_METRIC_PREFIX)
+    }
+
+
+def recorded_numbers(version: Version) -> pd.DataFrame:
+    """Return the metrics that were recorded with a version when it was promoted."""
+    found = {
+        key.removeprefix(names.TAG_METRIC_PREFIX): value
+        for key, value in sorted(version.tags.items())
+        if key.startswith(names.TAG_METRIC_PREFIX)
+    }
+    labels = [glossary.label(key) for key in found]
+    return pd.DataFrame({"Metric": labels, "Key": list(found), "Value": list(found.values())})
+
+
+def checks(job: Job) -> None:
+    """Show the checks of a promotion that have been made so far."""
+    items = [
+        markup.fill(
+            _CHECK,
+            kind="clew-for" if event["passed"] else "clew-against",
+            mark="✓" if event["passed"] else "✗",
+            name=event.get("name", ""),
+            detail=event.get("detail", ""),
+        )
+        for event in job.events()
+        if "passed" in event
+    ]
+    if items:
+        markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
+
+
+def outcome(job: Job) -> None:
+    """Show what came of a promotion or a rollback."""
+    for event in job.events():
+        result = event.get("result")
+        if isinstance(result, dict):
+            models.forget()
+            st.success(f"✓ {markup.markdown(result.get('outcome', 'done'))}")

@@ -1,0 +1,44 @@
+"""Colours with a meaning. They are Okabe and Ito's set: colour-blind people tell them apart.
+
+Its blue is a little lighter here, for at least 3.8 : 1 against the light and the dark background.
+Nothing relies on colour alone: signs have symbols, states have symbols and words.
+"""
+
+FOR = "#1F88CB"
+AGAINST = "#D55E00"
+NEUTRAL = "#8A959B"
+REFERENCE = "#7F7F7F"
+HIGHLIGHT = "#E69F00"
+
+FOR_SYMBOL = "▲"
+AGAINST_SYMBOL = "▼"
+VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
+VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
+STATE_SYMBOLS = {
+    "running": "▶",
+    "stuck": "⚠",
+    "finished": "✓",
+    "failed": "✗",
+    "killed": "■",
+    "scheduled": "…",
+}
+CATEGORIES = (
+    "#1F88CB",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#D55E00",
+    "#56B4E9",
+    "#8C6D31",
+    "#7F7F7F",
+)
+
+
+def sign_symbol(value: float) -> str:
+    """Return the symbol of a sign."""
+    return FOR_SYMBOL if value > 0 else AGAINST_SYMBOL if value < 0 else "·"
+
+
+def sign_colour(value: float) -> str:
+    """Return the colour of a sign."""
+    return FOR if value > 0 else AGAINST if value < 0 else NEUTRAL

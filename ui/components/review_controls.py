@@ -1,0 +1,36 @@
+"""What a person can set on the page Reviews; every value is in the address."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import streamlit as st
+
+from ui.components.influence_controls import ALL, run_label
+from ui.data.runs import RunRecord
+
+
+def run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Let a person choose one trace run, or all of them."""
+    labels = {run.run_id: run_label(run) for run in runs}
+    chosen = st.selectbox(
+        "Explanations",
+        [ALL, *labels],
+        format_func=lambda run_id: labels.get(run_id, "all of the latest runs"),
+        key="run",
+        bind="query-params",
+    )
+    return [run for run in runs if chosen in (ALL, run.run_id)]
+
+
+def verdict_grouping() -> Literal["relation", "run"]:
+    """Let a person choose by what verdicts are counted."""
+    chosen = st.segmented_control(
+        "Verdicts by",
+        ["relation", "run"],
+        key="by",
+        default="relation",
+        required=True,
+        bind="query-params",
+        help="relation: of the explained triple. run: the explanations that were judged.",
+    )
+    return "run" if chosen == "run" else "relation"

@@ -1,0 +1,115 @@
+"""Reviews in numbers and tables."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import streamlit as st
+
+from ui.components import palette
+from ui.components.influence_charts import fact_text
+from ui.data.reviews import VERDICTS, Fact, Review, VerdictCount
+
+ROW_HEIGHT = 36
+
+
+def numbers(reviews: Sequence[Review]) -> None:
+    """Show how many explanations were judged how."""
+    counts = Counter(review.verdict for review in reviews)
+    columns = st.columns(len(VERDICTS) + 2)
+    columns[0].metric(
+        "Explanations judged",
+        f"{len({(review.run_id, review.test) for review in reviews}):,}",
+        border=True,
+        help="Different explanations with at least one review.",
+    )
+    people = {review.reviewer for review in reviews if review.reviewer}
+    columns[1].metric("Reviewers", f"{len(people):,}", border=True, help="Different names.")
+    for column, verdict in zip(columns[2:], VERDICTS, strict=True):
+        share = counts[verdict] / len(reviews)
+        column.metric(
+            f"{palette.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}",
+            f"{counts[verdict]:,} · {share:.0%}",
+            border=True,
+            help="Of each reviewer the last review of an explanation counts.",
+        )
+
+
+def verdict_frame(
+    counts: Sequence[VerdictCount], labels: Mapping[str, str] | None = None
+) -> pd.DataFrame:
+    """Return rows `group, verdict, reviews` for the chart; `labels` are what groups are called."""
+    called = labels or {}
+    rows = [
+        (called.get(count.group, count.group), verdict, getattr(count, verdict))
+        for count in counts
+        for verdict in VERDICTS
+        if getattr(count, verdict)
+    ]
+    return pd.DataFrame(rows, columns=["group", "verdict", "reviews"])
+
+
+def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | None:
+    """Show all reviews in a table and return the one that a person ticked."""
+    frame = pd.DataFrame(
+        {
+            "When (UTC)": pd.to_datetime([review.created[:19] for review in reviews]),
+            "Reviewer": [review.reviewer for review in reviews],
+            "Verdict": [
+                f"{palette.VERDICT_SYMBOLS[review.verdict]} {review.verdict}" for review in reviews
+            ],
+            "Explained triple": [_text(review.test) for review in reviews],
+            "Convincing": [len(review.convincing) for review in reviews],
+            "Wrong": [len(review.wrong) for review in reviews],
+            "Comment": [review.comment for review in reviews],
+            "Run": [run_names.get(review.run_id, review.run_id[:8]) for review in reviews],
+        }
+    )
+    event = st.dataframe(
+        frame,
+        key=f"reviews-{hash(tuple(review.review_id for review in reviews))}",
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+        row_height=ROW_HEIGHT,
+        column_config={
+            "When (UTC)": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width=130),
+            "Explained triple": st.column_config.TextColumn(width="large"),
+            "Convincing": st.column_config.NumberColumn(
+                width="small", help="Training facts that convinced the reviewer."
+            ),
+            "Wrong": st.column_config.NumberColumn(
+                width="small", help="Training facts that look wrong to the reviewer."
+            ),
+            "Comment": st.column_config.TextColumn(width="large"),
+        },
+    )
+    rows = [row for row in event.selection.rows if row < len(reviews)]
+    return reviews[rows[0]] if rows else None
+
+
+def triple_of(review: Review) -> pd.Series:
+    """Return the explained triple as a row of a report's tests has it."""
+    test = review.test
+    return pd.Series({"head_id": test.head, "relation_id": test.relation, "tail_id": test.tail})
+
+
+def wrong_frame(facts: Sequence[tuple[Fact, int]]) -> pd.DataFrame:
+    """Return the facts marked wrong with their number of reviews."""
+    return pd.DataFrame(
+        {
+            "Reviews": [votes for _, votes in facts],
+            "Training fact": [_text(fact) for fact, _ in facts],
+            "Head": [fact.head for fact, _ in facts],
+            "Relation": [fact.relation for fact, _ in facts],
+            "Tail": [fact.tail for fact, _ in facts],
+        }
+    )
+
+
+def _text(fact: Fact) -> str:
+    return fact_text(
+        fact.head_label or fact.head,
+        fact.relation_label or fact.relation,
+        fact.tail_label or fact.tail,
+    )

@@ -1,0 +1,163 @@
+"""Tables of runs: what is shown of each, and which ones a person has chosen."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from ui.components import glossary, palette
+from ui.data.comparison import number_text
+from ui.data.runs import RunPage, RunRecord, headline_key, state_of
+
+ROW_HEIGHT = 36
+NUMBERS = {
+    names.TIME_EPOCH_SECONDS: "Epoch [s]",
+    names.EXAMPLES_PER_SECOND: "Examples/s",
+    names.GPU_PEAK_ALLOCATED_GIB: "GPU [GiB]",
+    names.PROCESS_PEAK_GIB: "Process [GiB]",
+}
+
+
+def frame_of(
+    runs: Sequence[RunRecord], lines: Mapping[str, Sequence[float]] | None = None
+) -> pd.DataFrame:
+    """Return what a table shows of the runs; the index are their ids."""
+    rows = []
+    for run in runs:
+        state = state_of(run)
+        row: dict[str, object] = {
+            "State": f"{palette.STATE_SYMBOLS[state]} {state}",
+            "Run": run.name or run.run_id[:8],
+            "Kind": run.tags.get(names.TAG_KIND, ""),
+            "Variant": run.tags.get(names.TAG_VARIANT, ""),
+            "Data": run.tags.get(names.TAG_DATASET, ""),
+            "Quality": _headline(run),
+        }
+        if lines is not None:
+            row["Course"] = list(lines.get(run.run_id, []))
+        row |= {header: run.metrics.get(key) for key, header in NUMBERS.items()}
+        row |= {"Started (UTC)": _time(run.started_ms), "Took": duration(run)}
+        rows.append(row)
+    return pd.DataFrame(rows, index=[run.run_id for run in runs])
+
+
+def _headline(run: RunRecord) -> str:
+    key = headline_key(run)
+    value = run.metrics.get(key)
+    return (
+        "" if value is None else f"{glossary.words(key).label.split(',')[0]} {number_text(value)}"
+    )
+
+
+def _time(milliseconds: int) -> datetime | None:
+    return utc(milliseconds) if milliseconds else None
+
+
+def utc(milliseconds: int) -> datetime:
+    """Return a time of MLflow's in UTC; the zone stands in the column's name."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).replace(tzinfo=None)
+
+
+def duration(run: RunRecord) -> str:
+    """Return how long a run that has ended took."""
+    if run.ended_ms is None or not run.started_ms:
+        return ""
+    return seconds_text((run.ended_ms - run.started_ms) / 1000)
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds as people say them: 42 s, 3 min 5 s, 2 h 4 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} days"
+
+
+def columns(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return how the columns of a table of runs are shown."""
+    config: dict[str, Any] = {
+        "State": st.column_config.TextColumn(
+            width="small",
+            help="running: alive. stuck: says it is running but has been silent for two minutes or "
+            "more. finished, failed, killed: how it ended.",
+        ),
+        "Run": st.column_config.TextColumn(width="medium"),
+        "Kind": st.column_config.TextColumn(
+            width="small",
+            help="train: a training. trace: explanations. evaluate: a ranking of test "
+            "data. promote: a promotion. compare: a study of several trainings.",
+        ),
+        "Variant": st.column_config.TextColumn(
+            width="small",
+            help="Precision, and what else is switched on: ckpt is gradient checkpointing, compile "
+            "is torch.compile.",
+        ),
+        "Data": st.column_config.TextColumn(width="small"),
+        "Quality": st.column_config.TextColumn(
+            width="small", help="Last value of the metric that stands for the task."
+        ),
+        "Course": st.column_config.LineChartColumn(
+            width="small", help="Course of that metric on the validation data."
+        ),
+        "Started (UTC)": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width="small"),
+        "Took": st.column_config.TextColumn(width="small"),
+    }
+    for key, header in NUMBERS.items():
+        config[header] = st.column_config.NumberColumn(
+            format="%.4g", help=glossary.words(key).help, width="small"
+        )
+    return {name: shown for name, shown in config.items() if name in frame.columns}
+
+
+def choose(
+    runs: Sequence[RunRecord],
+    *,
+    key: str,
+    lines: Mapping[str, Sequence[float]] | None = None,
+    several: bool = True,
+) -> list[str]:
+    """Show a table of runs and return the ids of those that a person has ticked."""
+    frame = frame_of(runs, lines).dropna(axis="columns", how="all")
+    event = st.dataframe(
+        frame,
+        key=f"{key}-{hash(tuple(run.run_id for run in runs))}",
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="multi-row" if several else "single-row",
+        column_config=columns(frame),
+        row_height=ROW_HEIGHT,
+        placeholder="–",
+        height=min(38 + ROW_HEIGHT * max(len(frame), 1), 560),
+    )
+    return [runs[place].run_id for place in event.selection.rows if place < len(runs)]
+
+
+def pager(page: RunPage, total: int, *, key: str) -> None:
+    """Show which runs of how many are on the page, and buttons to the pages beside."""
+    state = f"{key}-page"
+
+    def turn(by: int) -> None:
+        st.session_state[state] = max(0, st.session_state.get(state, 0) + by)
+
+    first, last = page.offset + 1, page.offset + len(page.runs)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button(
+            "◀ Newer", key=f"{key}-newer", on_click=turn, args=(-1,), disabled=page.offset == 0
+        )
+        st.button("Older ▶", key=f"{key}-older", on_click=turn, args=(1,), disabled=not page.more)
+        st.caption(f"{first:,} to {last:,} of {total:,} runs", width="content")
+
+
+def current_page(key: str, filters: object) -> int:
+    """Return the page a person is on; other filters begin at the first."""
+    if st.session_state.get(f"{key}-filters") != filters:
+        st.session_state[f"{key}-filters"] = filters
+        st.session_state[f"{key}-page"] = 0
+    return int(st.session_state.get(f"{key}-page", 0))

@@ -1,0 +1,78 @@
+"""The explanation of an image sequence: the prediction, the frames, the training windows behind."""
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from ui.components import exports, glossary, markup, palette, prediction, states
+from ui.data.sequences import SequenceInfluenceReport, windows_of
+
+_CARD = (
+    '<div class="clew-card"><h4>Window that ends at frame {frame} of {group}</h4>'
+    "<p>The model predicts <b>{predicted} {unit}</b>; true is <b>{true} {unit}</b>.</p>"
+    '<p class="clew-muted">Of {count} training windows, the strongest for (▲) and against (▼) '
+    "this prediction are listed; for means that they lowered its error.</p></div>"
+)
+
+
+def show(report: SequenceInfluenceReport, picture: Path | None) -> None:
+    """Show an explanation, with the picture of its frames where there is one."""
+    markup.show(
+        _CARD,
+        frame=f"{report.last_frame:,}",
+        group=report.group,
+        predicted=f"{report.prediction:.4g}",
+        true=f"{report.target:.4g}",
+        unit=report.unit,
+        count=f"{report.num_windows:,}",
+    )
+    numbers(report)
+    windows = windows_of(report)
+    if windows.empty:
+        states.note("No training window was scored.")
+        return
+    left, right = st.columns([1, 1.2])
+    with left:
+        table(windows, report.unit)
+        exports.button("CSV", windows.to_csv(index=False), "windows.csv", "text/csv")
+    with right:
+        if picture is None:
+            states.note("The picture of the frames is missing from this report.")
+        else:
+            st.image(str(picture), caption="Frames of the window, then of those behind it.")
+
+
+def numbers(report: SequenceInfluenceReport) -> None:
+    """Show the numbers of the explanation, each with its meaning."""
+    with st.container(horizontal=True):
+        st.metric("Loss", prediction.number(report.loss), help="Of this window, after training.")
+        st.metric(
+            "Self-influence",
+            prediction.number(report.self_influence),
+            help=glossary.SELF_INFLUENCE,
+        )
+        st.metric("Checkpoints", str(len(report.steps)), help=prediction.CHECKPOINTS)
+
+
+def table(windows: pd.DataFrame, unit: str) -> None:
+    """Show the windows in a table."""
+    signs = [palette.sign_symbol(value) for value in windows["influence"]]
+    shown = windows.rename(
+        columns={
+            "influence": "Influence",
+            "cosine": "Cosine",
+            "last_frame": "Last frame",
+            "group": "Group",
+            "target": f"Target [{unit}]" if unit else "Target",
+        }
+    )
+    shown.insert(0, "", signs)
+    st.dataframe(
+        shown,
+        hide_index=True,
+        column_config={
+            "Influence": st.column_config.NumberColumn(format="%.4g"),
+            "Cosine": st.column_config.NumberColumn(format="%.3f", help=glossary.COSINE),
+        },
+    )

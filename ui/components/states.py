@@ -1,0 +1,72 @@
+"""What a page shows when there is nothing to show: no store, nothing found, something broken."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import streamlit as st
+
+from clew.errors import ClewError
+from ui.components import markup
+
+logger = logging.getLogger(__name__)
+
+FIRST_COMMANDS = "make demo\nmake ui"
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Show what goes wrong inside as a message, so that the rest of the page works.
+
+    Clew's own errors say what to do. Any other is a fault of the dashboard: its trace goes to the
+    log of the server, never into the page.
+    """
+    try:
+        yield
+    except ClewError as error:
+        problem(what, str(error))
+    except Exception as error:
+        logger.exception("%s could not be shown", what)
+        problem(
+            what,
+            f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
+            "Reload the page; if it stays, report it with that log",
+        )
+
+
+def problem(what: str, message: str, *, done: str = "shown") -> None:
+    """Say that something cannot be shown (or whatever was to be `done` with it), and why."""
+    text = message[:1].upper() + message[1:]
+    st.error(f"**{markup.markdown(what)} cannot be {done}.** {markup.markdown(text)}", icon="⚠️")
+
+
+def warning(message: str, *, command: str = "") -> None:
+    """Say what is missing or odd without hiding the rest, with a command that helps."""
+    st.warning(markup.markdown(message), icon="⚠️")
+    if command:
+        st.code(command, language="bash")
+
+
+def note(message: str) -> None:
+    """Say something in small letters."""
+    st.caption(markup.markdown(message))
+
+
+def nothing(title: str, message: str, *, commands: str = "") -> None:
+    """Say that there is nothing yet, and what would change that."""
+    with st.container(border=True):
+        st.subheader(title, anchor=False)
+        st.markdown(markup.markdown(message))
+        if commands:
+            st.code(commands, language="bash")
+
+
+def empty_store(shown_uri: str) -> None:
+    """Say that there are no runs, with the two commands that change it."""
+    nothing(
+        "No runs yet",
+        f"The tracking store {shown_uri} holds no runs. The first command trains two models on a "
+        "small bundled graph, explains predictions and compares the runs; the second opens this "
+        "dashboard over them.",
+        commands=FIRST_COMMANDS,
+    )

@@ -1,0 +1,217 @@
+"""The explanation of a text: what was continued how, and the training windows behind it.
+
+The window that is read is in the address under `fact`, by its rank, as a selected fact is.
+"""
+
+import math
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from ui.components import (
+    address,
+    exports,
+    facts,
+    glossary,
+    influence_charts,
+    markup,
+    palette,
+    prediction,
+    states,
+)
+from ui.components.influence_controls import SIDES
+from ui.data.comparison import number_text
+from ui.data.influence import FactFilter, value_column
+from ui.data.texts import (
+    TextInfluenceReport,
+    filter_windows,
+    shared_passages,
+    windows_of,
+)
+
+ROW_HEIGHT = 34
+EXCERPT_CHARACTERS = 140
+HEIGHT = 37 + 14 * ROW_HEIGHT
+_CARD = (
+    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{continuation}</mark></div>'
+    "<p>Explained: how likely the model finds the <b>marked</b> text after the words before it.</p>"
+    '<p class="clew-muted">{summary}</p></div>'
+)
+_WINDOW = (
+    '<div class="clew-card"><h4>Window {window}</h4>'
+    '<p><b class="{kind}">{symbol} {effect}</b> '
+    '<span class="clew-muted">· {column} {value} · rank {rank}</span></p>'
+    '<p class="clew-muted">{place}</p>'
+    '<div class="clew-text clew-window">{text}</div></div>'
+)
+
+
+def show(report: TextInfluenceReport, *, key: str) -> None:
+    """Show an explanation; `key` tells it from others."""
+    windows = windows_of(report)
+    card(report, windows)
+    numbers(report)
+    if windows.empty:
+        states.note("No training window was scored.")
+        return
+    wanted = window_filter(windows)
+    shown = filter_windows(windows, wanted)
+    if shown.empty:
+        states.note("No training window passes these filters; clear one of them.")
+        return
+    column = value_column(shown, cosine=wanted.cosine)
+    shown = shown.sort_values(column, ascending=False, kind="stable")
+    left, right = st.columns([1.15, 1])
+    with left:
+        table(shown, column, key=f"{key}-{hash(wanted)}")
+        exports.button("CSV", windows.to_csv(index=False), "windows.csv", "text/csv")
+    chosen = _chosen(shown)
+    with right:
+        reading(report, chosen, column)
+    facts.splits(chosen)
+    st.subheader("Where in the training text", anchor=False, help=glossary.PLACE)
+    chart = influence_charts.place_bars(shown, column, int(chosen["rank"]))
+    st.altair_chart(chart, width="stretch")
+
+
+def card(report: TextInfluenceReport, windows: pd.DataFrame) -> None:
+    """Show the continuation after its prompt, and what is shown of its windows."""
+    helping = int((windows["influence"] > 0).sum())
+    markup.show(
+        _CARD,
+        prompt=report.prompt,
+        continuation=report.continuation,
+        summary=f"Of {report.num_windows:,} training windows, the {helping:,} that made it most "
+        f"likely (▲) and the {len(windows) - helping:,} that made it least likely (▼) are listed.",
+    )
+
+
+def numbers(report: TextInfluenceReport) -> None:
+    """Show the numbers of the continuation, each with its meaning."""
+    shown = [
+        ("Loss [nats]", report.loss, glossary.TEXT_LOSS),
+        ("Self-influence", report.self_influence, glossary.SELF_INFLUENCE),
+        (
+            "Windows scored",
+            report.num_windows,
+            "Stretches of training text whose influence was computed: all of them.",
+        ),
+        ("Checkpoints", len(report.steps) or math.nan, prediction.CHECKPOINTS),
+    ]
+    with st.container(horizontal=True):
+        for label, value, explanation in shown:
+            st.metric(label, prediction.number(float(value)), help=explanation)
+
+
+def window_filter(windows: pd.DataFrame) -> FactFilter:
+    """Let a person narrow the windows down."""
+    first, second, third = st.columns([2, 1.6, 1], vertical_alignment="bottom")
+    text = first.text_input(
+        "Search windows",
+        key="factfind",
+        bind="query-params",
+        type="search",
+        placeholder="part of the text",
+    )
+    side = second.segmented_control(
+        "Side", list(SIDES), key="side", default="all", required=True, bind="query-params"
+    )
+    cosine = third.toggle(
+        "Cosine",
+        key="cosine",
+        bind="query-params",
+        disabled="cosine" not in windows,
+        help=glossary.COSINE,
+    )
+    return FactFilter(text=text, side=SIDES[side or "all"], cosine=cosine)
+
+
+def _chosen(windows: pd.DataFrame) -> pd.Series:
+    """Return the window that is read: the selected one, else the first."""
+    rank = facts.selected(windows)
+    row: pd.Series = windows[windows["rank"] == rank].iloc[0] if rank else windows.iloc[0]
+    return row
+
+
+def table(windows: pd.DataFrame, column: str, *, key: str) -> None:
+    """Show the windows in a table; a click on a row opens its text."""
+    ranks = [int(rank) for rank in windows["rank"]]
+    rank = facts.selected(windows) or ranks[0]
+
+    def choose() -> None:
+        rows = st.session_state[f"{key}-windows"].selection.rows
+        address.write("fact", ranks[rows[0]] if rows and rows[0] < len(ranks) else None)
+
+    st.dataframe(
+        _frame(windows, column),
+        key=f"{key}-windows",
+        hide_index=True,
+        on_select=choose,
+        selection_mode="single-row",
+        selection_default={"selection": {"rows": [ranks.index(rank)], "columns": [], "cells": []}},
+        column_config=_columns(column),
+        row_height=ROW_HEIGHT,
+        height=min(37 + ROW_HEIGHT * len(windows), HEIGHT),
+    )
+
+
+def _frame(windows: pd.DataFrame, column: str) -> pd.DataFrame:
+    values = windows[column].to_numpy(float)
+    texts = [" ".join(str(text).split())[:EXCERPT_CHARACTERS] for text in windows["text"]]
+    return pd.DataFrame(
+        {
+            "": [palette.sign_symbol(value) for value in values],
+            column.capitalize(): values,
+            "Text": texts,
+            "Window": windows["window"].to_numpy(),
+            "Rank": windows["rank"].to_numpy(),
+        }
+    )
+
+
+def _columns(column: str) -> dict[str, Any]:
+    explanation = glossary.COSINE if column == "cosine" else glossary.WINDOW_INFLUENCE
+    return {
+        "": st.column_config.TextColumn(
+            width=30, help="▲ made the continuation more likely, ▼ less likely."
+        ),
+        column.capitalize(): st.column_config.NumberColumn(
+            format="%.4g", width=78, help=explanation
+        ),
+        "Text": st.column_config.TextColumn(width=370, help="How the window begins."),
+        "Window": st.column_config.NumberColumn(width=70, help=glossary.PLACE),
+        "Rank": st.column_config.NumberColumn(
+            width=54, help="Place by falling influence: 1 helped the continuation most."
+        ),
+    }
+
+
+def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
+    """Show a window's whole text, where it stands, and what it has in common with the test."""
+    value = float(row[column])
+    text = str(row["text"])
+    passages = shared_passages(text, report.prompt + report.continuation)
+    markup.show(
+        _WINDOW,
+        window=f"{int(row['window']):,}",
+        kind="clew-for" if value > 0 else "clew-against",
+        symbol=palette.sign_symbol(value),
+        effect="made the continuation more likely" if value > 0 else "made it less likely",
+        column=column,
+        value=number_text(value),
+        rank=f"{int(row['rank']):,}",
+        place=_place(report, row, len(passages)),
+        text=markup.marked(text, passages),
+    )
+
+
+def _place(report: TextInfluenceReport, row: pd.Series, num_passages: int) -> str:
+    """Return in words where a window comes from."""
+    first = int(row["first_token"])
+    last = row.get("last_token")
+    tokens = f"token {first:,} on" if pd.isna(last) else f"tokens {first:,} to {int(last):,}"
+    shared = {0: "no passage", 1: "one passage, marked,"}.get(
+        num_passages, f"{num_passages} passages, marked,"
+    )
+    return f"From {report.dataset}, {tokens}; it shares {shared} with the text above."

@@ -1,0 +1,177 @@
+"""Comparisons for the pages: values of chosen runs, against a reference, over seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from clew import names
+from clew.queries.comparison import (
+    COST_METRICS,
+    IGNORED_PARAMETERS,
+    Cell,
+    Comparison,
+    Group,
+    Statistic,
+    all_parameters,
+    compare,
+    differing_parameters,
+    distinct_labels,
+    group_runs,
+    pareto_front,
+    preset_runs,
+)
+from clew.queries.metrics import Pick, pick_values, smaller_is_better, smooth
+from clew.queries.tables import (
+    delta_text,
+    number_text,
+    ratio_text,
+    statistic_text,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+from ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
+
+__all__ = [
+    "COST_METRICS",
+    "IGNORED_PARAMETERS",
+    "Cell",
+    "Comparison",
+    "Group",
+    "Pick",
+    "Statistic",
+    "delta_text",
+    "differing_parameters",
+    "distinct_labels",
+    "number_text",
+    "pareto_front",
+    "ratio_text",
+    "smaller_is_better",
+    "statistic_text",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+]
+
+NUM_PRESET_CANDIDATES = 200
+MAX_PRESET_RUNS = 24
+QUALITY_PREFIXES = ("test/", "valid/")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How runs are compared."""
+
+    quality: str
+    reference: str
+    """Id of a run of the reference group."""
+    pick: Pick = "best"
+    step: int | None = None
+    by_seed: bool = True
+
+
+def preset(experiment_ids: tuple[str, ...] = ()) -> list[RunRecord]:
+    """Return the runs of the preset "FP32 / FP16 / checkpointing" among the latest."""
+    query = RunQuery(experiment_ids, kind=names.KIND_TRAIN, status="FINISHED")
+    recent = runs_page(query, size=NUM_PRESET_CANDIDATES).runs
+    return preset_runs(recent)[:MAX_PRESET_RUNS]
+
+
+def reference_of(runs: Sequence[RunRecord]) -> str:
+    """Return the run that others are held against unless a person chose: the first in float32."""
+    plain = (run for run in runs if run.tags.get(names.TAG_VARIANT) == "fp32")
+    return next(plain, runs[0]).run_id
+
+
+def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the quality metrics that any of the runs has, the headline's first."""
+    keys = {key for run in runs for key in run.metrics if key.startswith(QUALITY_PREFIXES)}
+    headlines = [headline_key(run) for run in runs]
+    return sorted(keys, key=lambda key: (key not in headlines, key))
+
+
+def curve_metrics(runs: Sequence[RunRecord]) -> list[str]:
+    """Return all metrics that any of the runs has."""
+    return sorted({key for run in runs for key in run.metrics})
+
+
+def compared(runs: Sequence[RunRecord], setting: Setting) -> Comparison:
+    """Compare the runs in cost and quality."""
+    groups = group_runs(runs, by_seed=setting.by_seed)
+    chosen = (group.label for group in groups if setting.reference in group.run_ids)
+    present = {key for run in runs for key in run.metrics}
+    values = {
+        key: {run.run_id: run.metrics[key] for run in runs if key in run.metrics}
+        for key in COST_METRICS
+        if key in present
+    }
+    if setting.quality:
+        history = histories(runs, setting.quality)
+        values[setting.quality] = pick_values(history, setting.quality, setting.pick, setting.step)
+    return compare(groups, values, reference=next(chosen, groups[0].label))
+
+
+def curves(
+    runs: Sequence[RunRecord], key: str, *, weight: float, groups: Sequence[Group]
+) -> pd.DataFrame:
+    """Return smoothed curves with the names of run and group in the columns `run` and `group`."""
+    frame = smooth(histories(runs, key), weight)
+    labels = distinct_labels(runs)
+    group_of = {run_id: group.label for group in groups for run_id in group.run_ids}
+    return frame.assign(
+        run=frame["run_id"].map(labels).astype(str),
+        group=frame["run_id"].map(group_of).astype(str),
+    )
+
+
+def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFrame:
+    """Return cost and quality of each group that has both, and whether no other beats it."""
+    rows = []
+    for group in comparison.groups:
+        cost = _value(comparison, group, cost_key)
+        quality = _value(comparison, group, quality_key)
+        if cost is not None and quality is not None:
+            rows.append((group.label, cost.mean, quality.mean, cost.deviation, quality.deviation))
+    columns = ["group", "cost", "quality", "cost_deviation", "quality_deviation"]
+    frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:], float))
+    sign = -1.0 if smaller_is_better(quality_key) else 1.0
+    places = {row[0]: (row[1], sign * row[2]) for row in rows}
+    return frame.assign(front=frame["group"].isin(pareto_front(places)))
+
+
+def memory(comparison: Comparison) -> pd.DataFrame:
+    """Return peak memory by group and kind; rows `group, kind, gib`."""
+    kinds = {names.GPU_PEAK_ALLOCATED_GIB: "GPU", names.PROCESS_PEAK_GIB: "process"}
+    rows = [
+        (group.label, kind, value.mean)
+        for group in comparison.groups
+        for key, kind in kinds.items()
+        if (value := _value(comparison, group, key)) is not None
+    ]
+    return pd.DataFrame(rows, columns=["group", "kind", "gib"])
+
+
+def _value(comparison: Comparison, group: Group, key: str) -> Statistic | None:
+    cell = comparison.cells.get((group.label, key))
+    return None if cell is None else cell.value
+
+
+def parameter_table(
+    runs: Sequence[RunRecord],
+    groups: Sequence[Group],
+    *,
+    ignore: Sequence[str],
+    everything: bool,
+) -> pd.DataFrame:
+    """Return the parameters that differ, or all: a row each, a column a group."""
+    by_id = {run.run_id: run for run in runs}
+    firsts = {group.label: by_id[group.run_ids[0]] for group in groups}
+    shown = differing_parameters(list(firsts.values()), ignore=ignore)
+    if everything:
+        shown = all_parameters(list(firsts.values()), ignore=ignore)
+    frame = pd.DataFrame(
+        {label: [run.params.get(key, "") for key in shown] for label, run in firsts.items()}
+    )
+    frame.insert(0, "parameter", [key.removeprefix(names.PARAMETER_PREFIX) for key in shown])
+    return frame

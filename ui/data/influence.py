@@ -1,0 +1,215 @@
+"""Explanations for the pages: from trace runs or uploaded files, one test triple at a time."""
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from clew.errors import DataError
+from clew.queries.agreement import Agreement, agreement
+from clew.queries.report_files import ReportFiles, report_files
+from clew.queries.reports import ReportHead, add_hops, read_facts, read_head
+from clew.records import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.text_records import TEXT_INFLUENCE_JSON
+from ui.data import store
+from ui.data.runs import RunQuery, RunRecord, runs_page
+
+__all__ = ["Agreement", "ReportFiles", "ReportHead"]
+
+NUM_TRACE_RUNS = 200
+Side = Literal["all", "proponents", "opponents"]
+Identity = tuple[tuple[str, int, int], ...]
+
+
+def trace_runs() -> list[RunRecord]:
+    """Return the latest trace runs."""
+    return list(runs_page(RunQuery(kind=names.KIND_TRACE), size=NUM_TRACE_RUNS).runs)
+
+
+@st.cache_data(ttl=30, max_entries=64, show_spinner=False)
+def _files(uri: str, run_id: str) -> ReportFiles:
+    return report_files(run_id, _copies_folder(), uri=uri)
+
+
+# Frames are shared by all sessions, not copied: nobody may change one in place.
+@st.cache_resource(max_entries=16, show_spinner="Reading the explanations …")
+def _head(_files: ReportFiles, identity: Identity) -> ReportHead:
+    return read_head(_files)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
+    test = triple_at(report_head(_files), index)
+    facts = add_hops(read_facts(_files, index), str(test["head_id"]), str(test["tail_id"]))
+    siblings = (facts["head_id"] == test["head_id"]) & (facts["relation_id"] == test["relation_id"])
+    return facts.assign(sibling=siblings.to_numpy(bool))
+
+
+def report_of_run(run_id: str) -> ReportFiles:
+    """Return the files of a trace run's report."""
+    return _files(store.uri(), run_id)
+
+
+def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
+    """Return the files of a report that a person chose from the disk, by file name."""
+    found: dict[str, Path] = {}
+    for name, data in content.items():
+        kind = name.rpartition(".")[2].lower()
+        if kind not in {"json", "parquet", "csv"}:
+            raise DataError(f"{name}: expected influence.json, influence.parquet or .csv")
+        digest = hashlib.sha256(data).hexdigest()[:24]
+        path = _copies_folder() / f"{digest}.{kind}"
+        if not path.is_file():
+            path.write_bytes(data)
+        found["text" if name == TEXT_INFLUENCE_JSON else kind] = path
+    return ReportFiles(**found)
+
+
+@st.cache_resource(show_spinner=False)
+def _copies() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="clew-reports-")
+
+
+def _copies_folder() -> Path:
+    return Path(_copies().name)
+
+
+def report_head(files: ReportFiles) -> ReportHead:
+    """Return what a report says apart from the training facts."""
+    return _head(files, files.identity)
+
+
+def triple_at(head: ReportHead, index: int) -> pd.Series:
+    """Return a test triple by its place in the report."""
+    if index not in head.tests.index:
+        raise DataError(f"no test triple {index} in this report; it has {len(head.tests)}")
+    test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
+    return test
+
+
+def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
+    """Return a test triple's training facts with `hops` and `sibling`."""
+    return _facts(files, files.identity, index)
+
+
+def value_column(facts: pd.DataFrame, *, cosine: bool) -> str:
+    """Return the column that is shown: cosine where it is asked for and there."""
+    return "cosine" if cosine and "cosine" in facts else "influence"
+
+
+@dataclass(frozen=True)
+class FactFilter:
+    """Which facts a person wants to see; what is empty does not restrict."""
+
+    text: str = ""
+    relation: str = ""
+    side: Side = "all"
+    hide_siblings: bool = False
+    cosine: bool = False
+
+
+def filter_facts(facts: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
+    """Return the facts that pass a filter."""
+    keep = np.ones(len(facts), bool)
+    if wanted.hide_siblings:
+        keep &= ~facts["sibling"].to_numpy(bool)
+    if wanted.relation:
+        keep &= (facts["relation"] == wanted.relation).to_numpy(bool)
+    if wanted.side != "all":
+        values = facts["influence"].to_numpy(float)
+        keep &= values > 0 if wanted.side == "proponents" else values < 0
+    if text := wanted.text.strip().casefold():
+        holds = np.zeros(len(facts), bool)
+        for column in ("head", "relation", "tail", "head_id", "tail_id"):
+            lowered = facts[column].astype(str).str.casefold()
+            holds |= lowered.str.contains(text, regex=False).to_numpy(bool)
+        keep &= holds
+    return facts[keep]
+
+
+def filter_tests(tests: pd.DataFrame, *, text: str, relation: str, order: str) -> pd.DataFrame:
+    """Return the test triples that a person wants to see, sorted by rank or self-influence."""
+    keep = np.ones(len(tests), bool)
+    if relation:
+        keep &= (tests["relation"] == relation).to_numpy(bool)
+    if wanted := text.strip().casefold():
+        texts = (
+            tests[["head", "relation", "tail", "head_id", "tail_id"]]
+            .astype(str)
+            .agg(" ".join, axis=1)
+        )
+        keep &= texts.str.casefold().str.contains(wanted, regex=False).to_numpy(bool)
+    found = tests[keep]
+    if order == "file":
+        return found
+    return found.sort_values(order, ascending=order == "rank", kind="stable")
+
+
+def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
+    """Return the `number` facts of largest absolute value, by falling value."""
+    if len(facts) <= number:
+        return facts.sort_values(column, ascending=False, kind="stable")
+    values = facts[column].abs().to_numpy()
+    places = np.argpartition(-values, number)[:number]
+    return facts.iloc[places].sort_values(column, ascending=False, kind="stable")
+
+
+def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:
+    """Return sums by relation, or by the entity shared with the test triple.
+
+    Columns: `group`, `facts`, `helping`, `opposing` (sums of influence), `net`.
+    """
+    if by == "relation":
+        labels = facts["relation"].astype(str)
+    else:
+        in_head = (facts["head"] == head) | (facts["tail"] == head)
+        in_tail = (facts["head"] == tail) | (facts["tail"] == tail)
+        choices = [f"both {head} and {tail}", head, tail]
+        conditions = [in_head & in_tail, in_head, in_tail]
+        labels = pd.Series(
+            np.select(conditions, choices, default="neither entity"), index=facts.index
+        )
+    values = facts["influence"]
+    frame = pd.DataFrame(
+        {
+            "group": labels,
+            "facts": 1,
+            "helping": values.clip(lower=0),
+            "opposing": values.clip(upper=0),
+            "net": values,
+        }
+    )
+    sums = frame.groupby("group", sort=False).sum().reset_index()
+    order = sums["net"].abs().sort_values(ascending=False, kind="stable").index
+    return sums.loc[order].reset_index(drop=True)
+
+
+def part_columns(facts: pd.DataFrame) -> list[str]:
+    """Return the columns that split the influence by part of the model."""
+    return [str(column) for column in facts.columns if str(column).startswith(PART_PREFIX)]
+
+
+def checkpoint_columns(facts: pd.DataFrame) -> list[str]:
+    """Return the columns that split the influence by checkpoint, by rising step."""
+    found = [str(c) for c in facts.columns if str(c).startswith(CHECKPOINT_PREFIX)]
+    return sorted(found, key=lambda column: int(column.removeprefix(CHECKPOINT_PREFIX) or 0))
+
+
+def same_test(tests: pd.DataFrame, test: pd.Series) -> int | None:
+    """Return where another report explains the same test triple, None if it does not."""
+    keys = ["head_id", "relation_id", "tail_id"]
+    equal = (tests[keys].astype(str) == test[keys].astype(str)).all(axis=1)
+    found = tests.index[equal]
+    return int(found[0]) if len(found) else None
+
+
+def agreement_of(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
+    """Return how far two explanations agree."""
+    return agreement(facts, other)

@@ -1,0 +1,237 @@
+"""Child processes: whatever needs a model runs as `clew <verb>`, the same as on the command line.
+
+A job belongs to the server, not to a browser tab: a page that is loaded again finds it by its id.
+Its output goes to files, which the pages read as they grow.
+"""
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import streamlit as st
+
+from clew.errors import UsageError
+from clew.store import project_root
+from ui.data import store
+
+MAX_RUNNING = 4
+MAX_KEPT = 50
+TAIL_CHARACTERS = 20_000
+SECONDS_TO_STOP = 5.0
+
+JobState = Literal["running", "done", "refused", "failed", "cancelled"]
+
+
+@dataclass
+class Job:
+    """One child process."""
+
+    job_id: str
+    title: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.time)
+    cancelled: bool = False
+
+    @property
+    def state(self) -> JobState:
+        """Return how it stands; exit code 3 is a refusal that protects the result."""
+        code = self.process.poll()
+        if code is None:
+            return "running"
+        if self.cancelled:
+            return "cancelled"
+        return {0: "done", 3: "refused"}.get(code, "failed")  # type: ignore[return-value]
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return its exit code, None while it runs."""
+        return self.process.poll()
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long it has been running."""
+        return time.time() - self.started
+
+    def output(self) -> str:
+        """Return all that it printed."""
+        return _text(self.folder / "stdout")
+
+    def log(self) -> str:
+        """Return the end of what it said on standard error."""
+        return _text(self.folder / "stderr")[-TAIL_CHARACTERS:]
+
+    def message(self) -> str:
+        """Return its last word: the error message of a command that failed."""
+        lines = [line for line in self.log().splitlines() if line.strip()]
+        return lines[-1].removeprefix("clew: error: ") if lines else ""
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the JSON objects that it printed, one a line."""
+        return list(_objects(self.output().splitlines()))
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the JSON object that it printed as a whole, None if it printed none."""
+        with suppress(ValueError):
+            content = json.loads(self.output())
+            return content if isinstance(content, dict) else None
+        return None
+
+    def cancel(self) -> None:
+        """Interrupt it as Ctrl-C does; kill it if it does not end by itself."""
+        if self.process.poll() is None:
+            self.cancelled = True
+            _signal(self.process, signal.SIGINT)
+            threading.Thread(target=self._kill_later, daemon=True).start()
+
+    def _kill_later(self) -> None:
+        try:
+            self.process.wait(SECONDS_TO_STOP)
+        except subprocess.TimeoutExpired:
+            _signal(self.process, signal.SIGKILL)
+
+
+class Jobs:
+    """The jobs of this server."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="clew-jobs-"))
+        self._jobs: dict[str, Job] = {}
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def start(
+        self, arguments: Sequence[str], *, title: str, files: dict[str, str] | None = None
+    ) -> Job:
+        """Start `clew` with arguments; `{folder}` in them is where `files` are written first.
+
+        Raises:
+            UsageError: too many jobs are running.
+        """
+        with self._lock:
+            running = sum(job.state == "running" for job in self._jobs.values())
+            if running >= MAX_RUNNING:
+                raise UsageError(
+                    f"{running} commands are running, the most there may be; wait for one to end, "
+                    "or cancel one"
+                )
+            job_id = uuid.uuid4().hex[:12]
+            folder = self.folder / job_id
+            folder.mkdir()
+            for name, content in (files or {}).items():
+                (folder / name).write_text(content, encoding="utf-8")
+            placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
+            job = Job(job_id, title, folder, _spawn(placed, folder))
+            self._jobs[job_id] = job
+            self._forget_old()
+            return job
+
+    def find(self, job_id: str) -> Job | None:
+        """Return a job, None if the server does not know it (any more)."""
+        return self._jobs.get(job_id)
+
+    def close(self) -> None:
+        """End what still runs, with the server."""
+        for job in self._jobs.values():
+            if job.state == "running":
+                _signal(job.process, signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _forget_old(self) -> None:
+        ended = [job for job in self._jobs.values() if job.state != "running"]
+        for job in ended[: max(0, len(self._jobs) - MAX_KEPT)]:
+            del self._jobs[job.job_id]
+            shutil.rmtree(job.folder, ignore_errors=True)
+
+
+@st.cache_resource(show_spinner=False)
+def jobs() -> Jobs:
+    """Return the jobs of this server."""
+    return Jobs()
+
+
+def _spawn(arguments: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
+    environment |= {"MLFLOW_TRACKING_URI": store.uri(), "PYTHONUNBUFFERED": "1"}
+    with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "clew", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            cwd=project_root(),
+            start_new_session=True,
+        )
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal the process and what it started; it may have ended meanwhile."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("{"):
+            with suppress(ValueError):
+                content = json.loads(line)
+                if isinstance(content, dict):
+                    yield content
+
+
+def promote(run_id: str, name: str, *, dry_run: bool, force: str = "") -> Job:
+    """Start the promotion of a run under a registered model's name."""
+    arguments = ["promote", f"--run-id={run_id}", f"--name={name}", "--json"]
+    arguments += ["--dry-run"] if dry_run else []
+    arguments += [f"--force={force}"] if force else []
+    title = f"{'Check' if dry_run else 'Promote'} run {run_id[:8]} as {name}"
+    return jobs().start(arguments, title=title)
+
+
+def roll_back(name: str) -> Job:
+    """Start giving the alias `champion` back to the version before."""
+    return jobs().start(
+        ["promote", f"--name={name}", "--rollback", "--json"], title=f"Roll back {name}"
+    )
+
+
+def predict(model: str, head: str, relation: str, top_k: int, *, only_new: bool = False) -> Job:
+    """Start asking a model for the most likely tails."""
+    arguments = [f"--model={model}", f"--head={head}", f"--relation={relation}"]
+    arguments += ["--filter-known=true"] if only_new else []
+    return jobs().start(["predict", *arguments, f"--top-k={top_k}", "--json"], title=f"Ask {model}")
+
+
+def trace(model: str, head: str, relation: str, tail: str) -> Job:
+    """Start tracing a triple to its training facts; the triple goes by file, whatever is in it."""
+    return jobs().start(
+        ["tracin", f"--model={model}", "--test={folder}/test.txt"],
+        title=f"Explain {head} · {relation} · {tail}",
+        files={"test.txt": f"{head}\t{relation}\t{tail}\n"},
+    )
+
+
+def plan(config: str, assignments: Sequence[str], memory_gib: float) -> Job:
+    """Start predicting the memory of a configuration with some settings changed."""
+    arguments = ["plan", f"--config={config}", f"--memory-gib={memory_gib}", "--json"]
+    return jobs().start([*arguments, *assignments], title=f"Plan {config}")

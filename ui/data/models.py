@@ -1,0 +1,70 @@
+"""Registered models for the pages."""
+
+import tempfile
+from pathlib import Path
+
+import streamlit as st
+
+from clew import names
+from clew.queries.models import (
+    RegisteredModel,
+    Version,
+    Vocabulary,
+    complete,
+    list_models,
+    list_versions,
+    read_vocabulary,
+)
+from ui.data import store
+
+__all__ = ["RegisteredModel", "Version", "Vocabulary", "complete"]
+
+
+@st.cache_data(ttl=5, max_entries=8, show_spinner=False)
+def _models(uri: str) -> list[RegisteredModel]:
+    return list_models(uri=uri)
+
+
+@st.cache_data(ttl=5, max_entries=64, show_spinner=False)
+def _versions(uri: str, model: RegisteredModel) -> list[Version]:
+    return list_versions(model, uri=uri)
+
+
+# One vocabulary may hold a hundred thousand names: shared by all sessions, not copied.
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _vocabulary(uri: str, run_id: str) -> Vocabulary:
+    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
+        return read_vocabulary(run_id, Path(folder), uri=uri)
+
+
+def models() -> list[RegisteredModel]:
+    """Return the registered models."""
+    return _models(store.uri()) if store.exists() else []
+
+
+def versions(model: RegisteredModel) -> list[Version]:
+    """Return a model's versions, the latest first."""
+    return _versions(store.uri(), model)
+
+
+def forget() -> None:
+    """Read the registry anew next time, after a promotion."""
+    _models.clear()
+    _versions.clear()
+
+
+def champion_run(model: RegisteredModel) -> str:
+    """Return the training run of the version that has the alias `champion`, empty if none has."""
+    champion = model.champion
+    found = (version for version in versions(model) if version.version == champion)
+    return next((version.run_id for version in found), "")
+
+
+def champion_uri(model: RegisteredModel) -> str:
+    """Return the address under which the champion is asked."""
+    return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
+
+
+def vocabulary(run_id: str) -> Vocabulary:
+    """Return the names that a run's model knows."""
+    return _vocabulary(store.uri(), run_id)

@@ -1,0 +1,173 @@
+"""Runs for the pages: cached searches, and the overview's numbers and rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from clew.queries.metrics import metric_histories
+from clew.queries.runs import RunRecord
+from clew.queries.search import (
+    Experiment,
+    RunPage,
+    RunQuery,
+    State,
+    count_runs,
+    find_runs,
+    last_sign_of_life,
+    list_experiments,
+    progress_of,
+    search_runs,
+    state_of,
+)
+from ui.data import store
+
+__all__ = [
+    "Experiment",
+    "RunPage",
+    "RunQuery",
+    "RunRecord",
+    "State",
+    "last_sign_of_life",
+    "progress_of",
+    "state_of",
+]
+
+PAGE_SIZE = 50
+SECONDS_FRESH = 5
+NUM_RECENT = 100
+"""Runs whose tags fill the filters: each is read with all its metrics, so not too many."""
+
+HEADLINES = {
+    names.TASK_LINK_PREDICTION: names.metric("valid", names.MRR),
+    names.TASK_LANGUAGE_MODELING: names.metric("valid", names.BITS_PER_BYTE),
+    names.TASK_SEQUENCE_REGRESSION: names.metric("valid", names.RMSE),
+}
+"""The validation metric that stands for a run of each task."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many runs there are, and in which state; `stuck` are among those MLflow calls running."""
+
+    total: int
+    running: int
+    stuck: int
+    finished: int
+    failed: int
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
+def _experiments(uri: str) -> list[Experiment]:
+    return list_experiments(uri)
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
+def _page(uri: str, query: RunQuery, offset: int, limit: int) -> RunPage:
+    return search_runs(query, offset=offset, limit=limit, uri=uri)
+
+
+@st.cache_data(ttl=30, max_entries=256, show_spinner=False)
+def _count(uri: str, query: RunQuery) -> int:
+    return count_runs(query, uri=uri)
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
+def _runs(uri: str, run_ids: tuple[str, ...]) -> list[RunRecord]:
+    return find_runs(run_ids, uri=uri)
+
+
+@st.cache_data(ttl=30, max_entries=256, show_spinner=False)
+def _histories(uri: str, runs: list[RunRecord], key: str) -> pd.DataFrame:
+    return metric_histories(runs, key, uri=uri)
+
+
+def experiments() -> list[Experiment]:
+    """Return the experiments, the latest first."""
+    return _experiments(store.uri()) if store.exists() else []
+
+
+def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPage:
+    """Return one page of runs, counted from 0."""
+    if not store.exists():
+        return RunPage((), 0, False)
+    return _page(store.uri(), query, page * size, size)
+
+
+def number_of_runs(query: RunQuery) -> int:
+    """Return how many runs match."""
+    return _count(store.uri(), query) if store.exists() else 0
+
+
+def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
+    """Return runs in the order given; those that are gone are left out."""
+    return _runs(store.uri(), tuple(run_ids)) if run_ids and store.exists() else []
+
+
+def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
+    """Return the curves of a metric, see `clew.queries.metrics.metric_histories`."""
+    return _histories(store.uri(), list(runs), key)
+
+
+def counts(experiment_ids: tuple[str, ...]) -> Counts:
+    """Return how many runs of the experiments are in which state."""
+
+    def number(status: str) -> int:
+        return number_of_runs(RunQuery(experiment_ids, status=status))
+
+    alive = live_runs(experiment_ids)
+    stuck = sum(state_of(run) == "stuck" for run in alive)
+    total, running = number_of_runs(RunQuery(experiment_ids)), number("RUNNING")
+    failed = number("FAILED") + number("KILLED")
+    return Counts(
+        total=total,
+        running=running - stuck,
+        stuck=stuck,
+        # Counting takes a search for each power of two: the largest state is what is left over.
+        finished=max(0, total - running - failed - number("SCHEDULED")),
+        failed=failed,
+    )
+
+
+def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
+    """Return the runs that say they are running."""
+    return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
+
+
+def headline_key(run: RunRecord) -> str:
+    """Return the metric that stands for the run; a test metric where nothing was validated."""
+    key = HEADLINES.get(run.tags.get(names.TAG_TASK, ""), HEADLINES[names.TASK_LINK_PREDICTION])
+    if key not in run.metrics and (tested := key.replace("valid/", "test/")) in run.metrics:
+        return tested
+    return key
+
+
+def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
+    """Return the course of each run's headline metric, in the order of steps."""
+    by_key: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        by_key.setdefault(headline_key(run), []).append(run)
+    lines: dict[str, list[float]] = {}
+    for key, members in by_key.items():
+        frame = histories(members, key)
+        for run_id, values in frame.groupby("run_id", sort=False)["value"]:
+            lines[str(run_id)] = [float(value) for value in values]
+    return lines
+
+
+@st.cache_data(ttl=60, max_entries=64, show_spinner=False)
+def _recent_tags(uri: str, experiment_ids: tuple[str, ...]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for run in search_runs(RunQuery(experiment_ids), limit=NUM_RECENT, uri=uri).runs:
+        for tag, value in run.tags.items():
+            found.setdefault(tag, set()).add(value)
+    return {tag: found.get(tag, set()) for tag in (names.TAG_VARIANT, names.TAG_DATASET)}
+
+
+def choices(experiment_ids: tuple[str, ...], tag: str) -> list[str]:
+    """Return the values that a tag has among the latest runs, for filters."""
+    if not store.exists():
+        return []
+    return sorted(filter(None, _recent_tags(store.uri(), experiment_ids)[tag]))

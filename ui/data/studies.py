@@ -1,0 +1,80 @@
+"""Studies for the pages: claims beside measurements, and configurations to plan for."""
+
+import logging
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from clew.config.load import load
+from clew.config.schema import RunConfig
+from clew.errors import ClewError
+from clew.queries.studies import StudyResult, read_study
+from clew.store import project_root
+from ui.data import store
+from ui.data.runs import RunQuery, runs_page
+
+logger = logging.getLogger(__name__)
+
+NUM_STUDIES = 100
+CONFIGURATIONS = "experiments/*/*.yaml"
+WITHOUT = "studies"
+"""Folder of YAML files that are no configurations."""
+
+
+def studies() -> list[StudyResult]:
+    """Return the latest finished run of each study on each machine, the latest first."""
+    runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
+    latest: dict[tuple[str, str], StudyResult] = {}
+    for run in runs:
+        found = _study(store.uri(), run.run_id) if run.status == "FINISHED" else None
+        if found is not None and found.claims:
+            latest.setdefault((found.study, found.machine), found)
+    return list(latest.values())
+
+
+@st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")
+def _study(uri: str, run_id: str) -> StudyResult | None:
+    """Return a study, or None for a comparison of another kind, which has no report."""
+    with tempfile.TemporaryDirectory(prefix="clew-study-") as folder:
+        try:
+            return read_study(run_id, Path(folder), uri)
+        except ClewError as error:
+            logger.info("%s", error)
+            return None
+
+
+def claims_frame(found: list[StudyResult]) -> pd.DataFrame:
+    """Return a row for each claim on each machine."""
+    return pd.DataFrame(
+        [
+            {
+                "study": claim.study,
+                "claim": claim.claim,
+                "measured": claim.measured,
+                "verdict": claim.verdict,
+                "machine": claim.machine,
+            }
+            for study in found
+            for claim in study.claims
+        ],
+        columns=["study", "claim", "measured", "verdict", "machine"],
+    )
+
+
+def configurations() -> list[str]:
+    """Return the project's configurations, as paths from its root."""
+    root = project_root()
+    found = sorted(root.glob(CONFIGURATIONS))
+    return [str(path.relative_to(root)) for path in found if path.parent.name != WITHOUT]
+
+
+def configuration(path: str) -> RunConfig:
+    """Return one of them, checked.
+
+    Raises:
+        ConfigError: it is not valid.
+    """
+    return load(project_root() / path)

@@ -1,0 +1,59 @@
+"""Explanations of texts for the pages: the continuation, and training windows as a frame."""
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from clew.queries.report_files import ReportFiles
+from clew.queries.texts import read_text_report, windows_of
+from clew.text_records import TextInfluenceReport
+from ui.data.influence import FactFilter, Identity
+
+__all__ = ["TextInfluenceReport", "windows_of"]
+
+MIN_SHARED_CHARACTERS = 8
+Passage = tuple[int, int]
+
+
+@st.cache_resource(max_entries=16, show_spinner="Reading the explanation …")
+def _report(_files: ReportFiles, identity: Identity) -> TextInfluenceReport:
+    return read_text_report(_files)
+
+
+def text_report(files: ReportFiles) -> TextInfluenceReport:
+    """Return the explanation of a text."""
+    return _report(files, files.identity)
+
+
+def filter_windows(windows: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
+    """Return the windows that pass a filter of side and text."""
+    keep = np.ones(len(windows), bool)
+    if wanted.side != "all":
+        values = windows["influence"].to_numpy(float)
+        keep &= values > 0 if wanted.side == "proponents" else values < 0
+    if text := wanted.text.strip().casefold():
+        lowered = windows["text"].astype(str).str.casefold()
+        keep &= lowered.str.contains(text, regex=False).to_numpy(bool)
+    return windows[keep]
+
+
+def shared_passages(text: str, other: str) -> list[Passage]:
+    """Return where `text` repeats at least `MIN_SHARED_CHARACTERS` of `other`, from left to right.
+
+    Upper and lower case are the same here.
+    """
+    lowered, wanted = text.lower(), other.lower()
+    if len(lowered) != len(text):  # a letter whose small form is longer: places would not fit
+        lowered, wanted = text, other
+    passages: list[Passage] = []
+    start = 0
+    while start <= len(lowered) - MIN_SHARED_CHARACTERS:
+        end = start + MIN_SHARED_CHARACTERS
+        if lowered[start:end] not in wanted:
+            start += 1
+            continue
+        while end < len(lowered) and lowered[start : end + 1] in wanted:
+            end += 1
+        passages.append((start, end))
+        start = end
+    return passages

@@ -1,0 +1,39 @@
+"""Serves the dashboard: `python -m ui.serve`, with Streamlit's options behind it.
+
+It is `streamlit run` with a head start: what the first page needs is imported, and the store is
+asked for the first time, while the browser is still fetching the front end.
+"""
+
+import sys
+import threading
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+from streamlit.web import cli
+
+from clew.errors import ClewError
+
+APP = Path(__file__).parent / "app.py"
+# All of the server is there before the second thread begins: two threads that import one package
+# from different ends may find it half made.
+SERVER = ("streamlit.web.bootstrap", "streamlit.web.server")
+
+
+def warm_up() -> None:
+    """Import the first page and connect to the store; what fails here, the page itself says."""
+    with suppress(ImportError, ClewError):
+        import_module("ui.views.overview")
+        import_module("ui.data.store").connect()
+
+
+def main() -> None:
+    """Serve until stopped."""
+    for name in SERVER:
+        import_module(name)
+    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
+    cli.main(["run", str(APP), *sys.argv[1:]], prog_name="streamlit")
+
+
+if __name__ == "__main__":
+    main()

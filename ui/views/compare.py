@@ -1,0 +1,136 @@
+"""Compare: what precision, checkpointing and compilation cost and give, against a reference."""
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from clew import names
+from ui.components import (
+    address,
+    charts,
+    compare_controls,
+    comparison_table,
+    exports,
+    markup,
+    run_filters,
+    runs_table,
+    states,
+)
+from ui.data import store
+from ui.data.comparison import (
+    Comparison,
+    Setting,
+    compared,
+    curves,
+    memory,
+    parameter_table,
+    points,
+    preset,
+)
+from ui.data.runs import RunQuery, RunRecord, number_of_runs, runs_by_id, runs_page
+
+MAX_RUNS = 60
+
+
+def render() -> None:
+    """Show the page."""
+    markup.style()
+    st.title("Compare", anchor=False)
+    with states.guarded("The comparison"):
+        if number_of_runs(RunQuery()) == 0:
+            states.empty_store(store.shown_uri())
+            return
+        wanted = address.texts("runs")[:MAX_RUNS]
+        runs = runs_by_id(wanted)
+        if len(runs) < len(wanted):
+            states.warning(
+                f"{len(wanted) - len(runs)} of {len(wanted)} runs are not in the store any more; "
+                "they are left out."
+            )
+        _choose(runs)
+        if runs:
+            _comparison(runs)
+
+
+def _choose(runs: Sequence[RunRecord]) -> None:
+    """Let a person choose runs: by the preset, or from the table of all."""
+    compare_controls.preset_button(preset)
+    with st.expander("Choose runs", expanded=not runs):
+        query = run_filters.run_query(run_filters.experiment(), kinds=False)
+        page = runs_page(query, runs_table.current_page("compare", query))
+        if not page.runs:
+            states.nothing("Nothing matches", "No run matches these filters; clear one of them.")
+            return
+        ticked = runs_table.choose(page.runs, key="compare")
+        runs_table.pager(page, number_of_runs(query), key="compare")
+        compare_controls.take_over(ticked, [run.run_id for run in runs])
+
+
+def _comparison(runs: Sequence[RunRecord]) -> None:
+    """Show the chosen runs in a table and in pictures."""
+    setting = compare_controls.setting(runs)
+    comparison = compared(runs, setting)
+    change = compare_controls.change()
+    st.html(comparison_table.html(comparison, change))
+    exports.comparison(comparison)
+    with states.guarded("The pictures of cost and quality"):
+        _costs(comparison, setting)
+    with states.guarded("The curves"):
+        _curves(runs, comparison)
+    with states.guarded("The parameters"):
+        _parameters(runs, comparison)
+
+
+def _costs(comparison: Comparison, setting: Setting) -> None:
+    """Show quality against time and memory, and memory as bars."""
+    gpu = names.GPU_PEAK_ALLOCATED_GIB
+    memory_key = gpu if gpu in comparison.metrics else names.PROCESS_PEAK_GIB
+    left, right = st.columns(2)
+    pictures = (
+        (left, "Quality against time", names.TIME_EPOCH_SECONDS),
+        (right, "Quality against memory", memory_key),
+    )
+    for column, title, key in pictures:
+        with column:
+            st.subheader(title, anchor=False, help=compare_controls.FRONT_HELP)
+            shown = points(comparison, key, setting.quality)
+            if shown.empty:
+                states.note("No run has both numbers.")
+                continue
+            spec = charts.quality_against_cost(shown, cost_key=key, quality_key=setting.quality)
+            st.altair_chart(spec, width="stretch")
+    bars = memory(comparison)
+    if not bars.empty:
+        st.subheader("Peak memory", anchor=False)
+        order = [group.label for group in comparison.groups]
+        st.altair_chart(charts.memory_bars(bars, order=order), width="stretch")
+
+
+def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
+    """Show how a metric went in each run."""
+    st.subheader("Curves", anchor=False)
+    wanted = compare_controls.curve(runs)
+    frame = curves(runs, wanted.key, weight=wanted.smoothing, groups=comparison.groups)
+    if frame.empty:
+        states.note(f"No run has values of {wanted.key}.")
+        return
+    order = [group.label for group in comparison.groups]
+    spec = charts.curves(
+        frame,
+        key=wanted.key,
+        order=order,
+        by_time=wanted.by_time,
+        logarithmic=wanted.logarithmic,
+    )
+    st.altair_chart(spec, width="stretch")
+
+
+def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:
+    """Show the parameters that differ."""
+    st.subheader("Parameters that differ", anchor=False)
+    ignore, everything = compare_controls.parameters(runs)
+    frame = parameter_table(runs, comparison.groups, ignore=ignore, everything=everything)
+    if frame.empty:
+        states.note("All of the chosen runs have the same parameters.")
+        return
+    st.dataframe(frame, hide_index=True, placeholder="–")

@@ -1,0 +1,139 @@
+"""Influence: which training facts made the model believe a triple."""
+
+import pandas as pd
+import streamlit as st
+
+from clew.names import TAG_TASK
+from ui.components import (
+    agreement_view,
+    facts,
+    influence_charts,
+    influence_controls,
+    markup,
+    prediction,
+    review_form,
+    sequence_report,
+    states,
+    text_report,
+)
+from ui.data import sequences, store, texts
+from ui.data.influence import (
+    ReportFiles,
+    agreement_of,
+    facts_of,
+    filter_facts,
+    grouped,
+    report_head,
+    report_of_run,
+    same_test,
+    trace_runs,
+    triple_at,
+    value_column,
+)
+from ui.data.runs import RunRecord
+
+TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
+
+
+def render() -> None:
+    """Show the page."""
+    markup.style()
+    st.title("Influence", anchor=False)
+    with states.guarded("The list of explanations"):
+        runs = trace_runs()
+        if not runs:
+            states.nothing(
+                "No explanations yet",
+                f"The tracking store {store.shown_uri()} holds no trace run. This command makes "
+                "one; or ask a question on the page Ask and press why.",
+                commands=TRACE_COMMAND,
+            )
+        with states.guarded("This explanation"):
+            chosen = influence_controls.report(runs)
+            if chosen is not None:
+                _report(*chosen, runs)
+
+
+def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
+    """Let a person choose a test triple of a report, and explain it; or its text, or its frames."""
+    if files.text is not None:
+        text_report.show(texts.text_report(files), key=run_id)
+        return
+    if files.sequence is not None:
+        sequence_report.show(sequences.sequence_report(files.sequence), files.picture)
+        return
+    head = report_head(files)
+    if head.problem:
+        states.warning(
+            f"{head.problem}. What follows comes from the other files, without ranks and scores."
+        )
+    place = influence_controls.test_triple(head.tests)
+    if place is None:
+        return
+    test = triple_at(head, place)
+    found = facts_of(files, place)
+    prediction.card(test, found)
+    prediction.numbers(test, head)
+    section = influence_controls.section(reviewable=bool(run_id))
+    with states.guarded(section):
+        match section:
+            case "Training facts":
+                _facts(run_id, place, test, found)
+            case "Groups":
+                _groups(test, found)
+            case "Another run":
+                _compare(run_id, test, found, runs)
+            case "Review":
+                review_form.earlier(run_id, test)
+                review_form.form(run_id, test, found)
+
+
+def _facts(run_id: str, place: int, test: pd.Series, found: pd.DataFrame) -> None:
+    """Show the facts that pass the filters as graph or bars beside their table."""
+    wanted = influence_controls.fact_filter(found)
+    shown = filter_facts(found, wanted)
+    if shown.empty:
+        states.note("No training fact passes these filters; clear one of them.")
+        return
+    column = value_column(found, cosine=wanted.cosine)
+    key = f"{run_id}-{place}-{hash(wanted)}"
+    form, number = influence_controls.picture()
+    left, right = st.columns([1, 1.3])
+    with left:
+        if form == "bars":
+            facts.bars(shown, column)
+        else:
+            facts.picture(test, shown, column, number=number, key=key)
+    with right:
+        facts.table(shown, column, key=key)
+    facts.details(shown, column)
+
+
+def _groups(test: pd.Series, found: pd.DataFrame) -> None:
+    """Show the facts' sums by relation or by shared entity."""
+    wanted = influence_controls.fact_filter(found)
+    by = influence_controls.grouping()
+    groups = grouped(filter_facts(found, wanted), by, str(test["head"]), str(test["tail"]))
+    if groups.empty:
+        states.note("No training fact passes these filters; clear one of them.")
+        return
+    st.altair_chart(influence_charts.group_bars(groups), width="stretch")
+
+
+def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
+    """Show how far another run explains the same triple in the same way."""
+    task = next((run.tags.get(TAG_TASK) for run in runs if run.run_id == run_id), None)
+    alike = [run for run in runs if task is None or run.tags.get(TAG_TASK) == task]
+    other_id = influence_controls.other_run(alike, run_id)
+    if not other_id:
+        return
+    files = report_of_run(other_id)
+    place = same_test(report_head(files).tests, test)
+    if place is None:
+        states.note("That run does not explain this triple.")
+        return
+    labels = {run.run_id: run.tags.get("clew.variant") or run.name for run in runs}
+    names = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
+    if names[0] == names[1]:
+        names = ("this run", "the other run")
+    agreement_view.show(agreement_of(found, facts_of(files, place)), names)

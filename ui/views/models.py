@@ -1,0 +1,80 @@
+"""Models: what is registered, which version answers questions, and how another is promoted."""
+
+import streamlit as st
+
+from ui.components import address, job_view, links, markup, model_controls, model_tables, states
+from ui.data import jobs, models
+from ui.data.models import RegisteredModel, Version
+from ui.data.runs import runs_by_id
+
+REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
+
+
+def render() -> None:
+    """Show the page."""
+    markup.style()
+    st.title("Models", anchor=False)
+    with states.guarded("The promotion"):
+        _job()
+    chosen: RegisteredModel | None = None
+    with states.guarded("The registered models"):
+        found = models.models()
+        chosen = model_controls.model(found) if found else None
+        if chosen is None:
+            states.nothing(
+                "No registered models yet",
+                "A run's best checkpoint becomes a model when it is promoted: below, or with this "
+                "command.",
+                commands=REGISTER_COMMAND,
+            )
+        else:
+            _model(chosen)
+    with states.guarded("The promotion of a run"):
+        _promote(chosen)
+
+
+def _model(model: RegisteredModel) -> None:
+    """Show a model's versions, and offer to roll back."""
+    versions = models.versions(model)
+    if model.champion is not None:
+        current = next((v for v in versions if v.version == model.champion), None)
+        if current is not None:
+            model_tables.champion(model, current)
+    st.subheader("Versions", anchor=False)
+    ticked = model_tables.versions(versions)
+    if ticked is not None:
+        _version(ticked)
+    if model_controls.roll_back(model):
+        address.write("job", jobs.roll_back(model.name).job_id)
+        st.rerun()
+
+
+def _version(version: Version) -> None:
+    """Show where a version came from."""
+    model_tables.lineage(version)
+    if version.run is not None:
+        with st.container(horizontal=True):
+            links.to("compare", "Its training run", runs=version.run_id)
+            links.to("ask", "Ask the champion", model=version.model)
+
+
+def _promote(model: RegisteredModel | None) -> None:
+    """Let a person promote a run, or only check whether it could be."""
+    st.subheader("Promote a run", anchor=False)
+    wanted = model_controls.promotion("" if model is None else model.name)
+    if wanted is None:
+        return
+    if not runs_by_id([wanted.run_id]):
+        message = f"no run {wanted.run_id} in the store; it may have been deleted"
+        states.problem("The run", message, done="promoted")
+        return
+    job = jobs.promote(wanted.run_id, wanted.name, dry_run=wanted.dry_run, force=wanted.force)
+    address.write("job", job.job_id)
+    st.rerun()
+
+
+def _job() -> None:
+    """Show the promotion that was started last, with its checks one by one."""
+    job_id = address.text("job")
+    if job_id:
+        job_view.show(job_id, progress=model_tables.checks, result=model_tables.outcome)

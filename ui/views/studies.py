@@ -1,0 +1,84 @@
+"""Studies: what was claimed beside what was measured, by machine; and the memory planner."""
+
+import streamlit as st
+
+from ui.components import address, job_view, markup, plan_controls, states
+from ui.data import jobs, store
+from ui.data.studies import claims_frame, configuration, configurations, studies
+
+COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
+SECTIONS = ("Claims", "Memory")
+ALL = "all machines"
+
+
+def render() -> None:
+    """Show the page."""
+    markup.style()
+    st.title("Studies", anchor=False)
+    section = st.segmented_control(
+        "Show",
+        SECTIONS,
+        key="view",
+        default=SECTIONS[0],
+        required=True,
+        bind="query-params",
+        label_visibility="collapsed",
+    )
+    if section == "Memory":
+        with states.guarded("The memory planner"):
+            _memory()
+        return
+    with states.guarded("The list of studies"):
+        _claims()
+
+
+def _claims() -> None:
+    """Show each claim beside its measurement, for one machine or for all."""
+    found = studies()
+    if not found:
+        states.nothing(
+            "No studies yet",
+            f"The tracking store {store.shown_uri()} holds no finished study. This command runs "
+            "one: it measures what is claimed of the optimizations, on this machine.",
+            commands=COMPARE_COMMAND,
+        )
+        return
+    machines = sorted({study.machine for study in found})
+    machine = st.selectbox("Machine", [ALL, *machines], key="machine", bind="query-params")
+    shown = [study for study in found if machine in (ALL, study.machine)]
+    frame = claims_frame(shown)
+    counts = st.columns(3)
+    counts[0].metric("✓ Hold", int((frame["verdict"] == "holds").sum()))
+    counts[1].metric("✗ Do not hold", int((frame["verdict"] == "does not hold").sum()))
+    unknown = frame["verdict"].str.startswith("cannot")
+    counts[2].metric("? Cannot be shown here", int(unknown.sum()))
+    st.dataframe(
+        frame,
+        hide_index=True,
+        width="stretch",
+        column_config={
+            "study": st.column_config.TextColumn("Study"),
+            "claim": st.column_config.TextColumn("Claim", width="large"),
+            "measured": st.column_config.NumberColumn("Measured", format="%.3g"),
+            "verdict": st.column_config.TextColumn("Verdict"),
+            "machine": st.column_config.TextColumn("Machine"),
+        },
+    )
+    states.note("Measured: the ratio to the study's reference, or the value that is claimed.")
+
+
+def _memory() -> None:
+    """Let a person move sliders, and show the budget that `clew plan` predicts."""
+    paths = configurations()
+    chosen = st.selectbox("Configuration", paths, key="config", bind="query-params")
+    with states.guarded("This configuration"):
+        wanted = plan_controls.request(chosen, configuration(chosen))
+        if wanted is not None:
+            job = jobs.plan(wanted.config, wanted.assignments, wanted.memory_gib)
+            address.write("plan", job.job_id)
+            st.rerun()
+    planned = address.text("plan")
+    if planned:
+        job_view.show(planned, result=plan_controls.budget)
+    else:
+        states.note("Nothing is trained: the model runs on tensors without content.")
