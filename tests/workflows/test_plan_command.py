@@ -16,6 +16,7 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError
+from clew.training import memory_plan
 from clew.training.trainer import Trainer
 from clew.workflows import memory_guard
 from clew.workflows import planner as planner_module
@@ -26,6 +27,13 @@ from clew.workflows.train import train
 from tests.workflows.trained import small_config
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out of predictions what moves: the process, which other tests grow, and its heap."""
+    monkeypatch.setattr(memory_plan, "process_gib", lambda: 0.1)
+    monkeypatch.setattr(memory_plan, "_heap_peak", lambda *_: 0)
 
 
 def changed(**settings: Any) -> RunConfig:
@@ -109,7 +117,7 @@ def test_a_failed_prediction_stops_nothing(
 
 
 def test_out_of_memory_shows_the_budget_and_three_changes_that_fit(
-    tracking_store: Path, monkeypatch: pytest.MonkeyPatch
+    tracking_store: Path, tensors_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(trainer: Trainer[Any]) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes")
@@ -149,7 +157,7 @@ def losses(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_auto_trains_with_the_losses_of_the_explicit_setting(
-    tracking_store: Path, monkeypatch: pytest.MonkeyPatch
+    tracking_store: Path, tensors_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved: list[TrainingConfig] = []
 
