@@ -71,7 +71,13 @@ def child(name: str, window: int, steps: int) -> None:
     )
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokens: torch.Tensor,
+    *,
+    max_grad_norm: float | None = None,
+) -> None:
     """Take one optimizer step on windows `(batch, window + 1)`."""
     assert isinstance(model.embedding, nn.Embedding)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -82,6 +88,8 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch
             chunk_bytes=64 * 2**20,
         )
     (total / tokens[:, 1:].numel()).backward()
+    if max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
