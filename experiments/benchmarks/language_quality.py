@@ -1,8 +1,8 @@
-"""Bits per byte after the same tokens: `nano` and a transformer of its size, on Shakespeare's plays.
+"""Bits per byte after the same tokens: `nano` and a transformer of its size, on Shakespeare.
 
     CLEW_DATA=... python -m experiments.benchmarks.language_quality [steps] [seed]
 
-Configuration `experiments/language_modeling/nano.yaml` with fewer steps (1,000 of 4,096 tokens by
+Configuration `experiments/language_modeling/nano.yaml` with fewer steps (1,000 of 2,048 tokens by
 default): the same windows in the same order for both, AdamW, warm-up and cosine over these steps,
 bfloat16 products. Each model has its own rate and dropout: `nano` those of its configuration, the
 transformer those of nanoGPT's run on this text (.001, .2). Both are tested on the last tenth of

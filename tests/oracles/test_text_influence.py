@@ -11,7 +11,7 @@ from clew.checkpoints import Manifest, list_checkpoints, load_model
 from clew.config.load import from_mapping
 from clew.data.tokens import continuation_batch
 from clew.errors import DataError
-from clew.influence.text import TextTracer
+from clew.influence.windows import WindowTracer
 from clew.tasks.language_modeling import LanguageModeling
 from clew.tracking.base import MemoryTracker
 from clew.training.distributed import World
@@ -61,7 +61,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[LanguageModeling,
 
 def explain(trained: tuple[LanguageModeling, Path], **options: Any) -> Any:
     task, folder = trained
-    tracer = TextTracer(task, list_checkpoints(folder), device=CPU, **options)
+    windows = task.train_examples().without_overlap()
+    tracer = WindowTracer(task, windows, list_checkpoints(folder), device=CPU, **options)
     test = continuation_batch(task.splits.tokenizer, "the password is", " zwieback")
     return tracer, test, tracer.explain(test, top_k=5)
 

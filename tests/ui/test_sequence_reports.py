@@ -6,20 +6,23 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew import names
-from clew.sequence_records import (
-    SEQUENCE_INFLUENCE_JSON,
-    SequenceEntry,
-    SequenceInfluenceReport,
-    write_sequence_influence,
-)
+from clew.window_records import SEQUENCE_INFLUENCE_JSON, FrameWindow, SequenceInfluenceReport
 from tests.ui.conftest import Open, shown
 from tests.ui.seed import Seeder, empty_store
 from ui.data.sequences import windows_of
 
 
 def report() -> SequenceInfluenceReport:
-    def entry(rank: int, window: int, influence: float) -> SequenceEntry:
-        return SequenceEntry(rank, window, window + 4, "<b>flight", 1.5, influence, influence / 9)
+    def entry(rank: int, window: int, influence: float) -> FrameWindow:
+        return FrameWindow(
+            rank=rank,
+            window=window,
+            last_frame=window + 4,
+            group="<b>flight",
+            target=1.5,
+            influence=influence,
+            cosine=influence / 9,
+        )
 
     return SequenceInfluenceReport(
         run_id="0" * 32,
@@ -79,7 +82,7 @@ def test_a_trace_run_of_frames_is_shown_on_the_page_influence(page: Open, tmp_pa
     seeder = Seeder(empty_store(tmp_path / "store"))
     tags = {names.TAG_KIND: names.KIND_TRACE, names.TAG_TASK: names.TASK_SEQUENCE_REGRESSION}
     run_id = seeder.run(name="trace-sequence clouds", tags=tags, params={}, metrics=[])
-    write_sequence_influence(report(), tmp_path / "files" / SEQUENCE_INFLUENCE_JSON)
+    report().write(tmp_path / "files" / SEQUENCE_INFLUENCE_JSON)
     seeder.client.log_artifacts(run_id, str(tmp_path / "files"), names.ARTIFACT_INFLUENCE)
     app = page("influence", seeder.uri, run=run_id)
     assert not app.error

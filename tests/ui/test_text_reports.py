@@ -11,13 +11,7 @@ from clew import names
 from clew.errors import DataError
 from clew.queries.report_files import report_files
 from clew.queries.texts import read_text_report, windows_of
-from clew.text_records import (
-    TEXT_INFLUENCE_JSON,
-    TextInfluenceReport,
-    WindowEntry,
-    read_text_influence,
-    write_text_influence,
-)
+from clew.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from tests.ui.conftest import Open, shown
 from tests.ui.seed import Seeder, empty_store
 from ui.components import influence_charts, markup
@@ -27,9 +21,9 @@ from ui.data.texts import filter_windows, shared_passages
 HOSTILE = "<script>alert(1)</script> what light through yonder window shines\n"
 
 
-def entry(rank: int, window: int, influence: float, text: str) -> WindowEntry:
+def entry(rank: int, window: int, influence: float, text: str) -> TextWindow:
     shares = (0.75 * influence, 0.25 * influence)
-    return WindowEntry(
+    return TextWindow(
         rank=rank,
         window=window,
         first_token=64 * window,
@@ -63,7 +57,7 @@ def report() -> TextInfluenceReport:
 
 @pytest.fixture
 def folder(report: TextInfluenceReport, tmp_path: Path) -> Path:
-    write_text_influence(report, tmp_path / TEXT_INFLUENCE_JSON)
+    report.write(tmp_path / TEXT_INFLUENCE_JSON)
     return tmp_path
 
 
@@ -190,4 +184,4 @@ def test_a_text_from_the_disk_is_recognised(folder: Path, report: TextInfluenceR
     content = (folder / TEXT_INFLUENCE_JSON).read_bytes()
     files = report_of_upload({TEXT_INFLUENCE_JSON: content})
     assert files.text is not None
-    assert read_text_influence(files.text) == report
+    assert TextInfluenceReport.read(files.text) == report

@@ -17,7 +17,7 @@ from clew.tracking.base import check_key
 from clew.tracking.mlflow_store import open_tracker
 from clew.workflows import compare as workflow
 from clew.workflows import study_cells
-from clew.workflows.study_report import metric_name, verdict_of
+from clew.workflows.study_report import Difference, metric_name, verdict_of
 from clew.workflows.train import TrainResult
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +196,41 @@ def test_a_claim_may_be_about_a_value_or_another_variant(
     found = study_files(tracking_store)[0]["claims"]
     assert [claim["verdict"] for claim in found] == ["holds", "does not hold", "does not hold"]
     assert [claim["ratio"] for claim in found] == [300.0, 300.0, 1.0]
+
+
+def test_a_difference_is_taken_seed_by_seed_with_its_interval() -> None:
+    base = {0: 0.50, 1: 0.70, 2: 0.60, 9: 0.10}
+    found = Difference.paired({0: 0.51, 1: 0.72, 2: 0.63, 8: 0.90}, base)
+    assert found is not None
+    assert found.mean == pytest.approx(0.02)
+    half = 4.302653 * 0.01 / 3**0.5  # Student's t with two degrees of freedom, 97.5 %
+    assert (found.low, found.high) == pytest.approx((0.02 - half, 0.02 + half), rel=1e-5)
+    assert Difference.paired({0: 1.0}, base) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (-0.001, 0.001, "holds"),
+        (-0.002, 0.001, "cannot be told from so few seeds"),
+        (-0.003, -0.002, "does not hold"),
+        (0.002, 0.003, "does not hold"),
+        (-0.01, 0.01, "cannot be told from so few seeds"),
+    ],
+)
+def test_an_interval_holds_only_as_a_whole(low: float, high: float, expected: str) -> None:
+    claim = Claim(variant="mixed", metric="test/mrr", at_least=-0.001, at_most=0.001, text="t")
+    assert Difference((low + high) / 2, low, high).judge(claim) == expected
+
+
+def test_a_claim_may_be_about_a_difference(
+    trained: list[tuple[str, int]], tracking_store: Path, tmp_path: Path
+) -> None:
+    claims = [CLAIM | {"about": "difference", "at_least": 199, "at_most": 201, "text": "by 200"}]
+    list(workflow.compare(load_study(write(tmp_path, claims=claims))))
+    (found,) = study_files(tracking_store)[0]["claims"]
+    assert (found["ratio"], found["verdict"]) == (200.0, "holds")
+    assert found["claim"] == "by 200 (95 % interval +2e+02 to +2e+02)"
 
 
 def test_a_tracin_study_explains_one_model_by_every_variant(

@@ -7,8 +7,9 @@ import pytest
 from clew.config.load import from_mapping
 from clew.errors import ConfigError, DataError
 from clew.queries.runs import download_artifact
-from clew.sequence_records import read_sequence_influence
-from clew.workflows.trace_sequence import SequenceTraceResult, trace_sequence
+from clew.window_records import SequenceInfluenceReport
+from clew.workflows.trace_sequence import trace_sequence
+from clew.workflows.trace_windows import WindowTrace
 from clew.workflows.train import train
 from tests.unit.data.sequence_files import sequence_columns, write_folder
 
@@ -56,7 +57,7 @@ def model(run: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def check(result: SequenceTraceResult) -> None:
+def check(result: WindowTrace[SequenceInfluenceReport]) -> None:
     report = result.report
     assert report.num_windows == 8
     assert len(report.steps) == len(report.weights) == 2
@@ -73,7 +74,7 @@ def test_a_window_is_traced_and_recorded(model: str, tmp_path: Path) -> None:
     check(result)
     assert result.report.group == "flight 2"
     assert "window that ends at frame 25" in result.table()
-    assert read_sequence_influence(tmp_path / "report.json") == result.report
+    assert SequenceInfluenceReport.read(tmp_path / "report.json") == result.report
     assert result.run_id is not None
     folder = download_artifact(result.run_id, "influence", tmp_path)
     assert {path.name for path in folder.iterdir()} == {
@@ -90,7 +91,7 @@ def test_unless_told_otherwise_it_is_the_worst_prediction(model: str) -> None:
 
 def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a readable explanation"):
-        read_sequence_influence(tmp_path / "none.json")
+        SequenceInfluenceReport.read(tmp_path / "none.json")
     (tmp_path / "old.json").write_text('{"schema_version": 7}')
     with pytest.raises(DataError, match="schema_version is 7"):
-        read_sequence_influence(tmp_path / "old.json")
+        SequenceInfluenceReport.read(tmp_path / "old.json")

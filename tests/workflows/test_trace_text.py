@@ -6,11 +6,9 @@ import pytest
 
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.text_records import (
-    TEXT_SIGN_CONVENTION,
-    read_text_influence,
-)
-from clew.workflows.trace_text import TextTraceResult, trace_text
+from clew.window_records import TextInfluenceReport
+from clew.workflows.trace_text import trace_text
+from clew.workflows.trace_windows import WindowTrace
 from clew.workflows.train import train
 
 
@@ -52,7 +50,7 @@ def model(run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def check(result: TextTraceResult) -> None:
+def check(result: WindowTrace[TextInfluenceReport]) -> None:
     report = result.report
     assert report.num_windows == 33
     assert len(report.steps) == len(report.weights) == 2
@@ -72,8 +70,8 @@ def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path)
     check(result)
     assert len(result.report.proponents) == 3
     assert result.run_id is not None
-    assert read_text_influence(tmp_path / "report.json") == result.report
-    assert TEXT_SIGN_CONVENTION in result.table()
+    assert TextInfluenceReport.read(tmp_path / "report.json") == result.report
+    assert result.report.sign in result.table()
     assert "' on'" in result.table()
 
 
@@ -90,16 +88,18 @@ def test_what_cannot_be_traced_is_refused(model: str):
         trace_text(model, "", "", {})
     with pytest.raises(CheckpointError, match="no such folder"):
         trace_text("some/where", "a", "b", {})
+    with pytest.raises(ConfigError, match="the last 0 modules were asked for"):
+        trace_text(model, "a", "b", {}, num_last_layers=0)
 
 
 def test_a_damaged_report_is_named(tmp_path: Path):
     path = tmp_path / "report.json"
     path.write_text("{}")
     with pytest.raises(DataError, match="schema_version is None, this version of Clew reads 1"):
-        read_text_influence(path)
+        TextInfluenceReport.read(path)
     path.write_text('{"schema_version": 1}')
     with pytest.raises(DataError, match="not an explanation of a text"):
-        read_text_influence(path)
+        TextInfluenceReport.read(path)
     path.write_text("nonsense")
     with pytest.raises(DataError, match="not a readable explanation"):
-        read_text_influence(path)
+        TextInfluenceReport.read(path)

@@ -17,7 +17,7 @@ from clew.queries.agreement import Agreement, agreement
 from clew.queries.report_files import ReportFiles, report_files
 from clew.queries.reports import ReportHead, add_hops, read_facts, read_head
 from clew.records import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.text_records import TEXT_INFLUENCE_JSON
+from clew.window_records import TEXT_INFLUENCE_JSON
 from ui.data import store
 from ui.data.runs import RunQuery, RunRecord, runs_page
 

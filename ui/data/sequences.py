@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from clew.sequence_records import SequenceInfluenceReport, read_sequence_influence
+from clew.window_records import SequenceInfluenceReport
 
 __all__ = ["SequenceInfluenceReport"]
 
@@ -15,7 +15,7 @@ def sequence_report(path: Path) -> SequenceInfluenceReport:
     Raises:
         DataError: it cannot be read.
     """
-    return read_sequence_influence(path)
+    return SequenceInfluenceReport.read(path)
 
 
 def windows_of(report: SequenceInfluenceReport) -> pd.DataFrame:

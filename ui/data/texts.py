@@ -6,7 +6,7 @@ import streamlit as st
 
 from clew.queries.report_files import ReportFiles
 from clew.queries.texts import read_text_report, windows_of
-from clew.text_records import TextInfluenceReport
+from clew.window_records import TextInfluenceReport
 from ui.data.influence import FactFilter, Identity
 
 __all__ = ["TextInfluenceReport", "windows_of"]

@@ -1,4 +1,4 @@
-"""Verbs that explain predictions: tracin, batch-tracin, trace-text."""
+"""Verbs that explain predictions: tracin, batch-tracin, trace-sequence, trace-text."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ from clew.cli.options import (
     flag,
     flags_of,
     no_cleanup,
+    number_or_none,
     path_or_none,
     split_assignments,
     whole_number,
@@ -125,7 +126,7 @@ def batch_tracin(
         ),
         train=train,
         start_index=whole_number("start-index", start_index, 0),
-        max_triples=whole_number("max-triples", max_triples, 0) if max_triples else None,
+        max_triples=number_or_none("max-triples", max_triples),
         edge_map=edge_map,
         node_name_dict=node_name_dict,
     )
@@ -146,12 +147,11 @@ def trace_sequence(*, model: str, frame: str, top_k: str, num_last_layers: str, 
 
     result = trace(
         model,
-        whole_number("frame", frame, 0) if frame else None,
+        number_or_none("frame", frame),
         {"influence.top_k": top_k} if top_k else {},
-        num_last_layers=whole_number("num-last-layers", num_last_layers, 1)
-        if num_last_layers
-        else None,
+        num_last_layers=number_or_none("num-last-layers", num_last_layers),
         output=path_or_none(output),
+        progress=_progress("windows", as_json=False),
     )
     click.echo(result.table())
     return 0
@@ -181,10 +181,9 @@ def trace_text(
         prompt,
         continuation,
         {"influence.top_k": top_k} if top_k else {},
-        num_last_layers=whole_number("num-last-layers", num_last_layers, 1)
-        if num_last_layers
-        else None,
+        num_last_layers=number_or_none("num-last-layers", num_last_layers),
         output=path_or_none(output),
+        progress=_progress("windows", as_json=False),
     )
     click.echo(result.table())
     return 0

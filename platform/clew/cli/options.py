@@ -67,6 +67,11 @@ def whole_number(name: str, text: str, default: int) -> int:
     return int(text.removesuffix(".0"))
 
 
+def number_or_none(name: str, text: str) -> int | None:
+    """Read an option that holds a whole number; empty means none."""
+    return whole_number(name, text, 0) if text else None
+
+
 def truth(name: str, text: str) -> bool:
     """Read an option that holds true or false; empty means false."""
     if text.lower() not in ("", "true", "false", "1", "0", "yes", "no"):

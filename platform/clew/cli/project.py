@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from clew.cli.options import flag, truth, whole_number
+from clew.cli.options import flag, number_or_none, truth, whole_number
 
 
 @click.command()
@@ -50,7 +50,7 @@ def pretokenize(
         tokenizer=tokenizer or "bytes",
         vocabulary_size=whole_number("vocabulary-size", vocabulary_size, 32768),
         text_column=text_column or "text",
-        max_chunks=whole_number("max-chunks", max_chunks, 1) if max_chunks else None,
+        max_chunks=number_or_none("max-chunks", max_chunks),
     )
     result = pretokenize_corpus(
         settings,

@@ -26,7 +26,7 @@ class Measure(Section):
 
 
 class Claim(Section):
-    """What somebody says of a variant: a bound on its ratio to the reference."""
+    """What somebody says of a variant: bounds on how it compares with the reference."""
 
     variant: str
     """Variant that the claim is about."""
@@ -40,10 +40,11 @@ class Claim(Section):
     """The claim in words."""
     needs: Literal["any", "gpu"] = "any"
     """Hardware without which the claim can neither be shown nor refuted."""
-    about: Literal["ratio", "value"] = "ratio"
-    """Whether the bound is on the ratio to the reference or on the variant's own value."""
+    about: Literal["ratio", "value", "difference"] = "ratio"
+    """Whether the bound is on the ratio to the reference, on the variant's own value, or on the
+    difference from the reference, seed by seed: then the whole 95 % interval must keep to it."""
     against: str | None = None
-    """Variant that the ratio is to, instead of the study's reference."""
+    """Variant that ratio or difference is to, instead of the study's reference."""
 
     def holds(self, measured: float) -> bool:
         """Return whether what was measured bears the claim out."""

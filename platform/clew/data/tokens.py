@@ -118,6 +118,10 @@ class TokenWindows:
     def __len__(self) -> int:
         return max(0, (self.end - self.start - 1 - self.length + self.stride) // self.stride)
 
+    def without_overlap(self) -> Self:
+        """Return windows of the split that follow each other, so that each token counts once."""
+        return type(self)(self.packed, start=self.start, end=self.end, length=self.length)
+
     @property
     def stream(self) -> np.ndarray:
         """All tokens of the split, `(token,)`; those of the memory map, not a copy."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clew.data.loaders import ExampleSource
+from clew.errors import ConfigError
 from clew.influence.factors import Factors, inner_products
 from clew.influence.kernel import FactoredGradients, squared_norm
 from clew.influence.summation import Products
@@ -76,7 +77,13 @@ def part_of(parameter: str) -> str:
 
 
 def last_layers(model: nn.Module, count: int) -> Callable[[str], bool]:
-    """Return a selection of the last modules with trainable parameters, in order of definition."""
+    """Return a selection of the last modules with trainable parameters, in order of definition.
+
+    Raises:
+        ConfigError: the number of modules is not positive.
+    """
+    if count < 1:
+        raise ConfigError(f"the last {count} modules were asked for; expected at least 1")
     parts: Sequence[str] = list(
         dict.fromkeys(part_of(name) for name, p in model.named_parameters() if p.requires_grad)
     )

@@ -10,8 +10,11 @@ from clew import names, store
 from clew.errors import DataError, TrackingError
 from clew.queries.runs import RunRecord, client, download_artifact, find_run
 from clew.queries.search import reading
-from clew.sequence_records import SEQUENCE_INFLUENCE_JSON, SEQUENCE_INFLUENCE_PICTURE
-from clew.text_records import TEXT_INFLUENCE_JSON
+from clew.window_records import (
+    SEQUENCE_INFLUENCE_JSON,
+    SEQUENCE_INFLUENCE_PICTURE,
+    TEXT_INFLUENCE_JSON,
+)
 
 REPORT_FILES = {
     "json": names.INFLUENCE_JSON,

@@ -3,7 +3,7 @@
 A report is up to three files side by side. The JSON file has the head: model, settings, and each
 test triple with its score and rank. The Parquet file has every training fact and is read by test;
 where it is missing, the facts are those of the JSON file's lists, or of the CSV file. The
-explanation of a text is one file of its own, see `clew.text_records`.
+explanation of a text is one file of its own, see `clew.window_records`.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ import pandas as pd
 from clew.errors import DataError
 from clew.queries.report_files import ReportFiles
 from clew.records import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.text_records import TextInfluenceReport, WindowEntry, read_text_influence
+from clew.window_records import TextInfluenceReport, TextWindow
 
 
 def read_text_report(files: ReportFiles) -> TextInfluenceReport:
@@ -16,7 +16,7 @@ def read_text_report(files: ReportFiles) -> TextInfluenceReport:
     """
     if files.text is None:
         raise DataError("no explanation of a text; expected text_influence.json")
-    return read_text_influence(files.text)
+    return TextInfluenceReport.read(files.text)
 
 
 def windows_of(report: TextInfluenceReport) -> pd.DataFrame:
@@ -35,7 +35,7 @@ def windows_of(report: TextInfluenceReport) -> pd.DataFrame:
     return frame
 
 
-def _row(entry: WindowEntry, report: TextInfluenceReport) -> dict[str, object]:
+def _row(entry: TextWindow, report: TextInfluenceReport) -> dict[str, object]:
     row: dict[str, object] = {
         "influence": entry.influence,
         "text": entry.text,

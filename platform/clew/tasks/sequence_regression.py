@@ -128,6 +128,7 @@ class SequenceRegression:
             images = images + self.data_config.pixel_noise * deviation[:, None, None] * noise
         return replace(batch, images=images, scalars=scalars)
 
+    @torch.no_grad()
     def predict(
         self, model: nn.Module, windows: SequenceWindows, device: torch.device
     ) -> np.ndarray:

@@ -15,7 +15,7 @@ from clew.tracking.base import Tracker
 from clew.tracking.hardware import describe_machine, git_commit
 from clew.tracking.mlflow_store import open_tracker
 from clew.workflows.study_cells import CellResult, run_cell
-from clew.workflows.study_report import StudyReport, draw, verdict_of
+from clew.workflows.study_report import Difference, StudyReport, draw, verdict_of
 
 
 def compare(study: Study) -> Iterator[str]:
@@ -90,12 +90,25 @@ def _report(study: Study, cells: list[CellResult]) -> StudyReport:
         ],
         run_ids=[cell.run_id for cell in cells if cell.run_id],
     )
-    verdicts = [_judge(claim, report, has_gpu=bool(machine.gpus)) for claim in study.claims]
+    verdicts = [_judge(claim, report, cells, has_gpu=bool(machine.gpus)) for claim in study.claims]
     return dataclasses.replace(report, verdicts=verdicts)
 
 
-def _judge(claim: Claim, report: StudyReport, *, has_gpu: bool) -> tuple[str, float | None, str]:
+def _judge(
+    claim: Claim, report: StudyReport, cells: list[CellResult], *, has_gpu: bool
+) -> tuple[str, float | None, str]:
     """Return a claim's text, what was measured and the verdict."""
+    if claim.about == "difference":
+        by_variant: dict[str, dict[int, float]] = {}
+        for cell in cells:
+            if claim.metric in cell.metrics:
+                by_variant.setdefault(cell.variant, {})[cell.seed] = cell.metrics[claim.metric]
+        base = by_variant.get(claim.against or report.reference, {})
+        found = Difference.paired(by_variant.get(claim.variant, {}), base)
+        if found is None:
+            return claim.text, None, verdict_of(claim, None, has_gpu=has_gpu)
+        text = f"{claim.text} (95 % interval {found.low:+.2g} to {found.high:+.2g})"
+        return text, found.mean, found.judge(claim)
     if claim.about == "value":
         measured = report.medians.get((claim.variant, claim.metric))
     else:

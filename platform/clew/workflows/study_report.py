@@ -1,9 +1,14 @@
 """What a study found: medians, spread, ratios, verdicts; as JSON, Markdown and a picture."""
 
+import math
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
+
+from scipy.stats import t as student_t
 
 from clew.config.study import Claim, Measure
 
@@ -103,6 +108,38 @@ class StudyReport:
             "problems": self.problems,
             "runs": self.run_ids,
         }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much two variants differ over the seeds that both were run with."""
+
+    mean: float
+    low: float
+    """Lower end of the 95 % interval of the mean (Student's t)."""
+    high: float
+
+    @classmethod
+    def paired(cls, values: Mapping[int, float], base: Mapping[int, float]) -> Self | None:
+        """Return the mean difference, seed by seed; None below two common seeds."""
+        differences = [values[seed] - base[seed] for seed in values.keys() & base.keys()]
+        if len(differences) < 2:
+            return None
+        mean = statistics.fmean(differences)
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        half = error * float(student_t.ppf(0.975, len(differences) - 1))
+        return cls(mean, mean - half, mean + half)
+
+    def judge(self, claim: Claim) -> str:
+        """Return `holds` if the whole interval keeps the bounds, `does not hold` if no part does.
+
+        In between, more seeds are needed.
+        """
+        if claim.holds(self.low) and claim.holds(self.high):
+            return "holds"
+        above = claim.at_most is not None and self.low > claim.at_most
+        below = claim.at_least is not None and self.high < claim.at_least
+        return "does not hold" if above or below else "cannot be told from so few seeds"
 
 
 def verdict_of(claim: Claim, ratio: float | None, *, has_gpu: bool) -> str:

@@ -1,49 +1,53 @@
-"""TracIn for language models: which training windows made a continuation likely.
+"""TracIn by training windows: which stretches of text or of frames a prediction is due to.
 
-The influence of window i on a continuation is
+The influence of training window i on a test window is
 
-    sum over checkpoints k of w_k <grad L_i(theta_k), grad L(theta_k)>
+    sum over checkpoints k of w_k <grad L_i(theta_k), grad L_test(theta_k)>
 
-with L_i the summed loss of the window's tokens and L that of the continuation's tokens given the
-prompt. Gradients are factored by token: an inner product of two windows of T and P tokens costs
-2 T P (in + out) for a matrix, and no gradient is ever held in full.
+with L the task's own loss, summed over a window: of a text, the loss of its tokens (of a
+continuation, those after the prompt); of frames, the loss of its target. Gradients are factored,
+by token or by frame, so that none is ever held in full, and taken in evaluation mode: nothing is
+dropped out, mirrored or noised.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 import torch
+from torch import nn
 
 from clew.checkpoints import CheckpointRecord, load_model
-from clew.data.tokens import TokenBatch, TokenWindows
+from clew.data.loaders import ExampleSource
 from clew.influence.guards import checked_weights, require_finite
 from clew.influence.scores import Scored, Strongest
 from clew.influence.summation import Summation
 from clew.influence.task_checkpoint import TaskCheckpoint, last_layers
-from clew.tasks.language_modeling import LanguageModeling
+from clew.tasks.base import B, Task
 
 WINDOWS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, eq=False)
-class TextExplanation:
-    """The strongest training windows of one continuation."""
+class WindowExplanation:
+    """The strongest training windows of one test window."""
 
     proponents: Scored
     opponents: Scored
     parts: tuple[str, ...]
     self_influence: float
-    """Of the continuation on itself: the scale of the scores."""
+    """Of the test window on itself: the scale of the scores."""
     loss: float
-    """Summed loss of the continuation at the last checkpoint, in nats."""
+    """Its summed loss at the last checkpoint."""
 
 
-class TextTracer:
-    """Explains continuations of one trained language model.
+class WindowTracer(Generic[B]):
+    """Explains predictions of one trained model by its training windows.
 
     Args:
-        task: The text and its losses.
+        task: Builds the model and gives the losses.
+        windows: The training windows.
         checkpoints: In order of their steps.
         device: Where to compute.
         num_last_layers: Count only so many modules from the end; None: all.
@@ -51,28 +55,34 @@ class TextTracer:
 
     def __init__(
         self,
-        task: LanguageModeling,
+        task: Task[B],
+        windows: ExampleSource[B],
         checkpoints: Sequence[CheckpointRecord],
         *,
         device: torch.device,
         num_last_layers: int | None = None,
     ) -> None:
-        self.task, self.checkpoints, self.device = task, checkpoints, device
+        self.task, self.windows, self.checkpoints = task, windows, checkpoints
+        self.device, self.num_last_layers = device, num_last_layers
         self.weights = checked_weights(checkpoints)
-        self.num_last_layers = num_last_layers
-        self.windows = whole_windows(task.train_examples())
+
+    def model(self, record: CheckpointRecord) -> nn.Module:
+        """Return the model of a checkpoint, for evaluation."""
+        model = self.task.build_model()
+        load_model(record.path, model)
+        return model.to(self.device).eval()
 
     def explain(
         self,
-        test: TokenBatch,
+        test: B,
         *,
         top_k: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> TextExplanation:
-        """Score every training window for one continuation.
+    ) -> WindowExplanation:
+        """Score every training window for one test window.
 
         Args:
-            test: Prompt and continuation, the latter's tokens counted.
+            test: A batch of exactly one window.
             top_k: Proponents and opponents to keep.
             progress: Told windows done and to do.
         """
@@ -91,17 +101,9 @@ class TextTracer:
         with torch.no_grad():
             loss = float(self.task.loss(last, test.to(self.device)).total)
             own = float(summation.test_self_influence[0])
-        return TextExplanation(proponents, opponents, kernels[0].parts, own, loss)
+        return WindowExplanation(proponents, opponents, kernels[0].parts, own, loss)
 
-    def _kernel(self, record: CheckpointRecord, test: TokenBatch) -> TaskCheckpoint[TokenBatch]:
-        model = self.task.build_model()
-        load_model(record.path, model)
-        model.to(self.device)
-        count = self.num_last_layers
+    def _kernel(self, record: CheckpointRecord, test: B) -> TaskCheckpoint[B]:
+        model, count = self.model(record), self.num_last_layers
         select = last_layers(model, count) if count is not None else lambda name: True
         return TaskCheckpoint(self.task, model, self.windows, test, select=select)
-
-
-def whole_windows(windows: TokenWindows) -> TokenWindows:
-    """Return training windows that do not overlap, so that each text is counted once."""
-    return TokenWindows(windows.packed, start=windows.start, end=windows.end, length=windows.length)
