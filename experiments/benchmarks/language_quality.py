@@ -6,17 +6,17 @@ Configuration `experiments/language_modeling/nano.yaml` with fewer steps (1,000 
 default): the same windows in the same order for both, AdamW, warm-up and cosine over these steps,
 bfloat16 products. Each model has its own rate and dropout: `nano` those of its configuration, the
 transformer those of nanoGPT's run on this text (.001, .2). Both are tested on the last tenth of
-the text in windows of 512 tokens that share nothing, and `nano` also with its state carried
-through. Data of `tinyshakespeare` under `$CLEW_DATA`.
+the text in windows of 512 tokens that share nothing, also on the way. Data of `tinyshakespeare`
+under `$CLEW_DATA`.
 """
 
 import math
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 
-from clew.config.eigenstate import EigenstateLMModel
 from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.data.loaders import iterate_batches
@@ -33,7 +33,7 @@ from experiments.language_modeling.transformer import Transformer
 
 NAME = "language_quality"
 CONFIGURATION = ROOT / "experiments/language_modeling/nano.yaml"
-STEPS = 1000
+STEPS, STEPS_BETWEEN_TESTS = 1000, 125
 TRANSFORMER_RATE, TRANSFORMER_DROPOUT = 1e-3, 0.2
 EVALUATED_AT_ONCE = 32
 
@@ -45,16 +45,26 @@ def build(name: str, task: LanguageModeling) -> EigenstateLM | Transformer:
     return Transformer(task.vocabulary_size, dropout=TRANSFORMER_DROPOUT)
 
 
-def train(
-    name: str, task: LanguageModeling, config: RunConfig, steps: int
-) -> tuple[EigenstateLM | Transformer, float]:
-    """Train; return the model and the median of tokens a second."""
+@dataclass(frozen=True)
+class Trained:
+    """A model, how fast it was trained, and how it did on the way."""
+
+    model: EigenstateLM | Transformer
+    tokens_per_second: float
+    curve: dict[int, float]
+    """Training tokens seen to bits per byte on the test text."""
+
+
+def train(name: str, task: LanguageModeling, config: RunConfig, steps: int) -> Trained:
+    """Train, with a test every `STEPS_BETWEEN_TESTS` steps."""
     torch.manual_seed(config.training.seed)
     model = build(name, task).train()
     optimizer = build_optimizer(config.optimizer, model)
     peak = config.optimizer.learning_rate if name == "nano" else TRANSFORMER_RATE
     schedule = build_schedule(config.schedule, total_steps=steps, evaluation=config.evaluation)
     seconds: list[float] = []
+    step_tokens = config.training.batch_size * task.train_examples().length
+    curve: dict[int, float] = {}
     epoch = 0
     while len(seconds) < steps:
         for batch in iterate_batches(
@@ -67,19 +77,21 @@ def train(
             set_learning_rate(optimizer, peak * schedule.factor(step=len(seconds), epoch=epoch))
             train_step(model, optimizer, batch.tokens, max_grad_norm=config.training.max_grad_norm)
             seconds.append(time.perf_counter() - started)
-            if len(seconds) % 50 == 0:
-                done = len(seconds) / steps
-                print(f"\r{name}: {done:.0%}", end="", file=sys.stderr, flush=True)
+            if len(seconds) % STEPS_BETWEEN_TESTS == 0 or len(seconds) == steps:
+                found = bits_per_byte(model.eval(), task)
+                model.train()
+                curve[len(seconds) * step_tokens] = found
+                print(f"{name}: {len(seconds) / steps:.0%}, {found:.3f} bits a byte", flush=True)
             if len(seconds) == steps:
                 break
         epoch += 1
-    print(file=sys.stderr)
-    return model.eval(), batch.tokens[:, 1:].numel() / median(seconds)
+    return Trained(model.eval(), step_tokens / median(seconds), curve)
 
 
 @torch.no_grad()
-def bits_per_byte(model: EigenstateLM | Transformer, task: LanguageModeling, window: int) -> float:
+def bits_per_byte(model: EigenstateLM | Transformer, task: LanguageModeling) -> float:
     """Return the loss on windows of the test text that share nothing, in bits a byte."""
+    window = task.train_examples().length
     stream = torch.from_numpy(task.splits.windows["test"].stream.astype("int64"))
     whole = (len(stream) - 1) // window
     tokens = stream[: whole * window + 1].unfold(0, window + 1, window)
@@ -97,23 +109,19 @@ def main(steps: int = STEPS, seed: int = 1) -> None:
     config = load(CONFIGURATION, {"training.seed": seed})
     task = build_task(config)
     assert isinstance(task, LanguageModeling)
-    assert isinstance(config.model, EigenstateLMModel)
-    window = config.model.max_seq_len
     rows: list[dict[str, object]] = []
     for name in ("nano", "transformer"):
-        model, speed = train(name, task, config, steps)
-        row = {
+        trained = train(name, task, config, steps)
+        row: dict[str, object] = {
             "model": name,
-            "parameters": count_parameters(model),
-            "training_tokens": steps * config.training.batch_size * window,
-            "test_bits_per_byte": bits_per_byte(model, task, window),
-            "tokens_per_second": speed,
+            "parameters": count_parameters(trained.model),
+            "training_tokens": max(trained.curve),
+            "test_bits_per_byte": trained.curve[max(trained.curve)],
+            "best_bits_per_byte": min(trained.curve.values()),
+            "tokens_per_second": trained.tokens_per_second,
         }
-        if isinstance(model, EigenstateLM):
-            carried = task.metrics(model, "test", torch.device("cpu"))["test/bits_per_byte"]
-            row["test_bits_per_byte_state_carried"] = carried
-        rows.append(row)
         print_table([row])
+        rows.append({**row, "curve": trained.curve})
     print(write_results(NAME, {"seed": seed, "models": rows}))
 
 
