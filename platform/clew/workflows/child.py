@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,7 @@ def train_in_child(
         command = [sys.executable, "-m", "clew", "train", "--config", str(path)]
         command += ["--result-file", str(result), "--parent-run", parent_run_id or ""]
         command += ["--tags", json.dumps(dict(tags or {}))]
-        done = subprocess.run(command, env=_environment(), stdout=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            kind = _ERRORS.get(done.returncode, ClewError)
-            raise kind(f"training ended with exit code {done.returncode}; its message is above")
+        _run(command, "training")
         return TrainResult(**json.loads(result.read_text(encoding="utf-8")))
 
 
@@ -50,13 +49,32 @@ def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:
     assignments = ",".join(f"{key}={value}" for key, value in settings.items())
     command = [sys.executable, "-m", "clew", "tracin", "--model", model, "--test", tests]
     command += ["--set", assignments, "--json"]
-    done = subprocess.run(
-        command, env=_environment(), stdout=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        kind = _ERRORS.get(done.returncode, ClewError)
-        raise kind(f"tracin ended with exit code {done.returncode}; its message is above")
-    return str(json.loads(done.stdout.splitlines()[-1])["run_id"])
+    return str(json.loads(_run(command, "tracin").splitlines()[-1])["run_id"])
+
+
+def _run(command: list[str], what: str) -> str:
+    """Run a command and return what it prints; a SIGTERM to us is one to it.
+
+    Without that, killing a study would leave its training behind.
+
+    Raises:
+        ClewError: it ended with an error, under the class of its exit code.
+    """
+    with subprocess.Popen(
+        command, env=_environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            printed, _ = process.communicate()
+        finally:
+            if is_main:
+                signal.signal(signal.SIGTERM, before)
+    if process.returncode:
+        kind = _ERRORS.get(process.returncode, ClewError)
+        raise kind(f"{what} ended with exit code {process.returncode}; its message is above")
+    return printed
 
 
 def _environment() -> dict[str, str]:
