@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.models.eigenstate import EigenstateBlock
-from clew.models.scan import scan, scan_by_loop
+from clew.models.scan import DEFAULT_CHUNK_SIZE, scan, scan_by_loop
 from clew.tracking.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (
@@ -34,7 +34,6 @@ from experiments.benchmarks.harness import (
 
 NAME = "language_scan"
 TIME = 32_768
-CHUNK_SIZE = 64
 GIB = 1024**3
 
 
@@ -59,7 +58,7 @@ def problem(num_states: int, time_steps: int = TIME) -> tuple[Tensor, Tensor]:
 
 def chunked(inputs: Tensor, eigenvalues: Tensor) -> Tensor:
     """Scan in chunks."""
-    return scan(inputs, eigenvalues, chunk_size=CHUNK_SIZE)
+    return scan(inputs, eigenvalues, chunk_size=DEFAULT_CHUNK_SIZE)
 
 
 def scripted(inputs: Tensor, eigenvalues: Tensor) -> Tensor:

@@ -1,22 +1,24 @@
 """The whole matrix: loss alone, training step, ranking, whole epochs, by size and precision.
 
-    python -m experiments.benchmarks.speed_matrix [quick|full]
+    python -m experiments.benchmarks.speed_matrix [quick|full] [part]
 
 Entities 14,541 / 100,000 / 1,000,000; batches of 128 / 512 / 1,024 / 4,096; float32, bfloat16 and,
 on a GPU, float16; plain and fused loss (on a GPU also the fused loss without its kernels:
 "chunked"); eager and compiled; PyKEEN where its scores fit into memory. 200 dimensions, binary
 cross entropy with smoothing .1, Adam. `quick`, the default on a CPU, leaves out the widest graph
 and the largest batch. Every cell has a process of its own. What would not fit is said, not tried.
+With a part (loss, step, epoch, ranking) only that is measured, the rest of the last result is kept.
 
 Written: results/speed_matrix.json and .png, and a run of the experiment `clew-benchmarks`.
 """
 
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +48,7 @@ from experiments.benchmarks.wide_graph import graph_of
 
 NAME = "speed_matrix"
 RELATIONS, DIMENSIONS, RANKED, EPOCH_QUERIES = 474, 200, 256, 16_384
-SECONDS_PER_CELL, MAXIMUM_CALLS = 3.0, 20
+SECONDS_PER_CELL, MAXIMUM_CALLS = 2.0, 20
 SCORES_HELD = {"plain": 5, "PyKEEN 1.11.1": 3 * DIMENSIONS}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SIZES = {
@@ -193,9 +195,9 @@ def pykeen_call(cell: Cell) -> Callable[[], object]:
 def ranking_call(cell: Cell) -> Callable[[], object]:
     """Return the ranking of some test triples, both sides."""
     graph = graph_of(cell.entities)
-    model, known = ConvE(cell.entities, RELATIONS, ConvEModel()), FilterIndex.from_graph(graph)
-    model.to(device())
-    tests = graph.test[:RANKED]
+    # With inverse relations: otherwise heads would be ranked one candidate after the other.
+    model = ConvE(cell.entities, 2 * len(graph.relations), ConvEModel()).to(device())
+    known, tests = FilterIndex.from_graph(graph), graph.test[:RANKED]
     return lambda: rank_triples(model, tests, known, settings=RankingSettings())
 
 
@@ -284,14 +286,28 @@ def draw(table: list[dict[str, object]], path: Path) -> None:
             )
         axis.set(title=f"{panel[0]}, {panel[1]:,} entities", xlabel="batch", xscale="log")
         axis.set(yscale="log", ylabel="queries/s")
+        batches = sorted({int(str(row["batch"])) for row in rows})
+        axis.set_xticks(batches, [str(batch) for batch in batches])
+        axis.minorticks_off()
         axis.legend(fontsize=6)
     figure.savefig(path, dpi=110)
 
 
-def main(size: str) -> None:
-    """Measure all cells, print, draw, write and record."""
+def earlier_rows() -> dict[Cell, dict[str, object]]:
+    """Return the rows of the last result."""
+    content = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    keys = [field.name for field in fields(Cell)]
+    return {Cell(*(row[key] for key in keys)): row for row in content["results"]["cells"]}
+
+
+def main(size: str, part: str | None = None) -> None:
+    """Measure all cells, or those of a part, print, draw, write and record."""
+    kept = earlier_rows() if part else {}
     table = []
     for cell in cells(size):
+        if cell in kept and cell.part != part:
+            table.append(kept[cell])
+            continue
         table.append(measure(cell))
         print(table[-1], flush=True)
     keys = list(dict.fromkeys(key for row in table for key in row))
@@ -316,4 +332,4 @@ if __name__ == "__main__":
         child(Cell.parse(sys.argv[2:]))
     else:
         automatic = "full" if device().type == "cuda" else "quick"
-        main(sys.argv[1] if sys.argv[1:] else automatic)
+        main(*(sys.argv[1:] or [automatic]))
