@@ -5,6 +5,7 @@ lies a picture of its frames. Nothing here needs torch.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,7 +88,7 @@ W = TypeVar("W", bound=WindowScore)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowReport(Generic[W]):
+class WindowReport(ABC, Generic[W]):
     """What an explanation is due to."""
 
     explained: ClassVar[str]
@@ -112,13 +113,13 @@ class WindowReport(Generic[W]):
     sign: str
     schema_version: int = WINDOW_SCHEMA_VERSION
 
+    @abstractmethod
     def headline(self) -> list[str]:
         """Return what is explained, in lines for people."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shown(self, window: W) -> str:
         """Return a training window in one line for people."""
-        raise NotImplementedError
 
     def write(self, path: Path) -> None:
         """Write the report as JSON."""
