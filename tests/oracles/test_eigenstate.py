@@ -117,6 +117,14 @@ def test_pooling_over_blocks_equals_its_definition():
     torch.testing.assert_close(mixer(x)[0][0], expected)
 
 
+def test_the_longest_initial_time_constant_can_be_chosen():
+    torch.manual_seed(0)
+    config = EigenstateLMModel(num_eigenstates=512, max_seq_len=32768, longest_time_constant=16)
+    constants = torch.exp(-EigenstateMixer(config).rate.detach())
+    assert 1.0 <= constants.min() < 1.5
+    assert 14.0 < constants.max() <= 16.0
+
+
 def test_initial_time_constants_spread_over_the_window():
     config = EigenstateLMModel(num_eigenstates=512, max_seq_len=32768)
     torch.manual_seed(0)

@@ -76,8 +76,9 @@ class EigenstateLMModel(Section):
     chunk_size: int = Field(default=32, ge=1)
     """Time steps in a chunk of the scan; changes speed, not results."""
     max_seq_len: int = Field(default=512, ge=2)
-    """Tokens in a training window, and the longest initial time constant. The model itself has
-    no longest sequence."""
+    """Tokens in a training window. The model itself has no longest sequence."""
+    longest_time_constant: float | None = Field(default=None, ge=1)
+    """Longest initial time constant of an eigenstate, in tokens; unset: `max_seq_len`."""
     num_gates: int | None = Field(default=None, ge=1)
     """Gates on the readout, each for d_model / num_gates channels; unset: one a channel."""
     num_heads: int = Field(default=4, ge=1)

@@ -3,7 +3,7 @@
 Notable choices: eigenvalues are exp(-exp(rate) + i frequency), within the unit circle whatever the
 rate becomes; inputs are scaled by sqrt(1 - |lambda|^2), so that slow and fast eigenstates have
 states of equal size; time constants start log-uniform over the whole window, so that something
-remembers its first token; resonance acts on the readout, so that the recurrence stays diagonal
+remembers its first token, unless a shorter one is asked for; resonance acts on the readout, so that the recurrence stays diagonal
 and a function of its inputs alone, not of how they are cut into chunks.
 """
 
@@ -118,16 +118,14 @@ class EigenstateMixer(nn.Module):
 
 
 def _initial_rates(config: EigenstateLMModel) -> Tensor:
-    """Return log(1 / time constant), time constants log-uniform over the window, `(state,)`.
+    """Return log(1 / time constant), time constants log-uniform from one token on, `(state,)`.
 
     An eigenstate of scale s takes a step every s tokens, so its longest is s times shorter.
     """
     share = config.num_eigenstates // len(config.scales)
+    longest = config.longest_time_constant or config.max_seq_len
     return torch.cat(
-        [
-            -torch.rand(share) * math.log(max(1.0, config.max_seq_len / scale))
-            for scale in config.scales
-        ]
+        [-torch.rand(share) * math.log(max(1.0, longest / scale)) for scale in config.scales]
     )
 
 
