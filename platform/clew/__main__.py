@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 
 import click
@@ -10,7 +11,11 @@ from clew.errors import ClewError
 
 
 def main() -> None:
-    """Run the command line and exit with the code that `clew.errors` lists."""
+    """Run the command line and exit with the code that `clew.errors` lists.
+
+    A SIGTERM ends a command as Ctrl-C does, so that its run is closed and does not look alive.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     logging.basicConfig(level=logging.WARNING, format="clew: %(message)s", stream=sys.stderr)

@@ -1,4 +1,4 @@
-"""A training in a process of its own: a kill of its parent reaches it."""
+"""Processes that are killed: a training ends with its parent, a command as by Ctrl-C."""
 
 import signal
 import subprocess
@@ -30,22 +30,52 @@ try:
 except Interrupted as error:
     sys.exit(str(error))
 """
+COMMAND = """
+import sys, time
+from pathlib import Path
+
+from clew.__main__ import main
+from clew.cli import cli
+
+@cli.command()
+def wait():
+    Path("started").touch()
+    try:
+        time.sleep(120)
+    finally:
+        Path("closed").touch()
+
+sys.argv = ["clew", "wait"]
+main()
+"""
 
 
 def test_a_kill_of_the_study_ends_its_training(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(CHILD)
-    platform = Path(child.__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(platform)},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as parent:
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "started").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        parent.send_signal(signal.SIGTERM)
-        _, said = parent.communicate(timeout=60)
+    _, said = kill_once_started(PARENT, tmp_path)
     assert (tmp_path / "told").exists()
     assert "training ended with exit code 130" in said
+
+
+def test_a_kill_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    exit_code, said = kill_once_started(COMMAND, tmp_path)
+    assert exit_code == 130
+    assert said.strip() == "clew: error: interrupted"
+    assert (tmp_path / "closed").exists()
+
+
+def kill_once_started(script: str, folder: Path) -> tuple[int, str]:
+    """Run a script until it writes `started`, send SIGTERM; return exit code and errors."""
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={"PYTHONPATH": str(Path(child.__file__).parents[2])},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (folder / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    return process.returncode, said

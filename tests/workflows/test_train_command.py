@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
-import yaml
 from mlflow import MlflowClient
 
 from clew.__main__ import run as run_command
@@ -295,12 +294,3 @@ def test_settings_may_come_as_one_comma_separated_list(clew: Clew, store: Path) 
     (run,) = runs_in(store)
     assert run.data.params["cfg.model.embedding_dim"] == "16"
     assert run.data.tags["clew.variant"] == "fp32-cleanup"
-
-
-def test_the_shipped_configurations_are_valid() -> None:
-    from clew.config.load import load
-
-    for path in sorted((ROOT / "experiments").glob("*/*.yaml")):
-        if "studies" not in path.parts:
-            assert load(path).config_hash, path
-            assert yaml.safe_load(path.read_text())

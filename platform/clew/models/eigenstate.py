@@ -3,8 +3,9 @@
 Notable choices: eigenvalues are exp(-exp(rate) + i frequency), within the unit circle whatever the
 rate becomes; inputs are scaled by sqrt(1 - |lambda|^2), so that slow and fast eigenstates have
 states of equal size; time constants start log-uniform over the whole window, so that something
-remembers its first token, unless a shorter one is asked for; resonance acts on the readout, so that the recurrence stays diagonal
-and a function of its inputs alone, not of how they are cut into chunks.
+remembers its first token, unless a shorter one is asked for; resonance acts on the readout, so
+that the recurrence stays diagonal and a function of its inputs alone, not of how they are cut into
+chunks.
 """
 
 import math
