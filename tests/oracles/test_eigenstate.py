@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.models.eigenstate import EigenstateMixer, drop_channels, squared_relu
+from clew.models.eigenstate import EigenstateMixer, squared_relu
 from clew.models.eigenstate_lm import EigenstateLM, count_parameters
 
 VOCABULARY = 11
@@ -18,7 +18,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gates": {"num_gates": 4},
     "scales": {"scales": (1, 4)},
     "coarse": {"scales": (3,)},
-    "all": {"resonance": 0.5, "num_gates": 4, "scales": (1, 4), "dropout": 0.2},
+    "filters": {"convolution_width": 3},
+    "all": {
+        "resonance": 0.5,
+        "num_gates": 4,
+        "scales": (1, 4),
+        "convolution_width": 4,
+        "dropout": 0.2,
+    },
 }
 
 
@@ -98,6 +105,8 @@ def test_the_state_may_be_split_at_any_point(split: int, options: dict[str, Any]
             torch.testing.assert_close(ours.state, theirs.state)
             torch.testing.assert_close(ours.pending_sum, theirs.pending_sum)
             assert ours.pending_tokens == theirs.pending_tokens
+        torch.testing.assert_close(a.mixer_inputs, b.mixer_inputs)
+        torch.testing.assert_close(a.mlp_inputs, b.mlp_inputs)
 
 
 def test_pooling_over_blocks_equals_its_definition():
@@ -150,7 +159,7 @@ def test_any_rate_gives_eigenvalues_within_the_unit_circle(rate: float):
 
 
 def test_recomputed_activations_change_no_number():
-    plain = build(dropout=0.2, scales=(1, 4)).train()
+    plain = build(dropout=0.2, scales=(1, 4), convolution_width=4).train()
     recomputing = copy.deepcopy(plain)
     recomputing.enable_gradient_checkpointing()
     sequence, gradients = tokens(), []
@@ -178,19 +187,18 @@ def test_parameter_counts(preset: str, vocabulary: int, parameters: int, million
     assert round(parameters / 1e6, 1) == millions
 
 
+def test_filters_add_a_number_a_channel_for_each_token_they_see_and_do_not_decay():
+    plain, filtered = build(), build(convolution_width=4)
+    assert count_parameters(filtered) == count_parameters(plain) + 2 * 2 * 4 * 16
+    kept = {id(p) for p in filtered.parameters_without_decay()}
+    assert all(id(block.mlp_filter.kernel) in kept for block in filtered.blocks)
+    assert all(id(block.expand.weight) not in kept for block in filtered.blocks)
+
+
 def test_squared_relu():
     x = torch.tensor([-2.0, -0.5, 0.0, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
     assert torch.equal(squared_relu(x), torch.relu(x) ** 2)
     assert torch.autograd.gradcheck(squared_relu, (x,))
-
-
-def test_dropout_takes_channels_for_a_whole_window_and_keeps_the_mean():
-    torch.manual_seed(0)
-    out = drop_channels(torch.ones(64, 5, 200), 0.25, training=True)
-    assert torch.equal(out, out[:, :1].expand_as(out))
-    assert out.unique().tolist() == pytest.approx([0.0, 4 / 3])
-    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
-    assert torch.equal(drop_channels(out, 0.25, training=False), out)
 
 
 def test_the_head_is_the_embedding():

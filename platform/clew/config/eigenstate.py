@@ -88,11 +88,12 @@ class EigenstateLMModel(Section):
     scales: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
     """Time scales: eigenstates are split evenly over them, and those of scale s run over the
     means of s tokens, delayed so that no token sees a mean that it is part of or that follows."""
+    convolution_width: int = Field(default=1, ge=1)
+    """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
     mlp_ratio: int = Field(default=4, ge=1)
     """Hidden width of the MLP over d_model."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the embedding and on what each half block adds to the residual stream; a
-    channel is dropped for a whole window."""
+    """Dropout on the embedding and on what each half block adds to the residual stream."""
 
     @model_validator(mode="before")
     @classmethod

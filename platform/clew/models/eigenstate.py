@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
+from clew.models.dropout import dropout
+from clew.models.examples import for_each_example
 from clew.models.multiscale import ScanState, scan_at_scale
 from clew.models.scan import RealEigenvalues, RealSeries
+from clew.models.short_convolution import Inputs, ShortConvolution
 
 Hidden = Float[Tensor, "batch time dim"]
 
@@ -27,11 +30,20 @@ FASTEST_TURN = math.pi / 2
 """Largest initial frequency, in radians a step."""
 
 
+Scans = tuple[ScanState, ...]
+"""What a mixer carries from one part of a sequence to the next, one entry a time scale."""
+
+
 @dataclass(frozen=True)
 class LayerState:
-    """What a layer carries from one part of a sequence to the next, one entry a time scale."""
+    """What a block carries: its mixer's scans, and the last inputs of its convolutions.
 
-    scans: tuple[ScanState, ...]
+    Everything is None at the start of a sequence.
+    """
+
+    scans: Scans | None = None
+    mixer_inputs: Inputs | None = None
+    mlp_inputs: Inputs | None = None
 
 
 class EigenstateMixer(nn.Module):
@@ -64,13 +76,13 @@ class EigenstateMixer(nn.Module):
         nn.init.zeros_(self.project.bias)
         nn.init.normal_(self.output.weight, std=(4 * states * config.n_layers) ** -0.5)
 
-    def forward(self, x: Hidden, state: LayerState | None = None) -> tuple[Hidden, LayerState]:
+    def forward(self, x: Hidden, before: Scans | None = None) -> tuple[Hidden, Scans]:
         """Return what is added to the residual stream, and the state after the last step."""
         eigenvalues, scale = self.eigenvalues(len(x))
         widths = [2 * self.config.num_eigenstates, self.config.gates]
         drive, gate = torch.split(self.project(x), widths, dim=-1)
         pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2) * scale[:, None, :, None]
-        states, after = self._scan(pairs, eigenvalues, state)
+        states, after = self._scan(pairs, eigenvalues, before)
         readout, gate = self.output(self._resonate(states)), torch.sigmoid(gate)
         if self.config.gates < self.config.d_model:
             gate = gate.repeat_interleave(self.config.d_model // self.config.gates, dim=-1)
@@ -78,33 +90,27 @@ class EigenstateMixer(nn.Module):
 
     def eigenvalues(self, batch: int) -> tuple[RealEigenvalues, Float[Tensor, "batch state"]]:
         """Return lambda and the input scale sqrt(1 - |lambda|^2), once for each example."""
-        each = self._for_each(batch, 1)
-        decay, angle = -torch.exp(self.rate + each), self.frequency + each
+        decay = -torch.exp(for_each_example(self.rate, batch))
+        angle = for_each_example(self.frequency, batch)
         modulus = torch.exp(decay)
         pairs = torch.stack([modulus * torch.cos(angle), modulus * torch.sin(angle)], dim=-1)
         return pairs, torch.sqrt(-torch.expm1(2.0 * decay))
 
-    def _for_each(self, batch: int, *others: int) -> Tensor:
-        """Return zeros that, added to a parameter, give every example a copy of its own.
-
-        The gradient of an example can then be told from the others'.
-        """
-        return torch.zeros(batch, *others, dtype=self.rate.dtype, device=self.rate.device)
-
     def _scan(
-        self, drive: RealSeries, eigenvalues: RealEigenvalues, state: LayerState | None
-    ) -> tuple[RealSeries, LayerState]:
+        self, drive: RealSeries, eigenvalues: RealEigenvalues, before: Scans | None
+    ) -> tuple[RealSeries, Scans]:
         """Scan each time scale's share of the eigenstates."""
         scales, chunk_size = self.config.scales, self.config.chunk_size
         share = self.config.num_eigenstates // len(scales)
-        before = state.scans if state is not None else (None,) * len(scales)
         drives, values = torch.split(drive, share, dim=2), torch.split(eigenvalues, share, dim=1)
         results = [
             scan_at_scale(inputs, value, scan, scale=scale, chunk_size=chunk_size)
-            for inputs, value, scan, scale in zip(drives, values, before, scales, strict=True)
+            for inputs, value, scan, scale in zip(
+                drives, values, before or (None,) * len(scales), scales, strict=True
+            )
         ]
         states = [series for series, _ in results]
-        after = LayerState(tuple(scan for _, scan in results))
+        after = tuple(scan for _, scan in results)
         return (states[0] if len(states) == 1 else torch.cat(states, dim=2)), after
 
     def _resonate(self, states: RealSeries) -> Float[Tensor, "batch time two_states"]:
@@ -113,7 +119,7 @@ class EigenstateMixer(nn.Module):
         if self.resonance is None:
             return flat
         heads = flat.view(*flat.shape[:2], self.config.num_heads, -1)
-        matrices = self.resonance + self._for_each(len(states), 1, 1, 1)
+        matrices = for_each_example(self.resonance, len(states))
         mixed = torch.einsum("bthi,bhoi->btho", heads, matrices)
         return flat + self.config.resonance * mixed.flatten(-2)
 
@@ -138,32 +144,25 @@ class EigenstateBlock(nn.Module):
         dim, hidden = config.d_model, config.mlp_ratio * config.d_model
         self.dropout = config.dropout
         self.mixer_norm = nn.LayerNorm(dim, bias=False)
+        self.mixer_filter = ShortConvolution(dim, config.convolution_width)
         self.mixer = EigenstateMixer(config)
         self.mlp_norm = nn.LayerNorm(dim, bias=False)
+        self.mlp_filter = ShortConvolution(dim, config.convolution_width)
         self.expand = nn.Linear(dim, hidden, bias=False)
         self.contract = nn.Linear(hidden, dim, bias=False)
         nn.init.normal_(self.expand.weight, std=dim**-0.5)
         nn.init.normal_(self.contract.weight, std=(2 * hidden * config.n_layers) ** -0.5)
 
     def forward(self, x: Hidden, state: LayerState | None = None) -> tuple[Hidden, LayerState]:
-        """Return the residual stream after the block, and the mixer's state."""
-        mixed, after = self.mixer(self.mixer_norm(x), state)
-        x = x + drop_channels(mixed, self.dropout, training=self.training)
-        added = self.contract(squared_relu(self.expand(self.mlp_norm(x))))
-        return x + drop_channels(added, self.dropout, training=self.training), after
-
-
-def drop_channels(x: Hidden, probability: float, *, training: bool) -> Hidden:
-    """Drop channels for all tokens of a window at once (Gal and Ghahramani, arXiv 1512.05287).
-
-    A recurrence would average masks drawn anew at every token away; and one draw for a window
-    costs nothing, where one for each token would cost a tenth of a training step on a CPU.
-    """
-    if not training or probability == 0.0:
-        return x
-    keep = 1.0 - probability
-    mask = x.new_empty(x.shape[0], 1, x.shape[2]).bernoulli_(keep).div_(keep)
-    return x * mask
+        """Return the residual stream after the block, and the block's state."""
+        before = state or LayerState()
+        filtered, mixer_inputs = self.mixer_filter(self.mixer_norm(x), before.mixer_inputs)
+        mixed, scans = self.mixer(filtered, before.scans)
+        x = x + dropout(mixed, self.dropout, self.training)
+        filtered, mlp_inputs = self.mlp_filter(self.mlp_norm(x), before.mlp_inputs)
+        added = self.contract(squared_relu(self.expand(filtered)))
+        x = x + dropout(added, self.dropout, self.training)
+        return x, LayerState(scans, mixer_inputs, mlp_inputs)
 
 
 def squared_relu(x: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.models.eigenstate import EigenstateBlock, Hidden, LayerState, drop_channels
+from clew.models.dropout import dropout
+from clew.models.eigenstate import EigenstateBlock, Hidden, LayerState
 from clew.models.recompute import recomputed
+from clew.models.short_convolution import ShortConvolution
 
 Tokens = Int[Tensor, "batch time"]
 Logits = Float[Tensor, "batch time token"]
@@ -69,11 +71,14 @@ class EigenstateLM(nn.Module):
         self.recomputes = True
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
-        """Return eigenvalues, scales of normalisation and biases: decay is for matrices.
+        """Return eigenvalues, scales of normalisation, biases and filters: decay is for matrices.
 
-        Towards zero, a rate would mean a time constant of one step, not a simpler model.
+        Towards zero, a rate would mean a time constant of one step, not a simpler model; a filter
+        would pass nothing on.
         """
-        return [p for p in self.parameters() if p.dim() == 1]
+        filters = [m.kernel for m in self.modules() if isinstance(m, ShortConvolution)]
+        vectors = [p for p in self.parameters() if p.dim() == 1]
+        return vectors + [kernel for kernel in filters if kernel is not None]
 
     @property
     def _recomputing(self) -> bool:
@@ -87,7 +92,7 @@ class EigenstateLM(nn.Module):
         return recomputed(output, x, within=block)
 
     def _embed(self, tokens: Tokens) -> Hidden:
-        return drop_channels(self.embedding(tokens), self.config.dropout, training=self.training)
+        return dropout(self.embedding(tokens), self.config.dropout, self.training)
 
 
 def count_parameters(model: nn.Module) -> int:
