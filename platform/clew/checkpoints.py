@@ -4,6 +4,7 @@
     manifest.json           what it is: step, epoch, learning-rate weight, metrics, origin
     optimizer.safetensors   optimizer state, `<parameter name>/<state name>`
     training.safetensors    states of the random generators
+    average.safetensors     moving average of the parameters, where one is kept
     training.json           scaler, schedule, data cursor and whatever else a resume needs
 
 The learning-rate weight of a checkpoint is the sum, over the optimizer steps since the previous
@@ -32,6 +33,7 @@ MODEL_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_TENSORS_FILE = "training.safetensors"
+AVERAGE_FILE = "average.safetensors"
 TRAINING_STATE_FILE = "training.json"
 
 
@@ -72,6 +74,7 @@ class TrainingState:
     optimizer: dict[str, Tensor]
     tensors: dict[str, Tensor]
     values: dict[str, Any]
+    average: dict[str, Tensor] = field(default_factory=dict)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -94,6 +97,8 @@ def write_checkpoint(
     if training is not None:
         save_file(_contiguous(training.optimizer), temporary / OPTIMIZER_FILE)
         save_file(_contiguous(training.tensors), temporary / TRAINING_TENSORS_FILE)
+        if training.average:
+            save_file(_contiguous(training.average), temporary / AVERAGE_FILE)
         _write_json(temporary / TRAINING_STATE_FILE, training.values)
     _write_json(temporary / MANIFEST_FILE, asdict(manifest))
     for path in temporary.iterdir():
@@ -186,13 +191,14 @@ def load_model(folder: Path, model: nn.Module) -> None:
 
 def load_training_state(folder: Path) -> TrainingState:
     """Read what a resume needs from `folder`."""
-    path = folder / TRAINING_STATE_FILE
+    path, average = folder / TRAINING_STATE_FILE, folder / AVERAGE_FILE
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
     return TrainingState(
         optimizer=load_tensors(folder / OPTIMIZER_FILE),
         tensors=load_tensors(folder / TRAINING_TENSORS_FILE),
         values=json.loads(path.read_text(encoding="utf-8")),
+        average=load_tensors(average) if average.is_file() else {},
     )
 
 

@@ -57,6 +57,12 @@ class RunConfig(Section):
                 f"{needs_metric[0]} follows {self.evaluation.metric}, but evaluation.enabled is "
                 "false; enable evaluation or choose another"
             )
+        if self.training.ema_decay is not None and not self.evaluation.enabled:
+            raise ValueError(
+                f"training.ema_decay is {self.training.ema_decay}, but evaluation.enabled is false "
+                "and the average is kept in the best checkpoint alone; enable evaluation or leave "
+                "ema_decay out"
+            )
         if self.model.kind == "conve" and self.training.batch_size == 1:
             raise ValueError(
                 "training.batch_size is 1, but ConvE's batch normalisation needs 2 or more "

@@ -46,6 +46,10 @@ class TrainingConfig(Section):
     """A checkpoint every so many epochs; 0: only the last. TracIn sums over these."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
     """A checkpoint every so many optimizer steps as well."""
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    """Decay, for each optimizer step, of a moving average of the parameters. Validation, the best
+    checkpoint and the test are the average's; the other checkpoints, which TracIn and a resume go
+    through, hold the parameters themselves. Unset: no average."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
     """Stop after so many evaluations without a better `evaluation.metric`."""
     log_every_steps: int = Field(default=50, ge=1)

@@ -29,6 +29,7 @@ from clew.data.loaders import Batch, iterate_batches
 from clew.tasks.base import Task
 from clew.tracking.hardware import GIB, process_gib
 from clew.training import heap_replay
+from clew.training.average import ParameterAverage
 from clew.training.live_bytes import LiveBytes
 from clew.training.memory import apply_gradient_checkpointing
 from clew.training.optimizer import build_optimizer
@@ -49,7 +50,7 @@ class StepMemory:
     """Parameters and buffers."""
     gradients: int
     optimizer: int
-    """Moments and counters."""
+    """Moments, counters, and the average of the parameters where one is kept."""
     activations: int
     """Made by the model's forward pass, alive at the peak."""
     loss: int
@@ -161,11 +162,14 @@ def _two_steps(
         apply_gradient_checkpointing(model, enabled=config.optimizations.use_gradient_checkpointing)
         with live.making("optimizer"):
             optimizer = build_optimizer(config.optimizer, model)
+            average = ParameterAverage(model, config.training.ema_decay)
         step = _FakeStep(config, task, model, optimizer, precision, live, world_size)
         step.take(batch)
         live.claim(chain(model.parameters(), model.buffers()), "weights")
+        average.update(step=1)
         mark = len(live.changes)
         step.take(batch)
+        average.update(step=2)
     return live, mark
 
 

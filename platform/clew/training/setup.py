@@ -19,6 +19,7 @@ from clew.errors import ConfigError
 from clew.seeding import seed_everything
 from clew.tasks.base import Task
 from clew.tracking.base import Tracker
+from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
 from clew.training.compilation import apply_compile, undo_compile, warm_up
 from clew.training.distributed import World
@@ -81,10 +82,12 @@ def build_trainer(
     )
     precision = Precision(half_precision_type(config.optimizations, device), device)
     history, progress = History(tracker), Progress()
-    resumable = Resumable(model, optimizer, schedule, precision, world, history, progress)
+    average = ParameterAverage(model, config.training.ema_decay)
+    resumable = Resumable(model, average, optimizer, schedule, precision, world, history, progress)
     return Trainer(
         task=task,
         model=model,
+        average=average,
         optimizer=optimizer,
         schedule=schedule,
         precision=precision,

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from clew.checkpoints import TrainingState, load_model, load_training_state
 from clew.errors import CheckpointError
 from clew.seeding import capture_generators, restore_generators
+from clew.training.average import ParameterAverage
 from clew.training.distributed import World
 from clew.training.history import History
 from clew.training.optimizer import optimizer_tensors, restore_optimizer
@@ -50,6 +51,7 @@ class Resumable:
     """The parts of a run whose state makes a resumed run equal to an uninterrupted one."""
 
     model: nn.Module
+    average: ParameterAverage
     optimizer: Optimizer
     schedule: Schedule
     precision: Precision
@@ -71,6 +73,7 @@ class Resumable:
                 "history": self.history.state(),
                 "world_size": self.world.size,
             },
+            average=self.average.tensors(),
         )
 
     def restore(self, folder: Path) -> None:
@@ -86,6 +89,7 @@ class Resumable:
                 f"{folder}: written by {saved.values['world_size']} processes, resumed by "
                 f"{self.world.size}; resume with the same number"
             )
+        self.average.restore(saved.average)
         load_model(folder, self.model)
         restore_optimizer(self.optimizer, self.model, saved.optimizer)
         self.schedule.restore(saved.values["schedule"])

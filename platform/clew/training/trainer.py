@@ -28,6 +28,7 @@ from clew.config.training import TrainingConfig
 from clew.data.loaders import Batch, LoaderSettings, batches_per_epoch, iterate_batches
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
 from clew.tasks.base import B, Task
+from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.history import History
@@ -48,6 +49,7 @@ class Trainer(Generic[B]):
 
     task: Task[B]
     model: nn.Module
+    average: ParameterAverage
     optimizer: Optimizer
     schedule: Schedule
     precision: Precision
@@ -230,7 +232,8 @@ class Trainer(Generic[B]):
         return {names.TRAIN_LOSS: mean}
 
     def _after_step(self) -> None:
-        """Clean up memory and write a checkpoint, where this step's turn has come."""
+        """Average, clean up memory and write a checkpoint, where this step's turn has come."""
+        self.average.update(self.progress.step)
         self.cleanup.after_step(self.progress.step)
         every = self.settings.checkpoint_every_steps
         if every is not None and self.progress.step % every == 0:
@@ -260,12 +263,14 @@ class Trainer(Generic[B]):
         last = progress.epoch >= self.settings.num_epochs or self._out_of_steps
         metrics: dict[str, float] = {}
         if self.evaluation.enabled and (last or progress.epoch % self.evaluation.every_epochs == 0):
-            metrics = self._validate()
+            with self.average.applied():
+                metrics = self._validate()
         frequency = self.settings.checkpoint_frequency
         due = complete and frequency > 0 and progress.epoch % frequency == 0
         if due or self.finished:
             name = f"epoch-{progress.epoch:04d}" if complete else f"step-{progress.step:08d}"
-            self.checkpointer.write(name, progress, metrics)
+            # What validation said of an average is not true of the parameters themselves.
+            self.checkpointer.write(name, progress, {} if self.average.active else metrics)
 
     def _validate(self) -> dict[str, float]:
         """Evaluate on the validation split; move the plateau schedule and keep the best."""

@@ -63,6 +63,10 @@ def test_weights_and_optimizer_state_are_counted_exactly() -> None:
     assert memory.weights == weights
     assert memory.optimizer == sum(2 * p.nbytes + 4 for p in model.parameters()), "and the step"
     assert predict(optimizer__kind="sgd").optimizer == 0
+    averaged = predict(optimizer__kind="sgd", training__ema_decay=0.9)
+    assert averaged.optimizer == sum(
+        p.nbytes for p in build_task(config()).build_model().parameters()
+    )
 
 
 def test_no_weight_is_made_and_no_random_number_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

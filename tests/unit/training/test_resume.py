@@ -20,6 +20,7 @@ SETTINGS = {
     "training__gradient_accumulation": 2,
     "training__log_every_steps": 2,
     "schedule__kind": "warmup_cosine",
+    "training__ema_decay": 0.7,
 }
 PRECISIONS = {
     "fp32": {},
@@ -33,7 +34,8 @@ PRECISIONS = {
 def state_of(trainer: Any) -> dict[str, torch.Tensor]:
     tensors = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     captured = trainer.checkpointer.resumable.capture()
-    return tensors | captured.optimizer | captured.tensors
+    averages = {f"average/{k}": v for k, v in captured.average.items()}
+    return tensors | captured.optimizer | captured.tensors | averages
 
 
 def metric_curve(trainer: Any) -> list[tuple[str, float, int]]:
