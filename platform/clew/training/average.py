@@ -42,7 +42,7 @@ class ParameterAverage:
         if self._decay is None:
             return
         share = max(1.0 - self._decay, 1.0 / step)
-        parameters = list(self._parameters.values())
+        parameters: list[Tensor] = list(self._parameters.values())
         torch._foreach_lerp_(list(self._means.values()), parameters, share)
 
     @contextmanager
