@@ -73,7 +73,8 @@ class ParameterAverage:
         Raises:
             CheckpointError: it is of other parameters than the model's.
         """
-        if tensors.keys() != self._means.keys():
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if shapes != {name: mean.shape for name, mean in self._means.items()}:
             raise CheckpointError(
                 f"the checkpoint holds an average of {len(tensors)} parameters, this run keeps one "
                 f"of {len(self._means)}; resume with the same training.ema_decay and model"

@@ -107,6 +107,15 @@ def test_a_checkpoint_without_the_average_that_a_run_keeps_is_refused(
     assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
 
 
+def test_an_average_of_other_shapes_is_refused_before_anything_is_taken_up() -> None:
+    model = nn.Linear(3, 1)
+    average = ParameterAverage(model, 0.5)
+    before = {name: mean.clone() for name, mean in average.tensors().items()}
+    with pytest.raises(CheckpointError, match=r"same training\.ema_decay and model"):
+        average.restore({"weight": torch.zeros(1, 1), "bias": torch.zeros(1)})
+    assert all(torch.equal(mean, before[name]) for name, mean in average.tensors().items())
+
+
 def test_an_average_that_nobody_would_see_is_refused(config: Any) -> None:
     with pytest.raises(ConfigError, match=r"ema_decay is 0\.9, but evaluation\.enabled is false"):
         config(training__ema_decay=0.9, evaluation__enabled=False)
