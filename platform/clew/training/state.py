@@ -28,6 +28,8 @@ class Progress:
     """Epochs completed."""
     cursor: int = 0
     """Microbatches of the running epoch already consumed."""
+    closed_step: int = -1
+    """Step after which an epoch, or the part of one that steps allowed, was last validated."""
     learning_rate_weight: float = 0.0
     """Sum over steps since the last checkpoint of rate / count / (1 - momentum)."""
     best_metric: float = math.nan

@@ -79,9 +79,9 @@ class Trainer(Generic[B]):
                 self.model.train()
                 self.throughput.start()
                 for window in self._windows():
-                    self._step(window)
                     if self._out_of_steps or self._stop_requested:
                         break
+                    self._step(window)
                 self.throughput.pause()
                 self._close_epoch()
         self.profiler.close()
@@ -90,12 +90,11 @@ class Trainer(Generic[B]):
 
     @property
     def finished(self) -> bool:
-        """Whether epochs, steps or patience have run out."""
-        patience = self.settings.early_stopping_patience
-        out_of_patience = patience is not None and self.progress.stale_evaluations >= patience
-        return (
-            self.progress.epoch >= self.settings.num_epochs or self._out_of_steps or out_of_patience
-        )
+        """Whether epochs, patience or steps have run out, and the last steps are validated."""
+        progress, patience = self.progress, self.settings.early_stopping_patience
+        out_of_patience = patience is not None and progress.stale_evaluations >= patience
+        out_of_steps = self._out_of_steps and progress.closed_step == progress.step
+        return progress.epoch >= self.settings.num_epochs or out_of_patience or out_of_steps
 
     @property
     def _out_of_steps(self) -> bool:
@@ -249,22 +248,24 @@ class Trainer(Generic[B]):
     def _close_epoch(self) -> None:
         """Validate, keep the best, write the checkpoint that is due; the epoch may be partial."""
         progress = self.progress
-        complete = progress.cursor >= self._batches_per_epoch
-        if complete:
-            progress.epoch, progress.cursor = progress.epoch + 1, 0
         peaks = gpu_peaks(self.precision.device)
         self.record(self._interval_mean() | self.throughput.close_epoch() | peaks)
         if self._stop_requested:
+            # A complete epoch stays open, so that resuming validates it.
             self.checkpointer.write(f"step-{progress.step:08d}", progress)
             raise Interrupted(
                 f"stopped at step {progress.step} of epoch {progress.epoch + 1}; "
                 f"{self.checkpointer.last_good()}"
             )
+        complete = progress.cursor >= self._batches_per_epoch
+        if complete:
+            progress.epoch, progress.cursor = progress.epoch + 1, 0
         last = progress.epoch >= self.settings.num_epochs or self._out_of_steps
         metrics: dict[str, float] = {}
         if self.evaluation.enabled and (last or progress.epoch % self.evaluation.every_epochs == 0):
             with self.average.applied():
                 metrics = self._validate()
+        progress.closed_step = progress.step
         frequency = self.settings.checkpoint_frequency
         due = complete and frequency > 0 and progress.epoch % frequency == 0
         if due or self.finished:

@@ -71,24 +71,56 @@ def test_resumed_equals_uninterrupted(
     assert metric_curve(resumed) == metric_curve(whole)
 
 
+def stop_in_step(task: Any, step: int) -> None:
+    """Let the process be asked to stop while it computes the loss of a step, counted from 1."""
+    original = task.loss
+
+    def loss(model: Any, batch: Any) -> Any:
+        if len(task.losses) == step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(model, batch)
+
+    task.loss = loss
+
+
 def test_sigterm_ends_after_the_running_step_with_a_checkpoint(
     make_trainer: Any, toy_task: Any
 ) -> None:
     task = toy_task()
     trainer = make_trainer(task, training__num_epochs=50)
-    original = task.loss
-
-    def loss(model: Any, batch: Any) -> Any:
-        if len(task.losses) == 11:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(model, batch)
-
-    task.loss = loss
+    stop_in_step(task, 12)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match=r"stopped at step 12 .* step-00000012"):
         trainer.train()
     assert list_checkpoints(trainer.checkpointer.folder / "checkpoints")[-1].step == 12
     assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize(
+    ("stop", "limit"),
+    [(5, {}), (10, {}), (8, {"training__max_steps": 8})],
+    ids=["first epoch", "last epoch", "last step"],
+)
+def test_a_stop_in_the_last_step_of_an_epoch_leaves_its_validation_to_the_resumed_run(
+    make_trainer: Any, toy_task: Any, stop: int, limit: dict[str, int]
+) -> None:
+    settings = {"training__num_epochs": 2, "schedule__kind": "plateau"} | limit
+    whole = make_trainer(**settings)
+    whole.train()
+    task = toy_task()
+    stopped = make_trainer(task, **settings)
+    stop_in_step(task, stop)
+    epoch = 1 if stop == 5 else 2
+    with pytest.raises(Interrupted, match=f"stopped at step {stop} of epoch {epoch};"):
+        stopped.train()
+    resumed = make_trainer(**settings)
+    folder = stopped.checkpointer.folder / "checkpoints"
+    resumed.checkpointer.resumable.restore(list_checkpoints(folder)[-1].path)
+    resumed.train()
+    assert resumed.progress == whole.progress
+    wanted = [entry for entry in metric_curve(whole) if entry[0].startswith("valid/")]
+    found = [entry for entry in metric_curve(resumed) if entry[0].startswith("valid/")]
+    assert found == wanted
 
 
 def test_a_checkpoint_of_another_optimizer_state_is_refused(make_trainer: Any) -> None:
