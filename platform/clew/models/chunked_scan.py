@@ -43,13 +43,9 @@ def scan_into(
     tail = slice(None, time - whole) if reverse else slice(whole, None)
     shape = (-1, num_chunks, chunk_size, inputs.shape[2])
     chunks = inputs[:, head].view(shape)
-    ends = _end_states(chunks, eigenvalues, reverse=reverse)
-    carries = torch.empty_like(ends)
-    powers = power(eigenvalues, chunk_size)
-    scan_into(carries, ends, powers, initial, chunk_size=chunk_size, reverse=reverse)
-    _scan_chunks(
-        states[:, head].view(shape), chunks, eigenvalues, initial, carries, reverse=reverse
-    )
+    carries = _carries(chunks, eigenvalues, initial, reverse=reverse)
+    starts = carries[:, 1:] if reverse else carries[:, :-1]
+    _scan_chunks(states[:, head].view(shape), chunks, eigenvalues, starts, reverse=reverse)
     last = carries[:, 0] if reverse else carries[:, -1]
     _steps(states[:, tail], inputs[:, tail], eigenvalues, last, reverse=reverse)
 
@@ -68,28 +64,36 @@ def _steps(
         previous = states[:, step]
 
 
+def _carries(chunks: Tensor, eigenvalues: Tensor, initial: Tensor, *, reverse: bool) -> Tensor:
+    """Return the states between chunks, the initial one among them, `(batch, chunk + 1, state)`."""
+    batch, num_chunks, chunk_size, num_states = chunks.shape
+    carries = chunks.new_empty(batch, num_chunks + 1, num_states)
+    carries[:, -1 if reverse else 0] = initial
+    scan_into(
+        carries[:, :-1] if reverse else carries[:, 1:],
+        _end_states(chunks, eigenvalues, reverse=reverse),
+        power(eigenvalues, chunk_size),
+        initial,
+        chunk_size=chunk_size,
+        reverse=reverse,
+    )
+    return carries
+
+
 def _end_states(chunks: Tensor, eigenvalues: Tensor, *, reverse: bool) -> Tensor:
     """Return each chunk's last state if it started from zero, `(batch, chunk, state)`."""
     first, *others = _order(chunks.shape[2], reverse=reverse)
-    end, multiplier = chunks[:, :, first], eigenvalues.unsqueeze(1)
+    end, multiplier = chunks[:, :, first].clone(), eigenvalues.unsqueeze(1)
     for step in others:
-        end = torch.addcmul(chunks[:, :, step], end, multiplier)
+        torch.addcmul(chunks[:, :, step], end, multiplier, out=end)
     return end
 
 
 def _scan_chunks(
-    states: Tensor,
-    chunks: Tensor,
-    eigenvalues: Tensor,
-    initial: Tensor,
-    carries: Tensor,
-    *,
-    reverse: bool,
+    states: Tensor, chunks: Tensor, eigenvalues: Tensor, starts: Tensor, *, reverse: bool
 ) -> None:
     """Scan all chunks at once; each starts from the state at the end of the one before it."""
-    first = initial.unsqueeze(1)
-    starts = [carries[:, 1:], first] if reverse else [first, carries[:, :-1]]
-    previous, multiplier = torch.cat(starts, dim=1), eigenvalues.unsqueeze(1)
+    previous, multiplier = starts, eigenvalues.unsqueeze(1)
     for step in _order(chunks.shape[2], reverse=reverse):
         torch.addcmul(chunks[:, :, step], previous, multiplier, out=states[:, :, step])
         previous = states[:, :, step]
