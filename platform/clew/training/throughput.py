@@ -1,12 +1,15 @@
 """How fast training is: steps timed without warm-up, compilation, evaluation and checkpoints."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from clew import names
+from clew.models.recompute import second_runs_within
 from clew.products import flop_formulas
 from clew.tasks.base import B, Task
 from clew.training.compilation import warm_up
@@ -89,14 +92,28 @@ class Throughput:
 def count_flops(task: Task[B], model: nn.Module, precision: Precision, batch: B) -> float:
     """Count floating-point operations of forward and backward for one example.
 
-    Matrix products and convolutions of one real pass are counted, elementwise work is not.
+    Matrix products and convolutions of one real pass are counted, elementwise work is not, and
+    neither is what gradient checkpointing computes a second time.
     """
     # It imports Triton where that is installed: 60 MiB, for those who ask for the count.
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False, custom_mapping=flop_formulas()) as counter:
+    repeated = 0
+
+    @contextmanager
+    def count_repeated() -> Iterator[None]:
+        nonlocal repeated
+        counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
+        try:
+            with counter:
+                yield
+        finally:
+            repeated += counter.get_total_flops()
+
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
+    with counter, second_runs_within(count_repeated):
         warm_up(task, model, precision, [batch])
-    return float(counter.get_total_flops()) / batch.num_examples
+    return float(counter.get_total_flops() - repeated) / batch.num_examples
 
 
 def peak_flops_per_second(precision: Precision, *, tf32: bool) -> tuple[float, str]:

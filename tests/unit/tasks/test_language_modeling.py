@@ -91,6 +91,18 @@ def losses_of(trainer: Trainer[Any]) -> list[float]:
     return [e.value for e in trainer.history.entries if e.key == "train/loss"]
 
 
+def test_what_checkpointing_computes_twice_does_not_count_as_work(make_config: Any, tmp_path: Path):
+    counted = []
+    for checkpointing in (False, True):
+        config = make_config(
+            tracking__log_mfu=True, optimizations__use_gradient_checkpointing=checkpointing
+        )
+        trainer = trainer_of(config, tmp_path)
+        measure_before_training(trainer, config)
+        counted.append(trainer.throughput.flops_per_example)
+    assert counted[0] == counted[1]
+
+
 @pytest.mark.parametrize("implementation", ["plain", "chunked"])
 def test_the_examples_losses_add_up_to_the_batchs(make_config: Any, implementation: str):
     task = language_task(make_config(loss__kind="language", loss__implementation=implementation))
