@@ -171,6 +171,7 @@ def test_own_files_with_dictionaries(clew: Clew, store: Path, tmp_path: Path) ->
     [
         (["--train", "nowhere.txt", "--valid", "valid.txt"], {}, "nowhere.txt"),
         (OWN_FILES, {"train": ""}, "train.txt"),
+        (OWN_FILES[:2], {}, "no validation examples, but evaluation.enabled is true"),
         (OWN_FILES, {"train": "a\tr\tb\na\tr\n"}, "train.txt, line 2"),
         (OWN_FILES, {"valid": b"a0\tr0\tb\xff\n"}, "valid.txt, line 1"),
         ([*OWN_FILES, *DICTIONARIES], {"test": "a0\tr0\tnobody\n"}, "nobody"),
@@ -258,6 +259,9 @@ def test_resuming_with_other_data_or_another_model_is_refused(
     other_model = clew("train", "--resume", run.info.run_id, "model.embedding_dim=32")
     assert other_model.returncode == 2
     assert "model.embedding_dim: run" in other_model.stderr
+    other_metric = clew("train", "--resume", run.info.run_id, "evaluation.metric=valid/mean_rank")
+    assert other_metric.returncode == 2
+    assert "evaluation.metric: run" in other_metric.stderr
     (tmp_path / "train.txt").write_text("a1\tr1\tb1\nb1\tr0\ta2\na2\tr2\tb2\n")
     other_data = clew("train", "--resume", run.info.run_id, "training.num_epochs=4")
     assert other_data.returncode == 2

@@ -81,6 +81,11 @@ class ImageSequenceData(Section):
                 f"group {self.test_group!r} is test_group and validation_group; a model chosen by "
                 "its test group has no honest test: name another"
             )
+        if self.validation_group is not None and not self.hold_out_validation:
+            raise ValueError(
+                f"validation_group is {self.validation_group!r}, but hold_out_validation is false; "
+                "leave one of them out"
+            )
         if self.leave_one_group_out and (self.test_group or self.validation_group):
             raise ValueError(
                 "leave_one_group_out takes each group in turn as the test group; leave out "

@@ -10,10 +10,21 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from clew.config.flat_keys import spread_flat_keys
+from clew.config.kinds import TASK_KINDS, TaskKind
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 
 Overrides = Mapping[str, Any]
+
+GRAPH_FILES = (
+    "valid",
+    "test",
+    "entity_to_id",
+    "relation_to_id",
+    "node_name_dict",
+    "edge_map",
+)
+"""Keys of `data` that belong to one set of training triples."""
 
 
 def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
@@ -30,8 +41,10 @@ def from_mapping(
 ) -> RunConfig:
     """Check a nested mapping with overrides applied, as `load` does for a file."""
     merged = apply_overrides(spread_flat_keys(content), overrides or {})
+    data = merged.get("data")
+    fitting = TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
     for section in RunConfig.model_fields.keys() & merged.keys():
-        _fill_kind(merged[section], section)
+        _fill_kind(merged[section], section, fitting)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
@@ -53,14 +66,18 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML that refuses a key given twice, and reads `1e-3` as a number."""
+    """YAML that refuses a key given twice, and keys that are no plain words."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"line {line}: a key is a list or a mapping; give it a name")
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = key_node.value
             if key in seen:
-                line = key_node.start_mark.line + 1
                 raise ConfigError(f"line {line}: key {key!r} is given twice; keep one of them")
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -133,10 +150,10 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         if name == "kind":
             _keep_common_keys(target, section, value)
         if key == "data.train" and "data.name" not in overrides:
-            for stale in ("name", "valid", "test", "entity_to_id", "relation_to_id"):
+            for stale in ("name", *GRAPH_FILES):
                 target.pop(stale, None)
         if key == "data.name":
-            for stale in ("train", "valid", "test", "entity_to_id", "relation_to_id", "dataset"):
+            for stale in ("train", "dataset", *GRAPH_FILES):
                 target.pop(stale, None)
         if key == "data.dataset" and "data.name" not in overrides:
             target.pop("name", None)
@@ -148,13 +165,15 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
     return merged
 
 
-def _fill_kind(target: Any, section: str) -> None:
-    """Give a section that names no `kind` the default one."""
+def _fill_kind(target: Any, section: str, fitting: TaskKind | None) -> None:
+    """Give a section that names no `kind` the one that fits the data, or the default one."""
     field, classes = RunConfig.model_fields[section], _classes_or_none(section)
     if not isinstance(target, dict) or "kind" in target or not classes:
         return
+    implied = {"model": fitting.models[0], "loss": fitting.losses[0]} if fitting else {}
     default = field.get_default(call_default_factory=True)
-    target["kind"] = getattr(default, "kind", None) or _kind_of(classes[0])
+    own = getattr(default, "kind", None) or _kind_of(classes[0])
+    target["kind"] = implied.get(section, own)
 
 
 def _kind_of(choice: type[BaseModel]) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from clew.config.base import Section
 from clew.config.data import DataConfig
+from clew.config.image_sequences import ImageSequenceData
 from clew.config.kinds import check_kinds, fill_sections
 from clew.config.loss import LossConfig, OneVsAllLoss
 from clew.config.model import ConvEModel, ModelConfig
@@ -68,10 +69,21 @@ class RunConfig(Section):
                 "training.batch_size is 1, but ConvE's batch normalisation needs 2 or more "
                 "examples; raise it, or use gradient_accumulation for less memory"
             )
-        if self.data.kind == "image_sequences" and not self.data.hold_out_validation:
-            self._refuse_choice_by_test()
+        if self.data.kind == "image_sequences":
+            self._refuse_unused_groups(self.data)
         check_kinds(self.data.kind, self.model.kind, self.loss.kind, self.evaluation.metric)
         return self
+
+    def _refuse_unused_groups(self, data: ImageSequenceData) -> None:
+        """Refuse held-out groups that nothing tests, or that choose what they test."""
+        tested = self.evaluation.enabled and self.evaluation.test_after_training
+        if data.leave_one_group_out and not tested:
+            raise ValueError(
+                "data.leave_one_group_out reports the tests of all groups; set evaluation.enabled "
+                "and evaluation.test_after_training to true"
+            )
+        if not data.hold_out_validation:
+            self._refuse_choice_by_test()
 
     def _refuse_choice_by_test(self) -> None:
         """Without a validation group nothing may be chosen by what `valid/` metrics say."""

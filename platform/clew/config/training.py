@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from clew.config.base import Section
 
@@ -12,7 +12,13 @@ DEFAULT_BATCH_SIZE = 256
 
 
 def _read_auto(value: Any) -> Any:
+    if str(value) == str(AUTO_BATCH_SIZE):
+        raise ValueError(f"batch_size is {value}; give 1 or more, or auto")
     return AUTO_BATCH_SIZE if value == "auto" else value
+
+
+def _write_auto(value: int) -> int | str:
+    return "auto" if value == AUTO_BATCH_SIZE else value
 
 
 class TrainingConfig(Section):
@@ -22,7 +28,7 @@ class TrainingConfig(Section):
     """Passes over the training examples."""
     max_steps: int | None = Field(default=None, ge=1)
     """Stop after so many optimizer steps, whatever `num_epochs` says."""
-    batch_size: Annotated[int, BeforeValidator(_read_auto)] = Field(
+    batch_size: Annotated[int, BeforeValidator(_read_auto), PlainSerializer(_write_auto)] = Field(
         default=DEFAULT_BATCH_SIZE, ge=AUTO_BATCH_SIZE
     )
     """Examples in a microbatch: what goes through the model at once, in each process. `auto`: the

@@ -119,7 +119,7 @@ def read_frames(path: Path) -> FrameTable:
     num_frames = images.shape[0]
     _check_lengths(path, columns, num_frames)
     scalars = _scalars(path, columns.get("scalars"), num_frames)
-    groups = _groups(columns.get("group"), num_frames)
+    groups = _groups(path, columns.get("group"), num_frames)
     return FrameTable(
         str(path),
         images,
@@ -214,10 +214,16 @@ def _numbers(path: Path, name: str, column: np.ndarray) -> np.ndarray:
     return column.astype(np.float64)
 
 
-def _groups(column: np.ndarray | None, num_frames: int) -> np.ndarray:
+def _groups(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarray:
     if column is None:
         return np.full(num_frames, "0")
     if column.dtype.kind == "f":
+        broken = np.flatnonzero(column != np.trunc(column))
+        if len(broken):
+            raise DataError(
+                f"{path}: group[{broken[0]}] is {column[broken[0]]:g}; groups are whole numbers or "
+                "text"
+            )
         column = column.astype(np.int64)
     return column.astype(str)
 

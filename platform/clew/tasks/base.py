@@ -48,6 +48,10 @@ class Task(Protocol[B]):
         """Return the training examples, addressed by index."""
         ...
 
+    def has_examples(self, split: str) -> bool:
+        """Return whether a split, `valid` or `test`, can be evaluated."""
+        ...
+
     def loss(self, model: nn.Module, batch: B) -> LossSum:
         """Return the batch's summed loss, differentiable."""
         ...

@@ -102,11 +102,15 @@ class LanguageModeling:
         losses = token_losses(hidden, head, batch.targets.contiguous())
         return (losses if batch.counted is None else losses * batch.counted).sum(1)
 
+    def has_examples(self, split: str) -> bool:
+        """Return whether a split has a token that another precedes."""
+        return len(self.splits.windows[split].stream) > 1
+
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         """Return loss, perplexity, bits per byte, and the loss by position in a window."""
         windows = self.splits.windows[split]
         text = windows.stream
-        if len(text) < 2:
+        if not self.has_examples(split):
             return {}
         language_model = self.as_model(model)
         quality = measure_perplexity(

@@ -112,9 +112,13 @@ class LinkPrediction:
         queries = model(batch.head, batch.relation)
         return queries, conve.entity.weight, conve.entity_bias, batch.row, batch.entity
 
+    def has_examples(self, split: str) -> bool:
+        """Return whether a split has triples."""
+        return len(self.graph.split(_as_split(split))) > 0
+
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         """Return filtered MRR, Hits@k and mean rank over both sides, and for each side."""
-        if not len(self.graph.split(_as_split(split))):
+        if not self.has_examples(split):
             return {}
         return self.rank(model, split).metrics(split)
 

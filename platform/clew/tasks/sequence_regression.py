@@ -155,6 +155,10 @@ class SequenceRegression:
             baselines=self._baselines[split],
         )
 
+    def has_examples(self, split: str) -> bool:
+        """Return whether a split has windows."""
+        return len(self.splits.windows[split]) > 0
+
     @torch.no_grad()
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         """Return errors in the target's unit beside the baselines'; for the test, coverage too."""

@@ -22,12 +22,14 @@ from clew.tracking.mlflow_store import open_tracker
 
 logger = logging.getLogger(__name__)
 
-# Another value of one of these would make the checkpoint's tensors, or the order of the
-# remaining examples, mean something else.
+# Another value of one of these would make the checkpoint's tensors, its best metric, or the order
+# of the remaining examples, mean something else.
 FIXED_SECTIONS = ("data", "model")
 FIXED_KEYS = (
     "loss.kind",
     "optimizer.kind",
+    "optimizer.row_wise",
+    "evaluation.metric",
     "schedule.kind",
     "training.batch_size",
     "training.gradient_accumulation",

@@ -97,6 +97,7 @@ def _train(
         prepare_process(config)
         config = resolve_batch_size(config, device, world)
         task = build_task(config)
+        _check_validation(config, task)
         if point is not None:
             point.check_data(task.data_fingerprint)
         tracker = _open_tracker(
@@ -122,6 +123,15 @@ def _train(
             return _run(trainer, config, point, output_dir, memory)
     finally:
         leave_world()
+
+
+def _check_validation(config: RunConfig, task: Task[Any]) -> None:
+    """Refuse, before anything trains, data that leave nothing to validate with."""
+    if config.evaluation.enabled and not task.has_examples("valid"):
+        raise ConfigError(
+            f"{task.dataset}: no validation examples, but evaluation.enabled is true; give "
+            "data.valid or a data.valid_fraction above 0, or set evaluation.enabled=false"
+        )
 
 
 def _run(

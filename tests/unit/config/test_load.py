@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from clew.config.flags import BOOLEAN_FLAGS, TRAIN_FLAGS
 from clew.config.load import (
@@ -95,6 +96,7 @@ def test_where_a_run_is_recorded_is_not_part_of_its_hash() -> None:
             {"schedule.kind": "plateau", "evaluation.enabled": "false"},
             r"schedule\.kind=plateau follows valid/mrr, but evaluation\.enabled is false",
         ),
+        ({"training.batch_size": "0"}, r"batch_size is 0; give 1 or more, or auto"),
         ({"training.batch_size": "1"}, r"batch normalisation needs 2 or more"),
         (
             {"evaluation.metric": "valid/mrrr"},
@@ -118,6 +120,7 @@ def test_all_mistakes_are_named_at_once() -> None:
     [
         ("data: {name: umls}\ndata: {name: x}\n", "line 2: key 'data' is given twice"),
         ("data: [", "not valid YAML"),
+        ("data: {name: umls}\nloss:\n  ? [a, b]\n  : 1\n", "line 3: a key is a list or a mapping"),
         ("- a\n", "holds list, expected sections"),
         ("", "holds NoneType"),
     ],
@@ -127,6 +130,43 @@ def test_malformed_files_are_named(tmp_path: Path, text: str, message: str) -> N
     path.write_text(text)
     with pytest.raises(ConfigError, match=rf"broken\.yaml: .*{message}"):
         load(path)
+
+
+def test_a_section_may_take_over_the_keys_of_a_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "shared.yaml"
+    path.write_text(
+        "data: {name: umls}\n"
+        "model: {embedding_dim: 16, <<: {output_channels: 4, embedding_dim: 8}}\n"
+    )
+    model = load(path).model
+    assert (model.embedding_dim, model.output_channels) == (16, 4)
+
+
+def test_an_automatic_batch_size_is_written_as_it_is_given() -> None:
+    config = from_mapping(MINIMAL, {"training.batch_size": "auto"})
+    assert "batch_size: auto" in to_yaml(config)
+    assert from_mapping(yaml.safe_load(to_yaml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "key", "value"),
+    [
+        ("tokens", {"dataset": "a.txt"}, "loss.implementation", "plain"),
+        ("tokens", {"dataset": "a.txt"}, "model.d_model", "64"),
+        ("image_sequences", {"path": "x.h5"}, "model.channels", "[8, 16]"),
+    ],
+)
+def test_a_section_without_kind_takes_the_one_that_fits_the_data(
+    kind: str, source: dict[str, str], key: str, value: str
+) -> None:
+    content = {"data": {"kind": kind, **source}}
+    plain, changed = (
+        from_mapping(content),
+        from_mapping(content, parse_assignments([f"{key}={value}"])),
+    )
+    assert changed.model.kind == plain.model.kind
+    assert changed.loss.kind == plain.loss.kind
+    assert changed != plain
 
 
 def test_missing_and_binary_files_are_named(tmp_path: Path) -> None:
@@ -148,7 +188,8 @@ def test_yaml_cannot_run_code(tmp_path: Path) -> None:
 def test_a_training_file_replaces_a_named_data_set() -> None:
     merged = apply_overrides(MINIMAL, {"data.valid": "v.txt", "data.train": "t.txt"})
     assert merged["data"] == {"train": "t.txt", "valid": "v.txt"}
-    back = apply_overrides(merged, {"data.name": "umls"})
+    labelled = {"data": merged["data"] | {"node_name_dict": "names.tsv", "edge_map": "edges.tsv"}}
+    back = apply_overrides(labelled, {"data.name": "umls"})
     assert back["data"] == {"name": "umls"}
     assert MINIMAL == {"data": {"name": "umls"}}, "overrides must not change their input"
 

@@ -181,6 +181,12 @@ def test_nan_pixels_are_refused_with_their_frame(tmp_path: Path) -> None:
         ({"images": np.zeros((48, 3))}, {}, DataError, r"images have shape \(48, 3\)"),
         ({"scalars": np.full((48, 3), np.inf)}, {}, DataError, r"scalars\[0, 0\] is inf"),
         ({"time": np.zeros(48)}, {}, DataError, r"time\[1\] is 0 after 0"),
+        (
+            {"group": np.repeat([0.0, 1.2, 1.7], 16)},
+            {},
+            DataError,
+            r"group\[16\] is 1.2; groups are whole",
+        ),
         ({}, {"target_range": (0.0, 2.0)}, DataError, r"target\[\d+\] is .* outside data.target"),
         ({}, {"test_group": "flight 9"}, ConfigError, "test_group is 'flight 9'.*flight 0, fl"),
         ({}, {"scalars": ("sun",)}, ConfigError, "scalars names 'sun'; expected one of zenith"),

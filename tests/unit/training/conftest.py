@@ -101,6 +101,9 @@ class ToyTask:
     def build_model(self) -> nn.Module:
         return ToyModel(self.dropout, self.batch_norm)
 
+    def has_examples(self, split: str) -> bool:
+        return True
+
     def train_examples(self) -> ToyExamples:
         return self.examples
 
