@@ -315,6 +315,31 @@ def test_killed_batch_goes_on_behind_the_last_group(trained, triples, tmp_path, 
     assert [row[:-1] for row in a] == [row[:-1] for row in b]
 
 
+def test_parts_of_a_file_add_up_in_one_folder(trained, triples, tmp_path):
+    triples.write_text("\n".join([*LINES[:3], "virus\tisa\tnobody"]) + "\n")
+    folder = tmp_path / "b"
+    batch(trained, triples, folder, start_index=1)
+    batch(trained, triples, folder, max_triples=1)
+    batch(trained, triples, tmp_path / "whole")
+    joined, whole = (
+        read_influence_json(tmp_path / name / "influence" / "influence.json")
+        for name in ("b", "whole")
+    )
+    assert [test.test for test in joined.tests] == [test.test for test in whole.tests]
+    parts = [read_influence_json(p) for p in folder.glob("tests/*/influence.json")]
+    assert joined.seconds == pytest.approx(sum(part.seconds for part in parts))
+    table = pq.read_table(folder / "influence" / "influence.parquet")
+    assert set(table["test_index"].to_pylist()) == {0, 1, 2}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [(test["index"], test["status"]) for test in summary["tests"]] == [
+        (0, "done"),
+        (1, "kept"),
+        (2, "kept"),
+        (3, "failed"),
+    ]
+    assert [summary[status] for status in ("done", "kept", "failed")] == [1, 2, 1]
+
+
 def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):
     batch(trained, triples, tmp_path / "b", max_triples=2)
     with pytest.raises(ConfigError, match="other settings \\(n_hops: 1 there, 2 now"):
@@ -359,6 +384,15 @@ def test_labels_from_other_files(trained, triples, tmp_path):
     assert test.test.head.label == "The head"
     assert test.test.relation.label == "does something to"
     assert test.test.head.id == head
+    (tmp_path / "edges.json").write_text(json.dumps({relation: "has to do with"}))
+    with pytest.raises(ConfigError, match=r"other settings \(edge_map_sha256: '.* there, '.* now"):
+        batch(
+            trained,
+            triples,
+            tmp_path / "b",
+            node_name_dict=str(tmp_path / "nodes.tsv"),
+            edge_map=str(tmp_path / "edges.json"),
+        )
 
 
 def test_commands(trained: TrainedStore, triples: Path, tmp_path: Path, capsys):

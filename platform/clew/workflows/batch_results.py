@@ -5,13 +5,15 @@ tests/000012/influence.json   and .csv, .parquet: written under another name and
                               that a test triple is finished or absent
 summary.json                  every test triple: finished, or why not
 influence/influence.json      and .csv, .parquet: all finished test triples together
+
+The last two cover the whole folder, so that a file of test triples can be explained in parts.
 """
 
 import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,6 @@ from clew.records import (
     CSV_COLUMNS,
     TEST_INDEX_COLUMN,
     InfluenceReport,
-    TestInfluence,
     read_influence_json,
     write_influence_json,
 )
@@ -35,6 +36,8 @@ from clew.records import (
 SETTINGS_FILE = "settings.json"
 SUMMARY_FILE = "summary.json"
 TESTS_FOLDER = "tests"
+NOTE_FILE = "test.json"
+"""Beside a finished test triple's results: which one it is."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class OutputFolder:
             ConfigError: they are of another triple.
         """
         folder = self._folder(index)
-        note = folder / "test.json"
+        note = folder / NOTE_FILE
         if not note.is_file():
             return None
         earlier = json.loads(note.read_text(encoding="utf-8"))["text"]
@@ -98,33 +101,65 @@ class OutputFolder:
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         write_report(temporary, source, findings)
-        _write_json(temporary / "test.json", {"index": index, "text": text})
+        _write_json(temporary / NOTE_FILE, {"index": index, "text": text})
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
 
-    def report(self, folder: Path) -> TestInfluence:
-        """Read what a finished test triple's report says of it."""
-        return read_influence_json(folder / names.INFLUENCE_JSON).tests[0]
+    def kept(self, index: int, text: str, folder: Path) -> Outcome:
+        """Return the outcome of a test triple that an earlier run finished."""
+        found = read_influence_json(folder / names.INFLUENCE_JSON).tests[0]
+        return Outcome(index, text, "kept", "", found.candidates, found.score, found.rank)
 
     def summarise(self, outcomes: Sequence[Outcome]) -> None:
-        """Write the summary."""
+        """Write the summary: these outcomes, and what the folder holds of other test triples."""
+        every = self._failed_earlier() | self._kept_earlier({o.index for o in outcomes})
+        every |= {outcome.index: outcome for outcome in outcomes}
         counts = {status: 0 for status in ("done", "kept", "failed")}
-        for outcome in outcomes:
+        for outcome in every.values():
             counts[outcome.status] += 1
-        tests = [dataclasses.asdict(outcome) for outcome in outcomes]
+        tests = [dataclasses.asdict(every[index]) for index in sorted(every)]
         _write_json(self.root / SUMMARY_FILE, {**counts, "tests": tests})
 
-    def join(self, indices: Sequence[int], frame: InfluenceReport) -> Path:
-        """Put the finished test triples together, in their order, under `frame`'s head."""
+    def join(self, frame: InfluenceReport) -> Path:
+        """Put all finished test triples together, in their order, under `frame`'s head."""
         target = self.root / names.ARTIFACT_INFLUENCE
         target.mkdir(exist_ok=True)
-        folders = [self._folder(index) for index in indices]
-        tests = tuple(self.report(folder) for folder in folders)
-        report = dataclasses.replace(frame, tests=tests)
+        folders = self._finished_folders()
+        reports = [read_influence_json(folder / names.INFLUENCE_JSON) for folder in folders]
+        report = dataclasses.replace(
+            frame,
+            tests=tuple(report.tests[0] for report in reports),
+            seconds=sum(report.seconds for report in reports),
+        )
         write_influence_json(report, target / names.INFLUENCE_JSON)
         _join_csv(folders, target / names.INFLUENCE_CSV)
         _join_parquet(folders, target / names.INFLUENCE_PARQUET)
         return target
+
+    def _failed_earlier(self) -> dict[int, Outcome]:
+        """Return the test triples that an earlier summary gives up."""
+        path = self.root / SUMMARY_FILE
+        if not path.is_file():
+            return {}
+        earlier = [Outcome(**test) for test in json.loads(path.read_text("utf-8"))["tests"]]
+        return {outcome.index: outcome for outcome in earlier if outcome.status == "failed"}
+
+    def _kept_earlier(self, known: Collection[int]) -> dict[int, Outcome]:
+        """Return the finished test triples but the known ones; a killed run wrote no summary."""
+        notes = [
+            (folder, json.loads((folder / NOTE_FILE).read_text("utf-8")))
+            for folder in self._finished_folders()
+        ]
+        return {
+            note["index"]: self.kept(note["index"], note["text"], folder)
+            for folder, note in notes
+            if note["index"] not in known
+        }
+
+    def _finished_folders(self) -> list[Path]:
+        """Return the folders of finished test triples, in the order of their numbers."""
+        notes = (self.root / TESTS_FOLDER).glob(f"[0-9]*/{NOTE_FILE}")
+        return sorted((note.parent for note in notes), key=lambda folder: int(folder.name))
 
     def _folder(self, index: int) -> Path:
         return self.root / TESTS_FOLDER / f"{index:06d}"

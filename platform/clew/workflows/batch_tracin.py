@@ -5,6 +5,7 @@ work, and they are shared. Each test triple has its own result on the disk befor
 begins, so a killed run loses at most a group.
 """
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +104,7 @@ def batch_tracin(
             raise DataError(_none_explained(request, [_unusable(test) for test in tests]))
         settings = settings_of(source, _ids(tests))
         output = OutputFolder(request.output_dir)
-        output.prepare(_identity(settings, source))
+        output.prepare(_identity(settings, source, request))
         batch = _Batch(
             source,
             replace(report_source(source, settings), graph=labelled),
@@ -113,10 +114,9 @@ def batch_tracin(
         with open_trace_run(source, f"batch_tracin {source.task.dataset}") as tracker:
             outcomes = batch.run(tests, progress)
             output.summarise(outcomes)
-            finished = [outcome.index for outcome in outcomes if outcome.status != "failed"]
-            if not finished:
+            if all(outcome.status == "failed" for outcome in outcomes):
                 raise DataError(_none_explained(request, outcomes))
-            folder = output.join(finished, batch.frame())
+            folder = output.join(batch.frame())
             tracker.artifact(folder)
             tracker.artifact(output.root / "summary.json", "influence")
             if batch.computed:
@@ -177,9 +177,7 @@ class _Batch:
             return _unusable(test), nothing
         folder = self._output.finished(test.index, test.text)
         if folder is not None:
-            found = self._output.report(folder)
-            numbers = (found.candidates, found.score, found.rank)
-            return Outcome(test.index, test.text, "kept", "", *numbers), nothing
+            return self._output.kept(test.index, test.text, folder), nothing
         head, _, tail = test.ids
         candidates = self._neighbourhood.candidates(head, tail, self._filtering)
         if not len(candidates):
@@ -271,8 +269,16 @@ def _labels(graph: KnowledgeGraph, request: BatchRequest) -> dict[str, Any]:
     return changed
 
 
-def _identity(settings: Mapping[str, Any], source: TraceSource) -> dict[str, Any]:
-    """Return what results depend on: settings, model and checkpoints."""
+def _identity(
+    settings: Mapping[str, Any], source: TraceSource, request: BatchRequest
+) -> dict[str, Any]:
+    """Return what results depend on: settings, model, checkpoints, and the labels' files."""
     weights = [[c.step, c.learning_rate_weight] for c in source.checkpoints]
     identity = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
-    return {**identity, "model": source.model.run_id or "", "checkpoints": weights}
+    labels = {"edge_map": request.edge_map, "node_name_dict": request.node_name_dict}
+    digests = {
+        f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+        for name, path in labels.items()
+        if path
+    }
+    return {**identity, "model": source.model.run_id or "", "checkpoints": weights, **digests}
