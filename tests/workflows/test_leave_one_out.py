@@ -11,7 +11,9 @@ from clew.__main__ import run
 from clew.cli import cli
 from clew.config.load import load
 from clew.evaluation.regression import RegressionResult
+from clew.queries.cells import find_cell
 from clew.queries.runs import download_artifact, find_run, list_artifact_folders
+from clew.workflows.child import train_in_child
 from clew.workflows.leave_one_out import train_each_group
 from tests.unit.data.sequence_files import sequence_columns, write_folder
 
@@ -58,6 +60,17 @@ def test_each_group_is_the_test_group_once(
     repeated = load(tmp_path / "out" / "group-01" / "config.yaml")
     assert repeated.data.test_group == "flight 1"
     assert not repeated.data.leave_one_group_out
+
+
+def test_a_cell_of_a_study_is_the_run_of_all_groups(
+    config_file: Path, tracking_store: Path
+) -> None:
+    tags = {names.TAG_CELL: "a cell", names.TAG_STUDY: "clouds"}
+    result = train_in_child(load(config_file), tags=tags)
+    cell = find_cell("a cell")
+    assert cell is not None
+    assert cell.run_id == result.run_id
+    assert cell.metrics["test/mae"] == result.metrics["test/mae"]
 
 
 def test_one_run_from_the_command_line(config_file: Path, tracking_store: Path) -> None:

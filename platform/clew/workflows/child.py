@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def train_in_child(
         command += ["--result-file", str(result), "--parent-run", parent_run_id or ""]
         command += ["--tags", json.dumps(dict(tags or {}))]
         _run(command, "training")
-        return TrainResult(**json.loads(result.read_text(encoding="utf-8")))
+        content = json.loads(result.read_text(encoding="utf-8"))
+        # A model for each group has errors by group besides, which are its run's alone.
+        return TrainResult(**{field.name: content[field.name] for field in fields(TrainResult)})
 
 
 def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:

@@ -57,13 +57,14 @@ def train_each_group(
         config: With `data.leave_one_group_out`.
         output_dir: Where to copy the runs' files, one folder a group.
         parent_run_id: Run of which this one is a part.
-        tags: Further tags of all runs.
+        tags: Further tags of all runs; a study's cell is the run above them alone.
 
     Raises:
         UsageError: configuration, data or tracking store cannot be used.
     """
     assert isinstance(config.data, ImageSequenceData)
     table = load_table(config.data)
+    tags = dict(tags or {})
     with (
         open_tracker(
             TrackingConfig(experiment=config.tracking.experiment),
@@ -76,7 +77,7 @@ def train_each_group(
                 names.TAG_CONFIG_HASH: config.config_hash,
                 names.TAG_UNIT: table.unit,
             }
-            | dict(tags or {}),
+            | tags,
             parent_run_id=parent_run_id,
         ) as tracker,
         tempfile.TemporaryDirectory(prefix="clew-groups-") as name,
@@ -87,7 +88,7 @@ def train_each_group(
                 _fold(config, group),
                 output_dir=output_dir / f"group-{place:02d}" if output_dir else None,
                 parent_run_id=tracker.run_id,
-                tags=tags,
+                tags={key: value for key, value in tags.items() if key != names.TAG_CELL},
             )
             parts.append(_predictions(fold, Path(name) / str(place)))
             logger.info("group %s: %s", group, parts[-1].metrics(SPLIT))
