@@ -7,6 +7,8 @@ import pytest
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.window_records import TextInfluenceReport
+from clew.workflows.export import export
+from clew.workflows.predict import asked, predict
 from clew.workflows.trace_text import trace_text
 from clew.workflows.trace_windows import WindowTrace
 from clew.workflows.train import train
@@ -90,6 +92,16 @@ def test_what_cannot_be_traced_is_refused(model: str):
         trace_text("some/where", "a", "b", {})
     with pytest.raises(ConfigError, match="the last 0 modules were asked for"):
         trace_text(model, "a", "b", {}, num_last_layers=0)
+
+
+def test_a_language_model_has_no_names_to_ask_for(model: str, tmp_path: Path):
+    for command in (
+        lambda: predict(model, [asked("virus", "isa", "")]),
+        lambda: export(model, tmp_path / "files"),
+    ):
+        with pytest.raises(ConfigError, match="is a language_modeling model; only link prediction"):
+            command()
+    assert not (tmp_path / "files").exists()
 
 
 def test_a_damaged_report_is_named(tmp_path: Path):

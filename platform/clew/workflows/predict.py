@@ -12,7 +12,7 @@ from clew.config.data import TripleData
 from clew.data.sources import load_graph
 from clew.data.triples import KnowledgeGraph
 from clew.data.vocabulary import Vocabulary
-from clew.errors import CheckpointError, DataError, UsageError
+from clew.errors import CheckpointError, ConfigError, DataError, UsageError
 from clew.evaluation.answers import Answer, Prediction, Query
 from clew.evaluation.model_folder import (
     ENTITIES_FILE,
@@ -140,11 +140,20 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
 
     A registered model holds everything; for a run or a checkpoint the data set tells what is known
     in training, and without it the names that the run recorded still answer.
+
+    Raises:
+        UsageError: the model is none of link prediction, or neither data nor names are there.
     """
+    data = source.config.data
+    if not isinstance(data, TripleData):
+        raise ConfigError(
+            f"{source.title} is a {source.manifest.task} model; only link prediction answers "
+            "queries by name and has embeddings with names: give the id of such a run"
+        )
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():
         return load_predictor(source.checkpoint), []
     try:
-        graph = _graph_of(source)
+        graph = _graph_of(source, data)
     except UsageError as error:
         entities, relations = _recorded_names(source)
         model = load_conve(source.checkpoint, len(entities), len(relations))
@@ -154,13 +163,7 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     return Predictor(model, graph.entities, graph.relations, known=known), []
 
 
-def _graph_of(source: ModelSource) -> KnowledgeGraph:
-    data = source.config.data
-    if not isinstance(data, TripleData):
-        raise CheckpointError(
-            f"{source.title} was trained on {data.kind}; only link prediction answers queries by "
-            "name"
-        )
+def _graph_of(source: ModelSource, data: TripleData) -> KnowledgeGraph:
     graph = load_graph(data)
     check_fingerprint(source, graph.fingerprint)
     return graph
