@@ -189,6 +189,33 @@ def test_results_of_other_settings_are_kept(trained: TrainedStore, tmp_path: Pat
         tracin(trained.strong, test, {"influence.top_k": "3"}, output=out)
     assert (out / "influence.json").read_bytes() == before
     tracin(trained.strong, test, {"influence.memory_budget_mib": "64"}, output=out)
+    with pytest.raises(ConfigError, match=r"other settings \((config_hash|model): "):
+        tracin(trained.weak, test, {}, output=out)
+
+
+def test_results_of_a_run_with_the_same_configuration_are_kept(trained, tmp_path):
+    target, test = tmp_path / "results.json", LINES[0].replace("\t", ",")
+    tracin(trained.strong, test, {}, output=target)
+    content = json.loads(target.read_text())
+    content["model"]["run_id"] = "twin"
+    target.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"\\(model: 'twin' there, '{trained.strong}' now"):
+        tracin(trained.strong, test, {}, output=target)
+    content["model"] |= {"run_id": trained.strong, "checkpoints": []}
+    target.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="\\(checkpoints: "):
+        tracin(trained.strong, test, {}, output=target)
+
+
+@pytest.mark.parametrize("name", ["results.csv", "results.parquet", "out/influence.csv"])
+def test_files_that_do_not_say_of_what_they_are_are_kept(trained, tmp_path, name):
+    existing = tmp_path / name
+    existing.parent.mkdir(exist_ok=True)
+    existing.write_text("precious")
+    output = existing if existing.parent == tmp_path else existing.parent
+    with pytest.raises(ConfigError, match=f"{name} exists and does not say what settings"):
+        tracin(trained.strong, LINES[0].replace("\t", ","), {}, output=output)
+    assert existing.read_text() == "precious"
 
 
 def batch(

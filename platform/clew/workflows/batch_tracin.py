@@ -23,9 +23,9 @@ from clew.influence.report import Findings, ReportSource, build_report
 from clew.records import InfluenceReport
 from clew.workflows.batch_results import Outcome, OutputFolder
 from clew.workflows.test_triples import TestTriple, read_test_triples
+from clew.workflows.trace_output import identity
 from clew.workflows.trace_source import TraceSource, open_trace_source
 from clew.workflows.tracin import (
-    WITHOUT_EFFECT,
     deviation,
     explain,
     open_trace_run,
@@ -104,10 +104,11 @@ def batch_tracin(
             raise DataError(_none_explained(request, [_unusable(test) for test in tests]))
         settings = settings_of(source, _ids(tests))
         output = OutputFolder(request.output_dir)
-        output.prepare(_identity(settings, source, request))
+        report = replace(report_source(source, settings), graph=labelled)
+        output.prepare(identity(settings, report.model) | _digests(request))
         batch = _Batch(
             source,
-            replace(report_source(source, settings), graph=labelled),
+            report,
             output,
             Neighbourhood.cached(labelled, cache_folder()),
         )
@@ -269,16 +270,11 @@ def _labels(graph: KnowledgeGraph, request: BatchRequest) -> dict[str, Any]:
     return changed
 
 
-def _identity(
-    settings: Mapping[str, Any], source: TraceSource, request: BatchRequest
-) -> dict[str, Any]:
-    """Return what results depend on: settings, model, checkpoints, and the labels' files."""
-    weights = [[c.step, c.learning_rate_weight] for c in source.checkpoints]
-    identity = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
-    labels = {"edge_map": request.edge_map, "node_name_dict": request.node_name_dict}
-    digests = {
+def _digests(request: BatchRequest) -> dict[str, str]:
+    """Return what files of labels hold, as far as they are given."""
+    files = {"edge_map": request.edge_map, "node_name_dict": request.node_name_dict}
+    return {
         f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-        for name, path in labels.items()
+        for name, path in files.items()
         if path
     }
-    return {**identity, "model": source.model.run_id or "", "checkpoints": weights, **digests}

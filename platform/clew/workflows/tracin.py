@@ -15,33 +15,19 @@ from clew import names
 from clew.checkpoints import CheckpointRecord
 from clew.config.services import TrackingConfig
 from clew.data.triples import Triples
-from clew.errors import ConfigError
 from clew.influence.report import Findings, ReportSource, write_report
-from clew.records import InfluenceReport, TripleRecord, read_influence_json
+from clew.records import InfluenceReport, TripleRecord
 from clew.tracking.base import Tracker
 from clew.tracking.hardware import process_gib, process_peak_gib, reset_process_peak
 from clew.tracking.mlflow_store import open_tracker
 from clew.workflows.evaluate import tags_of
 from clew.workflows.test_triples import read_test_triples, usable
+from clew.workflows.trace_output import check_output, copy_files
 from clew.workflows.trace_source import TraceSource, device_name, open_trace_source
 
 logger = logging.getLogger(__name__)
 
-REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
 SHOWN_PROPONENTS = 3
-WITHOUT_EFFECT = frozenset(
-    {
-        "batch_size",
-        "enable_memory_cleanup",
-        "half_precision_deviation",
-        "memory_budget_mib",
-        "tests_per_group",
-        "tests_per_pass",
-        "tile_triples",
-        "use_gradient_checkpointing",
-    }
-)
-"""Settings that change time or memory, but no result."""
 Progress = Callable[[int, int], None]
 
 
@@ -107,14 +93,15 @@ def tracin(
     with open_trace_source(model, overrides, train=train) as source:
         tests = usable(read_test_triples(test, source.task.graph), test)
         settings = settings_of(source, tests)
-        check_output(output, settings)
+        described = report_source(source, settings)
+        check_output(output, described)
         with (
             open_trace_run(source, f"tracin {source.task.dataset}") as tracker,
             tempfile.TemporaryDirectory(prefix="clew-influence-") as temporary,
         ):
             folder = Path(temporary) / names.ARTIFACT_INFLUENCE
             findings = explain(source, tests, progress=progress)
-            report = write_report(folder, report_source(source, settings), findings)
+            report = write_report(folder, described, findings)
             tracker.metrics(speed(findings) | deviation(settings), source.model.manifest.step)
             tracker.artifact(folder)
             if output is not None:
@@ -233,39 +220,3 @@ def deviation(settings: Mapping[str, Any]) -> dict[str, float]:
         names.INFLUENCE_HALF_PRECISION_ERROR: measured["relative_error"],
         names.INFLUENCE_HALF_PRECISION_SPEARMAN: measured["spearman_top_100"],
     }
-
-
-def check_output(output: Path | None, settings: Mapping[str, Any]) -> None:
-    """Refuse to write over the results of other settings."""
-    if output is None:
-        return
-    existing = output / names.INFLUENCE_JSON if not _is_file_name(output) else output
-    if existing.suffix != ".json" or not existing.is_file():
-        return
-    earlier = read_influence_json(existing).settings
-    for key, value in settings.items():
-        if key in WITHOUT_EFFECT or earlier.get(key) == value:
-            continue
-        raise ConfigError(
-            f"{existing} holds results for other settings ({key}: {earlier.get(key)!r} there, "
-            f"{value!r} now); give another output, or move that file away"
-        )
-
-
-def copy_files(folder: Path, output: Path) -> None:
-    """Copy the three files to a folder, or one of them to a file, each whole or not at all."""
-    if _is_file_name(output):
-        pairs = [(folder / f"influence{output.suffix}", output)]
-    else:
-        pairs = [(folder / name, output / name) for name in REPORT_FILES]
-    for found, target in pairs:
-        if not found.is_file():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        temporary.write_bytes(found.read_bytes())
-        temporary.replace(target)
-
-
-def _is_file_name(output: Path) -> bool:
-    return output.suffix in (".json", ".csv", ".parquet")

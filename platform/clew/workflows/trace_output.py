@@ -1,0 +1,75 @@
+"""Where an explanation's files go besides its run, and whose results are never written over."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clew import names
+from clew.errors import ConfigError
+from clew.influence.report import ReportSource
+from clew.records import ReportModel, read_influence_json
+
+REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
+WITHOUT_EFFECT = frozenset(
+    {
+        "batch_size",
+        "enable_memory_cleanup",
+        "half_precision_deviation",
+        "memory_budget_mib",
+        "tests_per_group",
+        "tests_per_pass",
+        "tile_triples",
+        "use_gradient_checkpointing",
+    }
+)
+"""Settings that change time or memory, but no result."""
+
+
+def check_output(output: Path | None, source: ReportSource) -> None:
+    """Refuse to write over results of other settings or another model, or that do not say of what.
+
+    Raises:
+        ConfigError: such a file is where the report is to go.
+    """
+    existing = [path for path in _targets(output) if path.exists()] if output else []
+    said = [path for path in existing if path.suffix == ".json"]
+    if existing and not said:
+        raise ConfigError(
+            f"{existing[0]} exists and does not say what settings it is of; give another output, "
+            "or move that file away"
+        )
+    for path in said:
+        report = read_influence_json(path)
+        earlier = identity(report.settings, report.model)
+        for key, value in identity(source.settings, source.model).items():
+            if earlier.get(key) != value:
+                raise ConfigError(
+                    f"{path} holds results for other settings ({key}: {earlier.get(key)!r} there, "
+                    f"{value!r} now); give another output, or move that file away"
+                )
+
+
+def identity(settings: Mapping[str, Any], model: ReportModel) -> dict[str, Any]:
+    """Return what scores depend on: settings that have an effect, the model, its checkpoints."""
+    checkpoints = [[checkpoint.step, checkpoint.weight] for checkpoint in model.checkpoints]
+    content = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
+    return content | {"model": model.run_id, "checkpoints": checkpoints}
+
+
+def copy_files(folder: Path, output: Path) -> None:
+    """Copy the three files to a folder, or one of them to a file, each whole or not at all."""
+    for target in _targets(output):
+        found = folder / f"influence{target.suffix}"
+        if not found.is_file():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        temporary.write_bytes(found.read_bytes())
+        temporary.replace(target)
+
+
+def _targets(output: Path) -> list[Path]:
+    """Return the files that a report is written to: one of the three, or all in a folder."""
+    if output.suffix in (".json", ".csv", ".parquet"):
+        return [output]
+    return [output / name for name in REPORT_FILES]
