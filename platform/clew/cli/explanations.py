@@ -1,7 +1,7 @@
 """Verbs that explain predictions: tracin, batch-tracin, trace-sequence, trace-text."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from clew.cli.options import (
     no_cleanup,
     number_or_none,
     path_or_none,
-    split_assignments,
+    settings_option,
     whole_number,
 )
 from clew.config.flags import FILTER_FLAGS, INFLUENCE_FLAGS, overrides_from_flags
@@ -21,12 +21,12 @@ from clew.config.load import parse_assignments
 
 
 def _explanation_settings(
-    flags: Mapping[str, str], keys: Mapping[str, str], *, no_cleanup: bool, further: str
+    flags: Mapping[str, str], keys: Mapping[str, str], *, no_cleanup: bool, further: Sequence[str]
 ) -> dict[str, Any]:
     overrides: dict[str, Any] = dict(overrides_from_flags(flags, keys))
     if no_cleanup:
         overrides["influence.enable_memory_cleanup"] = "false"
-    return overrides | parse_assignments(split_assignments(further))
+    return overrides | parse_assignments(further)
 
 
 def _progress(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
@@ -51,7 +51,7 @@ def _progress(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
 @flags_of(INFLUENCE_FLAGS)
 @no_cleanup
 @flag("output", help="Folder for the three files, or one .json, .csv or .parquet file.")
-@flag("set", help="Further settings, influence.key=value, separated by commas.")
+@settings_option("influence.key=value")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 def tracin(
     *,
@@ -60,7 +60,7 @@ def tracin(
     train: str,
     disable_memory_cleanup: bool,
     output: str,
-    set: str,
+    set: list[str],
     as_json: bool,
     **flags: str,
 ) -> int:
@@ -94,7 +94,7 @@ def tracin(
 @flag("node_name_dict", help="Labels of entities, id<TAB>name.")
 @flag("start_index", help="First line to explain, from 0.")
 @flag("max_triples", help="Lines to explain; all that follow unless given.")
-@flag("set", help="Further settings, influence.key=value, separated by commas.")
+@settings_option("influence.key=value")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 def batch_tracin(
     *,
@@ -109,7 +109,7 @@ def batch_tracin(
     node_name_dict: str,
     start_index: str,
     max_triples: str,
-    set: str,
+    set: list[str],
     as_json: bool,
     **flags: str,
 ) -> int:

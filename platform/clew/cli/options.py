@@ -42,7 +42,7 @@ no_cleanup = click.option(
 )
 
 
-def split_assignments(text: str) -> list[str]:
+def _split_assignments(text: str) -> list[str]:
     """Split at commas that start another assignment, so that values may hold commas."""
     parts: list[str] = []
     for piece in filter(None, text.split(",")):
@@ -51,6 +51,20 @@ def split_assignments(text: str) -> list[str]:
         else:
             parts.append(piece)
     return parts
+
+
+def settings_option(example: str) -> Callable[[F], F]:
+    """Return the option `--set`, which may be given several times; its value is a list.
+
+    Args:
+        example: An assignment, for the help.
+    """
+
+    def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
+        return [part for text in texts for part in _split_assignments(text)]
+
+    text = f"Further settings, {example}, separated by commas or in options of their own."
+    return click.option("--set", "set", multiple=True, callback=split, help=text)
 
 
 def path_or_none(text: str) -> Path | None:

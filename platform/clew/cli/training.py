@@ -14,7 +14,7 @@ from clew.cli.options import (
     no_cleanup,
     path_or_none,
     positive_number,
-    split_assignments,
+    settings_option,
     whole_number,
 )
 from clew.config.flags import TRAIN_FLAGS, overrides_from_flags
@@ -33,7 +33,7 @@ DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
 @click.option("--parent-run", default="", hidden=True, help="Run of which this one is a part.")
 @click.option("--tags", default="", hidden=True, help="Further tags of the run, as JSON.")
 @flag("output_dir", help="Also copy configuration and best checkpoint to this new folder.")
-@flag("set", help="Further settings, section.key=value, separated by commas.")
+@settings_option("section.key=value")
 @click.argument("assignments", nargs=-1)
 def train(
     *,
@@ -44,7 +44,7 @@ def train(
     result_file: str,
     parent_run: str,
     tags: str,
-    set: str,
+    set: list[str],
     assignments: tuple[str, ...],
     **flags: str,
 ) -> int:
@@ -52,7 +52,7 @@ def train(
     from clew.workflows import train as workflow
     from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 
-    overrides = _overrides(flags, disable_memory_cleanup, [*split_assignments(set), *assignments])
+    overrides = _overrides(flags, disable_memory_cleanup, [*set, *assignments])
     if resume and config and config != DEFAULT_CONFIG:
         raise ConfigError(
             f"--resume {resume} repeats that run's own configuration, but --config {config} is "
@@ -91,7 +91,7 @@ def _overrides(
 @no_cleanup
 @flag("memory_gib", help="Memory to fit into; what there is now unless given.")
 @flag("num_processes", help="Processes of a data-parallel run, each on its device; 1 unless given.")
-@flag("set", help="Further settings, section.key=value, separated by commas.")
+@settings_option("section.key=value")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.argument("assignments", nargs=-1)
 def plan(
@@ -100,7 +100,7 @@ def plan(
     disable_memory_cleanup: bool,
     memory_gib: str,
     num_processes: str,
-    set: str,
+    set: list[str],
     as_json: bool,
     assignments: tuple[str, ...],
     **flags: str,
@@ -108,7 +108,7 @@ def plan(
     """Say what training would take in memory, and what would save some, before any training."""
     from clew.workflows.plan import plan as workflow
 
-    overrides = _overrides(flags, disable_memory_cleanup, [*split_assignments(set), *assignments])
+    overrides = _overrides(flags, disable_memory_cleanup, [*set, *assignments])
     result = workflow(
         load(config or DEFAULT_CONFIG, overrides),
         memory_gib=positive_number("memory-gib", memory_gib),
