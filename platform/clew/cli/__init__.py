@@ -1,7 +1,7 @@
 """The command line: reads options, calls one workflow, prints its result.
 
-The options of `train` are generated from `clew.config.flags`; every verb has the parameters of the
-MLproject entry point of the same name, with dashes for underscores.
+The options of `train` are generated from `clew.config.flags`. Every verb but `sync` and `ui` is an
+entry point of MLproject with the same parameters, with dashes for underscores; `demo` is `main`.
 """
 
 import click

@@ -17,9 +17,9 @@ from clew.errors import ConfigError
 @flag("metric", help="Metric that chooses and compares; valid/mrr unless given.")
 @flag("name", help="Registered model; clew-<data set> unless given.")
 @flag("alias", help="Alias to compete for; champion unless given.")
-@click.option("--dry-run", is_flag=True, help="Check, but write nothing.")
+@flag("dry_run", is_flag=False, flag_value="true", help="Check, but write nothing.")
 @flag("force", help="Reason to overrule checks that are not final; it is recorded.")
-@click.option("--rollback", is_flag=True, help="Give the alias back to the version before.")
+@flag("rollback", is_flag=False, flag_value="true", help="Give the alias back to who had it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 def promote(
     *,
@@ -28,9 +28,9 @@ def promote(
     metric: str,
     name: str,
     alias: str,
-    dry_run: bool,
+    dry_run: str,
     force: str,
-    rollback: bool,
+    rollback: str,
     as_json: bool,
 ) -> int:
     """Register the best checkpoint of a run, check it, and make it champion."""
@@ -39,11 +39,11 @@ def promote(
     def show(check: Any) -> None:
         click.echo(json.dumps(dataclasses.asdict(check)) if as_json else check.line())
 
-    if rollback:
+    if truth("rollback", rollback):
         result = workflow.rollback(name, alias)
     else:
         request = workflow.PromotionRequest(
-            run_id, experiment, metric, name, alias, dry_run=dry_run, force=force
+            run_id, experiment, metric, name, alias, dry_run=truth("dry-run", dry_run), force=force
         )
         result = workflow.promote(request, show)
     click.echo(json.dumps({"result": result.as_dict()}) if as_json else result.table())
