@@ -20,7 +20,7 @@ import torch
 
 from clew.config.load import load
 from clew.config.schema import RunConfig
-from clew.data.loaders import iterate_batches
+from clew.data.loaders import BatchLoader
 from clew.losses.language import token_losses
 from clew.models.eigenstate_lm import EigenstateLM, count_parameters
 from clew.tasks.language_modeling import LanguageModeling
@@ -67,14 +67,12 @@ def train(name: str, task: LanguageModeling, config: RunConfig, steps: int) -> T
     seconds: list[float] = []
     step_tokens = config.training.batch_size * task.train_examples().length
     curve: dict[int, float] = {}
+    loader = BatchLoader(
+        task.train_examples(), batch_size=config.training.batch_size, seed=config.training.seed
+    )
     epoch = 0
     while len(seconds) < steps:
-        for batch in iterate_batches(
-            task.train_examples(),
-            batch_size=config.training.batch_size,
-            seed=config.training.seed,
-            epoch=epoch,
-        ):
+        for batch in loader.epoch(epoch):
             started = time.perf_counter()
             set_learning_rate(optimizer, peak * schedule.factor(step=len(seconds), epoch=epoch))
             train_step(model, optimizer, batch.tokens, max_grad_norm=config.training.max_grad_norm)

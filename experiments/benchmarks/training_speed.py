@@ -26,7 +26,7 @@ import torch
 from clew.checkpoints import Manifest
 from clew.config.load import from_mapping
 from clew.config.model import ConvEModel
-from clew.data.loaders import iterate_batches
+from clew.data.loaders import BatchLoader
 from clew.data.triple_batches import OneVsAllExamples
 from clew.data.triples import KnowledgeGraph, no_triples
 from clew.data.vocabulary import Vocabulary
@@ -106,7 +106,7 @@ def bare_loop(case: Case) -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     seconds = []
     start = time.perf_counter()
-    for batch in iterate_batches(examples, batch_size=case.batch_size, seed=0, epoch=0):
+    for batch in BatchLoader(examples, batch_size=case.batch_size, seed=0).epoch(0):
         with case.autocast():
             queries = model(batch.head, batch.relation)
             table, bias = model.entity.weight, model.entity_bias

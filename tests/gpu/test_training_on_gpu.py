@@ -10,6 +10,7 @@ import torch
 from clew import names
 from clew.checkpoints import Manifest
 from clew.config.load import from_mapping
+from clew.data.loaders import BatchLoader, LoaderSettings
 from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.losses.targets import LossFunction
 from clew.tracking.base import MemoryTracker
@@ -125,3 +126,11 @@ def test_the_fused_loss_by_kernels_equals_float64(
         torch.testing.assert_close(
             on_gpu.cpu().double(), on_cpu, rtol=tolerance, atol=tolerance * scale
         )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_lie_in_page_locked_memory(num_workers: int) -> None:
+    examples = build_task(from_mapping({"data": {"name": "umls"}})).train_examples()
+    settings = LoaderSettings(num_workers=num_workers, pin_memory=True)
+    batch = next(BatchLoader(examples, batch_size=64, seed=0, settings=settings).epoch(0))
+    assert all(tensor.is_pinned() for tensor in vars(batch).values())

@@ -65,7 +65,7 @@ class TrainingConfig(Section):
     num_workers: int = Field(default=0, ge=0)
     """Worker processes that prepare batches; 0: the training process itself."""
     pin_memory: bool = False
-    """Prepare batches in page-locked memory (GPU only)."""
+    """Prepare batches in page-locked memory, with workers or without (GPU only)."""
     persistent_workers: bool = False
     """Keep the workers alive between epochs."""
     prefetch_factor: int | None = Field(default=None, ge=1)

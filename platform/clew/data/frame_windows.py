@@ -1,5 +1,6 @@
 """Windows of consecutive frames: what a model of sequences is trained on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,14 +35,15 @@ class SequenceBatch:
         return len(self.target)
 
     def to(self, device: torch.device) -> "SequenceBatch":
-        """Return the batch on a device."""
-        return SequenceBatch(
-            self.images.to(device, non_blocking=True),
-            self.scalars.to(device, non_blocking=True),
-            self.target.to(device, non_blocking=True),
-            self.present.to(device, non_blocking=True),
-            self.last_frame.to(device, non_blocking=True),
-        )
+        """Return the batch on a device; from page-locked memory the copy does not wait."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "SequenceBatch":
+        """Return the batch in page-locked memory."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "SequenceBatch":
+        return SequenceBatch(**{name: change(tensor) for name, tensor in vars(self).items()})
 
     def units(self) -> dict[str, int]:
         """Return windows and frames."""

@@ -32,6 +32,10 @@ class Batch(Protocol):
         """Return the batch on a device."""
         ...
 
+    def pin_memory(self) -> Self:
+        """Return the batch in page-locked memory; the loader calls this if it is asked to."""
+        ...
+
     def units(self) -> dict[str, int]:
         """Return what throughput counts: `examples`, and `tokens` or `frames` where there are."""
         ...
@@ -105,47 +109,60 @@ def microbatch_indices(
     return [order[start:end][rank::world_size] for start, end in bounds]
 
 
-class _IndexedBatches(Dataset[B], Generic[B]):
-    """Adapter for DataLoader: item i is the whole i-th microbatch."""
+class BatchLoader(Generic[B]):
+    """Hands out the microbatches of one epoch after another, in an order that is the epoch's own.
 
-    def __init__(self, source: ExampleSource[B], plan: list[np.ndarray]) -> None:
+    Persistent workers live as long as the loader. They hold the examples; which ones make up a
+    batch is sent to them, so that each epoch may have a plan of its own.
+
+    Args:
+        source: The examples.
+        batch_size: Examples in a microbatch of each process.
+        seed: With the epoch, what the order follows from.
+        rank: Number of this process among `world_size`.
+        world_size: Processes that share an epoch.
+        settings: How batches are prepared.
+    """
+
+    def __init__(
+        self,
+        source: ExampleSource[B],
+        *,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        settings: LoaderSettings | None = None,
+    ) -> None:
+        settings = settings or LoaderSettings()
+        self._num_examples, self._seed = len(source), seed
+        self._shares = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
+        self._plan: list[np.ndarray] = []
+        self._batches = DataLoader(
+            _BatchesByIndices(source),
+            batch_size=None,
+            sampler=self._plan,
+            num_workers=settings.num_workers,
+            pin_memory=settings.pin_memory and torch.cuda.is_available(),
+            persistent_workers=settings.persistent_workers,
+            prefetch_factor=settings.prefetch_factor,
+            multiprocessing_context=settings.multiprocessing_context,
+            # Its own: a draw for the workers' seeds from the global one would change dropout.
+            generator=torch.Generator(),
+        )
+
+    def epoch(self, epoch: int, cursor: int = 0) -> Iterator[B]:
+        """Yield the microbatches of an epoch from number `cursor` on; one epoch at a time."""
+        order = epoch_order(self._num_examples, seed=self._seed, epoch=epoch)
+        self._plan[:] = microbatch_indices(order, **self._shares)[cursor:]
+        yield from self._batches
+
+
+class _BatchesByIndices(Dataset[B], Generic[B]):
+    """Adapter for DataLoader: an item is the microbatch of some indices."""
+
+    def __init__(self, source: ExampleSource[B]) -> None:
         self.source = source
-        self.plan = plan
 
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __getitem__(self, index: int) -> B:
-        return self.source.batch(self.plan[index])
-
-
-def iterate_batches(
-    source: ExampleSource[B],
-    *,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    cursor: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    settings: LoaderSettings | None = None,
-) -> Iterator[B]:
-    """Yield the microbatches of an epoch from number `cursor` on."""
-    settings = settings or LoaderSettings()
-    order = epoch_order(len(source), seed=seed, epoch=epoch)
-    plan = microbatch_indices(order, batch_size=batch_size, rank=rank, world_size=world_size)
-    plan = plan[cursor:]
-    if settings.num_workers == 0:
-        for indices in plan:
-            yield source.batch(indices)
-        return
-    yield from DataLoader(
-        _IndexedBatches(source, plan),
-        batch_size=None,
-        shuffle=False,
-        num_workers=settings.num_workers,
-        pin_memory=settings.pin_memory and torch.cuda.is_available(),
-        persistent_workers=settings.persistent_workers,
-        prefetch_factor=settings.prefetch_factor,
-        multiprocessing_context=settings.multiprocessing_context,
-    )
+    def __getitem__(self, indices: np.ndarray) -> B:
+        return self.source.batch(indices)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
-from clew.data.loaders import Batch, iterate_batches
+from clew.data.loaders import Batch, BatchLoader
 from clew.tasks.base import Task
 from clew.tracking.hardware import GIB, process_gib
 from clew.training import heap_replay
@@ -127,15 +127,13 @@ def _silenced(name: str) -> Iterator[None]:
 def _first_batch(config: RunConfig, task: Task[Any], world_size: int) -> Batch:
     """Return the first microbatch of training."""
     training = config.training
-    batch: Batch = next(
-        iterate_batches(
-            task.train_examples(),
-            batch_size=training.batch_size,
-            seed=training.seed,
-            epoch=0,
-            world_size=world_size,
-        )
+    loader: BatchLoader[Any] = BatchLoader(
+        task.train_examples(),
+        batch_size=training.batch_size,
+        seed=training.seed,
+        world_size=world_size,
     )
+    batch: Batch = next(loader.epoch(0))
     return batch
 
 

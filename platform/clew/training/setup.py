@@ -14,7 +14,7 @@ from torch import nn
 from clew import names
 from clew.checkpoints import Manifest
 from clew.config.schema import RunConfig
-from clew.data.loaders import batches_per_epoch, iterate_batches
+from clew.data.loaders import BatchLoader, batches_per_epoch
 from clew.errors import ConfigError
 from clew.seeding import seed_everything
 from clew.tasks.base import Task
@@ -155,16 +155,13 @@ def _batches_of_each_size(trainer: Trainer[Any]) -> list[Any]:
     """Return the first and the last microbatch of an epoch: all sizes that training will see."""
     source, settings = trainer.task.train_examples(), trainer.settings
     count = batches_per_epoch(len(source), settings.batch_size, trainer.world.size)
-    found = []
-    for cursor in sorted({0, count - 1}):
-        batches = iterate_batches(
-            source,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            epoch=0,
-            cursor=cursor,
-            rank=trainer.world.rank,
-            world_size=trainer.world.size,
-        )
-        found.append(next(batches).to(trainer.precision.device))
+    loader = BatchLoader(
+        source,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        rank=trainer.world.rank,
+        world_size=trainer.world.size,
+    )
+    device = trainer.precision.device
+    found = [next(loader.epoch(0, cursor)).to(device) for cursor in sorted({0, count - 1})]
     return [batch for batch in found if batch.num_examples]

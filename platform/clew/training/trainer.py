@@ -25,7 +25,7 @@ from tqdm import tqdm
 from clew import names
 from clew.config.services import EvaluationConfig
 from clew.config.training import TrainingConfig
-from clew.data.loaders import Batch, LoaderSettings, batches_per_epoch, iterate_batches
+from clew.data.loaders import Batch, BatchLoader, LoaderSettings, batches_per_epoch
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
 from clew.tasks.base import B, Task
 from clew.training.average import ParameterAverage
@@ -75,10 +75,11 @@ class Trainer(Generic[B]):
             Interrupted: the process was asked to stop; a checkpoint was written first.
         """
         with self._interruptible():
+            loader = self._loader()
             while not self.finished:
                 self.model.train()
                 self.throughput.start()
-                for window in self._windows():
+                for window in self._windows(loader):
                     if self._out_of_steps or self._stop_requested:
                         break
                     self._step(window)
@@ -101,20 +102,21 @@ class Trainer(Generic[B]):
         limit = self.settings.max_steps
         return limit is not None and self.progress.step >= limit
 
-    def _windows(self) -> Iterator[list[B]]:
-        """Yield the microbatches of each optimizer step of the running epoch, from the cursor."""
-        batches = iterate_batches(
+    def _loader(self) -> BatchLoader[B]:
+        """Return what prepares batches, epoch after epoch."""
+        return BatchLoader(
             self.task.train_examples(),
             batch_size=self.settings.batch_size,
             seed=self.settings.seed,
-            epoch=self.progress.epoch,
-            cursor=self.progress.cursor,
             rank=self.world.rank,
             world_size=self.world.size,
             settings=loader_settings(self.settings),
         )
+
+    def _windows(self, loader: BatchLoader[B]) -> Iterator[list[B]]:
+        """Yield the microbatches of each optimizer step of the running epoch, from the cursor."""
         bar = tqdm(
-            batches,
+            loader.epoch(self.progress.epoch, self.progress.cursor),
             initial=self.progress.cursor,
             total=self._batches_per_epoch,
             desc=f"epoch {self.progress.epoch + 1}/{self.settings.num_epochs}",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clew.config.data import TokenData
-from clew.data.loaders import LoaderSettings, iterate_batches
+from clew.data.loaders import BatchLoader, LoaderSettings
 from clew.data.tokens import TokenSplits, find_text, load_tokens
 from clew.errors import ConfigError, DataError
 
@@ -70,15 +70,10 @@ def test_a_worker_reopens_the_map_instead_of_copying_it(splits: TokenSplits):
 
 
 def orders(splits: TokenSplits, cursor: int = 0, **settings: Any) -> list[list[int]]:
-    batches = iterate_batches(
-        splits.windows["train"],
-        batch_size=40,
-        seed=3,
-        epoch=1,
-        cursor=cursor,
-        settings=LoaderSettings(**settings),
+    loader = BatchLoader(
+        splits.windows["train"], batch_size=40, seed=3, settings=LoaderSettings(**settings)
     )
-    return [batch.ids.tolist() for batch in batches]
+    return [batch.ids.tolist() for batch in loader.epoch(1, cursor)]
 
 
 def test_the_order_depends_on_seed_epoch_and_cursor_alone(splits: TokenSplits):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clew.data.loaders import LoaderSettings, iterate_batches
+from clew.data.loaders import BatchLoader, LoaderSettings
 from clew.data.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
 from clew.data.triples import KnowledgeGraph
 
@@ -70,8 +70,8 @@ def test_workers_and_copies_hand_out_the_same(
     source = source_class.from_graph(graph, inverse_relations=True)
     copy = pickle.loads(pickle.dumps(source))
     settings = LoaderSettings(num_workers=num_workers)
-    batches = iterate_batches(copy, batch_size=64, seed=3, epoch=2, settings=settings)
-    expected = iterate_batches(source, batch_size=64, seed=3, epoch=2)
+    batches = BatchLoader(copy, batch_size=64, seed=3, settings=settings).epoch(2)
+    expected = BatchLoader(source, batch_size=64, seed=3).epoch(2)
     for batch, other in zip(batches, expected, strict=True):
         assert triples_of(batch) == triples_of(other)
 

@@ -36,6 +36,9 @@ class Pair:
     def to(self, device: torch.device) -> Self:
         return type(self)(self.x.to(device), self.y.to(device))
 
+    def pin_memory(self) -> Self:
+        return type(self)(self.x.pin_memory(), self.y.pin_memory())
+
     def units(self) -> dict[str, int]:
         return {"examples": len(self.x)}
 

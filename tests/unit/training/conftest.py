@@ -37,6 +37,9 @@ class ToyBatch:
     def to(self, device: torch.device) -> Self:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
+    def pin_memory(self) -> Self:
+        return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
+
     def units(self) -> dict[str, int]:
         return {"examples": self.num_examples}
 

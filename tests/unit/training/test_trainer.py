@@ -116,7 +116,7 @@ def test_a_float16_overflow_skips_the_step_halves_the_scale_and_is_counted(
     parameter = next(trainer.model.parameters())
     injected = parameter.register_hook(lambda gradient: gradient * float("inf"))
     before = parameters_of(trainer)
-    window = next(trainer._windows())
+    window = next(trainer._windows(trainer._loader()))
     trainer._step(window)
     for a, b in zip(before, parameters_of(trainer), strict=True):
         assert torch.equal(a, b)
