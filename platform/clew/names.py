@@ -4,6 +4,8 @@ Writers and readers (dashboard, command line, scripts) take the keys from here, 
 cannot drift apart.
 """
 
+from collections.abc import Mapping
+
 EXPERIMENT = "clew"
 PARAMETER_PREFIX = "cfg."
 
@@ -108,6 +110,14 @@ INFLUENCE_PAIRS_PER_SECOND = "influence/pairs_per_second"
 INFLUENCE_HALF_PRECISION_ERROR = "influence/half_precision_relative_error"
 INFLUENCE_HALF_PRECISION_SPEARMAN = "influence/half_precision_spearman_top_100"
 
+# Settings that an explanation records besides those of `influence`
+SETTING_EMA_DECAY = "ema_decay"
+"""Only where the run keeps an average of its parameters."""
+NOT_OF_THE_AVERAGE = (
+    "The run keeps an average of its parameters. This explanation, scores and ranks included, is "
+    "of the parameters themselves; predict, evaluate and Ask use the average."
+)
+
 # Artifacts
 ARTIFACT_CONFIG_YAML = "config.yaml"
 ARTIFACT_CONFIG_JSON = "config.json"
@@ -120,6 +130,11 @@ ARTIFACT_PROMOTION = "promotion.json"
 INFLUENCE_JSON = "influence.json"
 INFLUENCE_CSV = "influence.csv"
 INFLUENCE_PARQUET = "influence.parquet"
+
+
+def average_notes(settings: Mapping[str, object]) -> list[str]:
+    """What to say beside an explanation's scores: something where the run keeps an average."""
+    return [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
 
 
 def metric(split: str, name: str) -> str:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from streamlit.testing.v1 import AppTest
 
+from clew import names
 from clew.queries.report_files import report_files
 from tests.ui.conftest import Broken, Filled, Open, shown
 from tests.ui.seed import Seeder
@@ -124,6 +126,23 @@ def test_an_explanation_in_words(page: Open, many: Filled) -> None:
     assert "Pain" in text
     assert "the model puts" in text
     assert "Of 60 training facts" in text
+
+
+def numbers_of(settings: dict[str, float]) -> None:
+    import pandas as pd
+
+    from ui.components import prediction
+    from ui.data.influence import ReportHead
+
+    test = pd.Series({"rank": 1.0, "score": 2.5, "self_influence": 3.0})
+    prediction.numbers(test, ReportHead(pd.DataFrame([test]), settings=settings))
+
+
+@pytest.mark.parametrize("kept", [{}, {"ema_decay": 0.99}])
+def test_scores_that_are_not_of_the_average_say_so(kept: dict[str, float]) -> None:
+    app = AppTest.from_function(numbers_of, args=(kept,)).run()
+    assert not app.exception
+    assert (names.NOT_OF_THE_AVERAGE in shown(app)) == bool(kept)
 
 
 def test_a_report_of_the_strongest_facts_says_so() -> None:

@@ -147,6 +147,17 @@ def test_an_explained_text_is_a_page(page: Open, folder: Path, tmp_path: Path) -
     assert "nothing alike" in other
 
 
+def test_numbers_that_are_not_of_the_average_say_so(
+    page: Open, folder: Path, report: TextInfluenceReport, tmp_path: Path
+) -> None:
+    for kept in ({}, {"ema_decay": 0.99}):
+        replace(report, settings=kept).write(folder / TEXT_INFLUENCE_JSON)
+        content = (folder / TEXT_INFLUENCE_JSON).read_text()
+        uri, run_id = record(tmp_path / f"store {len(kept)}", content)
+        said = names.NOT_OF_THE_AVERAGE in shown(page("influence", uri, run=run_id))
+        assert said == bool(kept)
+
+
 def test_a_search_that_finds_no_window_says_so(page: Open, folder: Path, tmp_path: Path) -> None:
     uri, run_id = record(tmp_path / "store", (folder / TEXT_INFLUENCE_JSON).read_text())
     assert "No training window passes" in shown(

@@ -74,6 +74,7 @@ def test_a_window_is_traced_and_recorded(model: str, tmp_path: Path) -> None:
     check(result)
     assert result.report.group == "flight 2"
     assert "window that ends at frame 25" in result.table()
+    assert "average" not in result.table()
     assert SequenceInfluenceReport.read(tmp_path / "report.json") == result.report
     assert result.run_id is not None
     folder = download_artifact(result.run_id, "influence", tmp_path)

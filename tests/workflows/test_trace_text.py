@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from clew import names
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError, ConfigError, DataError
+from clew.queries.runs import download_artifact
 from clew.window_records import TextInfluenceReport
 from clew.workflows.export import export
 from clew.workflows.predict import asked, predict
@@ -34,7 +36,12 @@ def run_id(tmp_path_factory: pytest.TempPathFactory) -> str:
                 "num_eigenstates": 8,
                 "max_seq_len": 28,
             },
-            "training": {"num_epochs": 2, "batch_size": 4, "checkpoint_frequency": 1},
+            "training": {
+                "num_epochs": 2,
+                "batch_size": 4,
+                "checkpoint_frequency": 1,
+                "ema_decay": 0.5,
+            },
             "tracking": {"log_mfu": False},
         }
     )
@@ -75,6 +82,14 @@ def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path)
     assert TextInfluenceReport.read(tmp_path / "report.json") == result.report
     assert result.report.sign in result.table()
     assert "' on'" in result.table()
+    assert result.report.settings["ema_decay"] == 0.5
+    assert names.NOT_OF_THE_AVERAGE in result.table()
+
+
+def test_the_average_is_not_explained(model: str, tmp_path: Path):
+    best = download_artifact(model, names.ARTIFACT_BEST, tmp_path)
+    with pytest.raises(CheckpointError, match="holds the average of the parameters"):
+        trace_text(str(best), "green bottles", " on", {})
 
 
 def test_without_a_continuation_the_models_own_is_traced(model: str):

@@ -1,12 +1,15 @@
 """A prediction and its explanation in words, for people who do not read tables first."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from ui.components import glossary, markup
+from clew.names import average_notes
+from ui.components import glossary, markup, states
 from ui.data.comparison import number_text
 from ui.data.influence import ReportHead
 
@@ -84,6 +87,13 @@ def numbers(test: pd.Series, head: ReportHead) -> None:
     with st.container(horizontal=True):
         for label, value, explanation in shown:
             st.metric(label, number(float(value)), help=explanation)
+    notes(head.settings)
+
+
+def notes(settings: Mapping[str, Any]) -> None:
+    """Say what the numbers of an explanation are not of, where that matters."""
+    for note in average_notes(settings):
+        states.note(note)
 
 
 def number(value: float) -> str:

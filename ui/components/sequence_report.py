@@ -53,6 +53,7 @@ def numbers(report: SequenceInfluenceReport) -> None:
             help=glossary.SELF_INFLUENCE,
         )
         st.metric("Checkpoints", str(len(report.steps)), help=prediction.CHECKPOINTS)
+    prediction.notes(report.settings)
 
 
 def table(windows: pd.DataFrame, unit: str) -> None:

@@ -102,6 +102,7 @@ def numbers(report: TextInfluenceReport) -> None:
     with st.container(horizontal=True):
         for label, value, explanation in shown:
             st.metric(label, prediction.number(float(value)), help=explanation)
+    prediction.notes(report.settings)
 
 
 def window_filter(windows: pd.DataFrame) -> FactFilter:

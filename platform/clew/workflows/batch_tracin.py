@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from clew import names
 from clew.data.labels import read_edge_map, read_labels
 from clew.data.triples import KnowledgeGraph, Triples
 from clew.errors import ClewError, ConfigError, DataError, Interrupted
@@ -62,6 +63,8 @@ class BatchResult:
     run_id: str | None
     output_dir: Path
     seconds: float
+    notes: tuple[str, ...] = ()
+    """What is to be said of all scores."""
 
     def count(self, status: str) -> int:
         """Return how many test triples have a status."""
@@ -79,7 +82,7 @@ class BatchResult:
             for outcome in self.outcomes
             if outcome.status == "failed"
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -122,7 +125,13 @@ def batch_tracin(
             tracker.artifact(output.root / "summary.json", "influence")
             if batch.computed:
                 tracker.metrics(batch.speed() | deviation(settings), source.model.manifest.step)
-        return BatchResult(tuple(outcomes), tracker.run_id, request.output_dir, batch.seconds)
+        return BatchResult(
+            tuple(outcomes),
+            tracker.run_id,
+            request.output_dir,
+            batch.seconds,
+            tuple(names.average_notes(settings)),
+        )
 
 
 class _Batch:

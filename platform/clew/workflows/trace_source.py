@@ -12,6 +12,7 @@ import torch
 
 from clew import names
 from clew.checkpoints import (
+    AVERAGE_FILE,
     MANIFEST_FILE,
     CheckpointRecord,
     list_checkpoints,
@@ -100,6 +101,7 @@ def open_checkpoints(
         else:
             records = _of_run(run_id or "", Path(folder))
         config = _common_config(records, overrides)
+        _refuse_average(records, config)
         manifest = read_manifest(records[-1].path)
         model = ModelSource(
             reference,
@@ -179,6 +181,24 @@ def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]
                 "checkpoints of one run"
             )
     return from_mapping(manifests[-1].config, overrides, source="settings of the explanation")
+
+
+def _refuse_average(records: list[CheckpointRecord], config: RunConfig) -> None:
+    """Refuse weights that no step of training went through; influence sums over those it did."""
+    decay = config.training.ema_decay
+    for path in (record.path for record in records):
+        if decay is not None and not (path / AVERAGE_FILE).is_file():
+            raise CheckpointError(
+                f"{path}: holds the average of the parameters (training.ema_decay is {decay}), "
+                "which no step of training went through; give the run's id, or a folder of its "
+                "checkpoints"
+            )
+
+
+def average_setting(config: RunConfig) -> dict[str, float]:
+    """Return what an explanation's settings say of the run's average; nothing if it keeps none."""
+    decay = config.training.ema_decay
+    return {} if decay is None else {names.SETTING_EMA_DECAY: decay}
 
 
 def _check_training_file(path: Path, graph: KnowledgeGraph, model: ModelSource) -> None:

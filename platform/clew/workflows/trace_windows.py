@@ -24,7 +24,7 @@ from clew.window_records import WindowReport, WindowScore
 from clew.workflows.evaluate import tags_of
 from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint
 from clew.workflows.tasks import build_task
-from clew.workflows.trace_source import device_name
+from clew.workflows.trace_source import average_setting, device_name
 
 TOP_K = 10
 """Windows of each sign that are kept unless told otherwise."""
@@ -45,7 +45,8 @@ class WindowTrace(Generic[R]):
         lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
         for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
             lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
-        return "\n".join([*lines, self.report.sign])
+        notes = names.average_notes(self.report.settings)
+        return "\n".join([*lines, self.report.sign, *notes])
 
 
 def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, torch.device]:
@@ -120,6 +121,7 @@ def explain(
             "num_last_layers": tracer.num_last_layers,
             "data_fingerprint": tracer.task.data_fingerprint,
             "config_hash": source.manifest.config_hash,
+            **average_setting(source.config),
         },
     }
 

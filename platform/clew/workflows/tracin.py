@@ -23,7 +23,12 @@ from clew.tracking.mlflow_store import open_tracker
 from clew.workflows.evaluate import tags_of
 from clew.workflows.test_triples import read_test_triples, usable
 from clew.workflows.trace_output import check_output, copy_files
-from clew.workflows.trace_source import TraceSource, device_name, open_trace_source
+from clew.workflows.trace_source import (
+    TraceSource,
+    average_setting,
+    device_name,
+    open_trace_source,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +56,8 @@ class TraceResult:
                     f"  {sign} {entry.influence:+.4g}  {in_words(entry.train)}"
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
-        return "\n".join([*lines, "", self.report.sign])
+        notes = names.average_notes(self.report.settings)
+        return "\n".join([*lines, "", self.report.sign, *notes])
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: the run, where files are, and how long it took."""
@@ -147,6 +153,7 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
         "data_fingerprint": source.task.data_fingerprint,
         "config_hash": source.model.manifest.config_hash,
     }
+    settings |= average_setting(source.model.config)
     if tracer.settings.score == "preconditioned":
         settings["second_moment"] = "rank 1 for entity table and projection, exact elsewhere"
     if tracer.operand is not None:
