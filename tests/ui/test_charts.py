@@ -1,5 +1,6 @@
 """The functions that build chart specifications: what is drawn, in which order, with which sign."""
 
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -8,7 +9,9 @@ import pandas as pd
 import pytest
 
 from clew import names
-from ui.components import charts, graph, influence_charts, palette
+from clew.queries import comparison
+from ui.components import charts, comparison_table, graph, influence_charts, palette
+from ui.data.comparison import points as points_of
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -53,6 +56,20 @@ def test_cost_and_quality(points: pd.DataFrame) -> None:
     assert drawn["fp32"]["low"] == pytest.approx(0.340)
     assert drawn["fp16"]["low"] == drawn["fp16"]["high"], "one run has no deviation"
     assert drawn["fp16"]["above"] != drawn["bf16"]["above"], "neighbours' names are apart"
+
+
+@pytest.mark.parametrize(
+    ("key", "front", "mark"),
+    [("test/mrr", ["b"], "✗ "), ("test/mean_rank_tail", ["a", "b"], "✓ "), ("test/bias", [], "")],
+)
+def test_front_and_marks_go_by_what_is_better(key: str, front: list[str], mark: str) -> None:
+    groups = [comparison.Group("a", ("a",)), comparison.Group("b", ("b",))]
+    values = {names.TIME_EPOCH_SECONDS: {"a": 2.0, "b": 1.0}, key: {"a": 3.0, "b": 5.0}}
+    found = comparison.compare(groups, values, reference="b")
+    shown = points_of(found, names.TIME_EPOCH_SECONDS, key)
+    assert sorted(shown[shown["front"]]["group"]) == front
+    cells = comparison_table.html(replace(found, metrics=(key,)), "ratio")
+    assert f'">{mark}×0.600' in cells
 
 
 def test_equal_qualities_still_have_an_axis(points: pd.DataFrame) -> None:

@@ -221,10 +221,11 @@ def test_another_alias_has_its_own_previous_and_challenger(trained: TrainedStore
 def test_the_best_run_of_an_experiment(trained: TrainedStore) -> None:
     result = promote(PromotionRequest(experiment="clew", name="of experiment", dry_run=True))
     assert result.run_id == trained.strong
-    smaller = PromotionRequest(
-        experiment="clew", metric="valid/mean_rank", name="of experiment", dry_run=True
-    )
-    assert promote(smaller).run_id == trained.strong
+    for metric in ("valid/mean_rank", "test/mean_rank_head"):
+        smaller = PromotionRequest(
+            experiment="clew", metric=metric, name="of experiment", dry_run=True
+        )
+        assert promote(smaller).run_id == trained.strong
 
 
 def test_a_validation_metric_counts_as_it_was_at_the_best_checkpoint(
@@ -256,6 +257,10 @@ def test_a_validation_metric_counts_as_it_was_at_the_best_checkpoint(
             PromotionRequest(experiment="clew", metric="valid/mr"),
             r"no run of experiment 'clew' has metric 'valid/mr'; they have .*valid/mrr",
         ),
+        (
+            PromotionRequest(experiment="clew", metric="train/learning_rate"),
+            "metric 'train/learning_rate' cannot tell the better of two",
+        ),
         (PromotionRequest("0" * 32), "no run 0{32}"),
         (PromotionRequest("0" * 32, name="a/b"), "model name 'a/b' is not allowed"),
         (PromotionRequest("0" * 32, name="a:b"), "model name 'a:b' is not allowed"),
@@ -275,6 +280,20 @@ def test_wrong_use(trained: TrainedStore, request_: PromotionRequest, message: s
 def test_a_metric_that_the_run_does_not_have(trained: TrainedStore) -> None:
     with pytest.raises(TrackingError, match=r"has no metric 'valid/loss'; it has .*test/mrr"):
         promote(PromotionRequest(trained.strong, metric="valid/loss"))
+
+
+def test_a_metric_that_cannot_tell_the_better_of_two(trained: TrainedStore) -> None:
+    with pytest.raises(
+        ConfigError, match="metric 'train/learning_rate' cannot tell the better of two"
+    ):
+        promote(PromotionRequest(trained.strong, metric="train/learning_rate"))
+
+
+def test_a_champion_is_beaten_by_smaller_ranks(trained: TrainedStore, champion: Crown) -> None:
+    champion("ranks", trained.strong)
+    request = PromotionRequest(trained.weak, name="ranks", metric="test/mean_rank_tail")
+    with pytest.raises(PromotionRefused, match=r"test/mean_rank_tail .*: not better"):
+        promote(request)
 
 
 def test_a_metric_that_is_nan_in_all_runs(trained: TrainedStore) -> None:

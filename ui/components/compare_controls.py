@@ -102,7 +102,8 @@ def setting(runs: Sequence[RunRecord]) -> Setting:
         default="best",
         required=True,
         bind="query-params",
-        help="Of the quality's curve: its best value, its last, or the last one up to a step.",
+        help="Of the quality's curve: its best value (of a bias or coverage its last), its last, "
+        "or the last one up to a step.",
     )
     grouped = fourth.toggle(
         "Seeds together",
@@ -133,7 +134,7 @@ def change() -> Change:
         required=True,
         bind="query-params",
         help="✓ marks a change for the better, ✗ one for the worse, ≈ one that is no larger than "
-        "the scatter over seeds.",
+        "the scatter over seeds. What is good neither large nor small, a bias say, has no mark.",
     )
     return CHANGES[chosen or "ratios"]
 

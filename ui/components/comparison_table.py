@@ -4,6 +4,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from clew.config.directions import direction_of
 from ui.components import glossary, markup
 from ui.data.comparison import (
     Cell,
@@ -41,7 +42,12 @@ def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
     number = len(group.run_ids)
     reference = group.label == comparison.reference
     cells = [
-        _cell(comparison.cells[group.label, key], change, reference=reference)
+        _cell(
+            comparison.cells[group.label, key],
+            change,
+            reference=reference,
+            judged=direction_of(key) is not None,
+        )
         for key in comparison.metrics
     ]
     return markup.fill(
@@ -53,7 +59,7 @@ def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
     )
 
 
-def _cell(cell: Cell, change: Change, *, reference: bool) -> Markup:
+def _cell(cell: Cell, change: Change, *, reference: bool, judged: bool) -> Markup:
     value = statistic_text(cell.value) or "–"
     if reference or cell.value is None:
         return markup.fill(_CELL, value=value, kind="", change="\u00a0")
@@ -63,6 +69,7 @@ def _cell(cell: Cell, change: Change, *, reference: bool) -> Markup:
         "both": f"{ratio_text(cell)}  {delta_text(cell)}".strip(),
     }[change]
     better = cell.better
-    symbol = "≈ " if better is None else "✓ " if better else "✗ "
+    unmarked = "≈ " if judged else ""
+    symbol = unmarked if better is None else "✓ " if better else "✗ "
     kind = "" if better is None else "clew-for" if better else "clew-against"
     return markup.fill(_CELL, value=value, kind=kind, change=f"{symbol}{shown}" or "\u00a0")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from clew import names
+from clew.config.directions import direction_of
 from clew.queries.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
@@ -21,7 +22,7 @@ from clew.queries.comparison import (
     pareto_front,
     preset_runs,
 )
-from clew.queries.metrics import Pick, pick_values, smaller_is_better, smooth
+from clew.queries.metrics import Pick, pick_values, smooth
 from clew.queries.tables import (
     delta_text,
     number_text,
@@ -47,7 +48,6 @@ __all__ = [
     "number_text",
     "pareto_front",
     "ratio_text",
-    "smaller_is_better",
     "statistic_text",
     "to_csv",
     "to_latex",
@@ -126,7 +126,10 @@ def curves(
 
 
 def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFrame:
-    """Return cost and quality of each group that has both, and whether no other beats it."""
+    """Return cost and quality of each group that has both, and whether no other beats it.
+
+    Of a quality whose larger and smaller values are equally good, no group is in front.
+    """
     rows = []
     for group in comparison.groups:
         cost = _value(comparison, group, cost_key)
@@ -135,7 +138,10 @@ def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFr
             rows.append((group.label, cost.mean, quality.mean, cost.deviation, quality.deviation))
     columns = ["group", "cost", "quality", "cost_deviation", "quality_deviation"]
     frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:], float))
-    sign = -1.0 if smaller_is_better(quality_key) else 1.0
+    direction = direction_of(quality_key)
+    if direction is None:
+        return frame.assign(front=False)
+    sign = 1.0 if direction == "larger" else -1.0
     places = {row[0]: (row[1], sign * row[2]) for row in rows}
     return frame.assign(front=frame["group"].isin(pareto_front(places)))
 

@@ -5,9 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from clew.config.base import Section
-
-SMALLER_IS_BETTER = frozenset({"loss", "mean_rank", "perplexity", "bits_per_byte", "mae", "rmse"})
-"""Last parts of metric names whose small values are good."""
+from clew.config.directions import maximizes
 
 
 class EvaluationConfig(Section):
@@ -29,7 +27,7 @@ class EvaluationConfig(Section):
     @property
     def maximize(self) -> bool:
         """Whether larger values of `metric` are better."""
-        return self.metric.rpartition("/")[2] not in SMALLER_IS_BETTER
+        return maximizes(self.metric)
 
 
 class InfluenceConfig(Section):

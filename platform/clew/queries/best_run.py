@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from clew import names
+from clew.config.directions import maximizes
 from clew.errors import TrackingError
 from clew.queries.runs import RunRecord, client
 from clew.queries.search import RunQuery, list_experiments, reading, search_runs
@@ -11,9 +12,7 @@ from clew.queries.search import RunQuery, list_experiments, reading, search_runs
 PAGE = 100
 
 
-def find_best_run(
-    experiment: str, metric: str, *, maximize: bool, uri: str | None = None
-) -> RunRecord:
+def find_best_run(experiment: str, metric: str, *, uri: str | None = None) -> RunRecord:
     """Return the finished training run of an experiment with the best value of a metric.
 
     A validation metric counts as it was at the run's best checkpoint, not as it was last.
@@ -21,6 +20,7 @@ def find_best_run(
     Raises:
         TrackingError: there is no such experiment, no finished training run in it, or no run with
             a finite value of the metric.
+        ConfigError: the metric cannot tell the better of two runs.
     """
     runs = list(_training_runs(experiment, uri))
     if not runs:
@@ -29,14 +29,13 @@ def find_best_run(
             "name another experiment"
         )
     where = f" of experiment {experiment!r}"
-    return best_of_runs(runs, metric, maximize=maximize, where=where, uri=uri)
+    return best_of_runs(runs, metric, where=where, uri=uri)
 
 
 def best_of_runs(
     runs: Sequence[RunRecord],
     metric: str,
     *,
-    maximize: bool,
     where: str = "",
     uri: str | None = None,
 ) -> RunRecord:
@@ -44,6 +43,7 @@ def best_of_runs(
 
     Raises:
         TrackingError: no run has the metric, or none has a finite value.
+        ConfigError: the metric cannot tell the better of two runs.
     """
     having = [run for run in runs if metric in run.metrics]
     if not having:
@@ -52,6 +52,7 @@ def best_of_runs(
             f"no run{where} has metric {metric!r}; they have "
             f"{', '.join(key for key in known if key.startswith(('valid/', 'test/'))) or 'none'}"
         )
+    choose = max if maximizes(metric) else min
     rated = [(value_at_best(run, metric, uri=uri), run) for run in having]
     finite = [(value, run) for value, run in rated if math.isfinite(value)]
     if not finite:
@@ -59,7 +60,7 @@ def best_of_runs(
             f"{metric!r} is NaN or infinite in all {len(having)} runs{where} that have it; choose "
             "by another metric"
         )
-    return (max if maximize else min)(finite, key=lambda rating: rating[0])[1]
+    return choose(finite, key=lambda rating: rating[0])[1]
 
 
 def value_at_best(run: RunRecord, metric: str, *, uri: str | None = None) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clew import names
-from clew.queries.metrics import smaller_is_better
+from clew.config.directions import direction_of
 from clew.queries.runs import RunRecord
 
 SEED = f"{names.PARAMETER_PREFIX}training.seed"
@@ -45,8 +45,8 @@ class Cell:
     """A group's value of a metric beside the reference's.
 
     `ratio` is value / reference, `delta` value - reference, `better` whether the change is for
-    the good: None where it is no larger than the scatter over seeds. All are None for the
-    reference itself and where either is missing.
+    the good: None where it is no larger than the scatter over seeds, or where the metric does not
+    say what is good. All are None for the reference itself and where either is missing.
     """
 
     value: Statistic | None
@@ -168,8 +168,10 @@ def _against(value: Statistic | None, base: Statistic | None, key: str) -> Cell:
     delta = value.mean - base.mean
     ratio = value.mean / base.mean if base.mean else None
     scatter = max(value.deviation or 0.0, base.deviation or 0.0)
-    better = None if abs(delta) <= scatter else (delta < 0) == smaller_is_better(key)
-    return Cell(value, ratio, delta, better)
+    direction = direction_of(key)
+    if direction is None or abs(delta) <= scatter:
+        return Cell(value, ratio, delta)
+    return Cell(value, ratio, delta, better=(delta > 0) == (direction == "larger"))
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:

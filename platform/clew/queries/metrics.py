@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from clew.config.services import SMALLER_IS_BETTER
+from clew.config.directions import direction_of
 from clew.queries.runs import RunRecord, client
 from clew.queries.search import reading
 
@@ -16,12 +16,6 @@ NUM_THREADS = 8
 HISTORY_COLUMNS = ("run_id", "step", "seconds", "value")
 
 Pick = Literal["best", "last", "step"]
-
-
-def smaller_is_better(key: str) -> bool:
-    """Return whether small values of a metric are the good ones."""
-    folder, _, name = key.rpartition("/")
-    return name in SMALLER_IS_BETTER or folder in {"time", "memory"} or name == "loss"
 
 
 def metric_histories(
@@ -83,14 +77,18 @@ def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
 def pick_values(
     frame: pd.DataFrame, key: str, pick: Pick, step: int | None = None
 ) -> dict[str, float]:
-    """Return one value a run: its best, its last, or the last one up to `step`."""
+    """Return one value a run: its best, its last, or the last one up to `step`.
+
+    Of a metric whose larger and smaller values are equally good, the best is the last.
+    """
     if frame.empty:
         return {}
     if pick == "step" and step is not None:
         frame = frame[frame["step"] <= step]
     values = frame.dropna(subset=["value"]).groupby("run_id", sort=False)["value"]
-    if pick != "best":
+    direction = direction_of(key) if pick == "best" else None
+    if direction is None:
         chosen = values.last()
     else:
-        chosen = values.min() if smaller_is_better(key) else values.max()
+        chosen = values.max() if direction == "larger" else values.min()
     return {str(run_id): float(value) for run_id, value in chosen.items()}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clew import names
-from clew.config.services import SMALLER_IS_BETTER
+from clew.config.directions import maximizes
 from clew.errors import ConfigError, PromotionRefused, TrackingError
 from clew.queries.best_run import best_of_runs, find_best_run
 from clew.queries.runs import find_run
@@ -61,6 +61,7 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     registry = Registry.connect()
     metric = request.metric or DEFAULT_METRIC
     run_id = _choose_run(request, metric)
+    maximize = maximizes(metric)
     with tempfile.TemporaryDirectory(prefix="clew-promote-") as folder:
         candidate = open_run_best(run_id, Path(folder) / "candidate")
         _require_servable(candidate)
@@ -70,6 +71,7 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
             candidate,
             champion=promotion.holder(),
             metric=metric.rpartition("/")[2],
+            maximize=maximize,
             work=Path(folder),
         )
         result = promotion.run(gate, report)
@@ -90,9 +92,7 @@ def promote_best_of(
         PromotionRefused: as `promote`.
     """
     metric = request.metric or DEFAULT_METRIC
-    best = best_of_runs(
-        [find_run(run_id) for run_id in run_ids], metric, maximize=_maximize(metric)
-    )
+    best = best_of_runs([find_run(run_id) for run_id in run_ids], metric)
     return promote(dataclasses.replace(request, run_id=best.run_id, experiment=""), report)
 
 
@@ -139,8 +139,7 @@ def _choose_run(request: PromotionRequest, metric: str) -> str:
             "best run is meant"
         )
     if request.experiment:
-        best = find_best_run(request.experiment, metric, maximize=_maximize(metric))
-        return best.run_id
+        return find_best_run(request.experiment, metric).run_id
     run = find_run(request.run_id)
     if request.metric and request.metric not in run.metrics:
         known = sorted(key for key in run.metrics if key.startswith(("valid/", "test/")))
@@ -149,10 +148,6 @@ def _choose_run(request: PromotionRequest, metric: str) -> str:
             f"{', '.join(known) or 'none'}"
         )
     return run.run_id
-
-
-def _maximize(metric: str) -> bool:
-    return metric.rpartition("/")[2] not in SMALLER_IS_BETTER
 
 
 def _require_servable(candidate: ModelSource) -> None:

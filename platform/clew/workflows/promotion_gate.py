@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 
 from clew import names
-from clew.config.services import SMALLER_IS_BETTER
 from clew.errors import CheckpointError, DataError
 from clew.evaluation.calibration import Calibration
 from clew.evaluation.model_folder import index_known
@@ -56,12 +55,14 @@ class Gate:
         candidate: The best checkpoint of a run.
         champion: The version that has the alias now, if there is one.
         metric: Last part of the metric that decides, for example `mrr`.
+        maximize: Whether its larger values are better.
         work: An empty folder.
     """
 
     candidate: ModelSource
     champion: Version | None
     metric: str
+    maximize: bool
     work: Path
     metrics: dict[str, float] = field(default_factory=dict)
     champion_metrics: dict[str, float] = field(default_factory=dict)
@@ -202,7 +203,6 @@ class Gate:
             detail = f"{title} cannot be evaluated ({error})"
             return Check("champion", False, detail)
         ours = self.metrics.get(key, math.nan)
-        smaller = self.metric in SMALLER_IS_BETTER
-        better = ours < theirs if smaller else ours > theirs
+        better = ours > theirs if self.maximize else ours < theirs
         detail = f"{key} {ours:.6f}, {theirs:.6f} of {title} on the same triples and filter"
         return Check("champion", better, detail if better else f"{detail}: not better")

@@ -83,6 +83,14 @@ def test_a_change_within_the_scatter_is_neither_good_nor_bad() -> None:
     assert cell.better is None
 
 
+def test_errors_are_better_when_smaller_and_a_bias_is_neither() -> None:
+    groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
+    keys = ("test/mean_rank_head", "test/ridge_mae", "test/abs_error_q90", "test/bias")
+    values = {key: {"a": 2.0, "b": 1.0} for key in keys}
+    cells = comparison.compare(groups, values, reference="fp32").cells
+    assert [cells["fp16", key].better for key in keys] == [True, True, True, None]
+
+
 def test_a_reference_of_zero_has_no_ratio() -> None:
     groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
     found = comparison.compare(groups, {"valid/mrr": {"a": 0.0, "b": 0.2}}, reference="fp32")
@@ -134,6 +142,8 @@ def test_picking_values() -> None:
     )
     assert metrics.pick_values(frame, "valid/mrr", "best") == {"a": 0.5, "b": 0.2}
     assert metrics.pick_values(frame, "valid/rmse", "best") == {"a": 0.1, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/abs_error_q95", "best") == {"a": 0.1, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/bias", "best") == {"a": 0.4, "b": 0.2}
     assert metrics.pick_values(frame, "valid/mrr", "last") == {"a": 0.4, "b": 0.2}
     assert metrics.pick_values(frame, "valid/mrr", "step", 2) == {"a": 0.5}
 

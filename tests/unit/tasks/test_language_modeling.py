@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from clew.checkpoints import Manifest
+from clew.config.directions import direction_of
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.data.tokens import TokenBatch, load_tokens
@@ -110,6 +111,14 @@ def test_the_examples_losses_add_up_to_the_batchs(make_config: Any, implementati
     total = task.loss(model, batch)
     torch.testing.assert_close(task.example_losses(model, batch).sum(), total.total)
     assert total.count == batch.count == 3 * 32
+
+
+def test_every_metric_is_better_when_smaller(make_config: Any):
+    task = language_task(make_config())
+    model = task.build_model().eval()
+    values = task.metrics(model, "valid", CPU) | task.metrics(model, "test", CPU)
+    assert "test/loss_at_00000" in values
+    assert {direction_of(key) for key in values} == {"smaller"}
 
 
 def test_chunked_and_plain_losses_have_equal_gradients(make_config: Any):

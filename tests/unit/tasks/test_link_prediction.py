@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from clew import names
+from clew.config.directions import direction_of
 from clew.config.load import from_mapping
 from clew.data.triples import KnowledgeGraph, no_triples
 from clew.data.vocabulary import Vocabulary
@@ -88,6 +89,8 @@ def test_metrics_of_both_sides(graph, inverse_relations):
     assert set(values) == {
         f"valid/{name}{side}" for name in wanted for side in ("", "_head", "_tail")
     }
+    better = {key: direction_of(key) for key in values}
+    assert better == {key: "smaller" if "mean_rank" in key else "larger" for key in values}
     mean = (values["valid/mrr_head"] + values["valid/mrr_tail"]) / 2
     assert values["valid/mrr"] == pytest.approx(mean)
 

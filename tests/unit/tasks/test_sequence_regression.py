@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from clew.checkpoints import Manifest, load_tensors
+from clew.config.directions import direction_of
 from clew.config.load import from_mapping, to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError
@@ -91,6 +92,18 @@ def test_the_examples_losses_add_up_to_the_batchs(make_config: Any, kind: str) -
     total = task.loss(model, batch)
     torch.testing.assert_close(task.example_losses(model, batch).sum(), total.total)
     assert total.count == batch.count == 3
+
+
+def test_what_is_better_is_known_of_every_metric(make_config: Any) -> None:
+    task = regression_task(make_config())
+    values = task.metrics(task.build_model().eval(), "test", CPU)
+    assert {"test/ridge_mae", "test/interval_half_width"} < set(values)
+    better = {key: direction_of(key) for key in values}
+    assert {key for key in better if better[key] is None} == {
+        "test/bias",
+        "test/interval_coverage",
+    }
+    assert [key for key in better if better[key] == "larger"] == ["test/r2"]
 
 
 @pytest.mark.parametrize("architecture", ["transformer", "ssm", "gnn", "cnn"])

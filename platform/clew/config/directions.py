@@ -1,0 +1,69 @@
+"""Which way each recorded metric is good: what promotions, checkpoints and comparisons go by."""
+
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from clew import names
+from clew.errors import ConfigError
+
+Direction = Literal["larger", "smaller"]
+
+# Patterns of a key's last part, or of its last two where they hold a slash. What stands before
+# them (`champion/`, `ratio/<variant>/`) does not change what is good. Ranks have a suffix for the
+# side, and the errors of baselines a prefix for their name.
+_SMALLER = (
+    names.LOSS,
+    f"{names.LOSS}_at_*",
+    names.MEAN_RANK,
+    f"{names.MEAN_RANK}_*",
+    names.PERPLEXITY,
+    names.BITS_PER_BYTE,
+    names.MAE,
+    f"*_{names.MAE}",
+    names.RMSE,
+    "abs_error_q*",
+    "interval_half_width",
+    "time/*",
+    "memory/*",
+    names.TRAIN_SKIPPED_STEPS,
+    names.INFLUENCE_SECONDS_PER_TEST,
+    names.INFLUENCE_HALF_PRECISION_ERROR,
+)
+_LARGER = (
+    names.MRR,
+    f"{names.MRR}_*",
+    names.HITS_AT.format(k="*"),
+    names.R2,
+    "throughput/*",
+    names.INFLUENCE_PAIRS_PER_SECOND,
+    names.INFLUENCE_HALF_PRECISION_SPEARMAN,
+)
+
+
+def direction_of(key: str) -> Direction | None:
+    """Return whether larger or smaller values of a metric are better.
+
+    None where neither is (a bias, a coverage, a learning rate), or nothing is known of the metric.
+    """
+    parts = key.split("/")
+    last = (parts[-1], "/".join(parts[-2:]))
+    if any(fnmatchcase(part, pattern) for part in last for pattern in _SMALLER):
+        return "smaller"
+    if any(fnmatchcase(part, pattern) for part in last for pattern in _LARGER):
+        return "larger"
+    return None
+
+
+def maximizes(key: str) -> bool:
+    """Return whether larger values of a metric are better, for a choice that goes by it.
+
+    Raises:
+        ConfigError: neither larger nor smaller values are known to be better.
+    """
+    direction = direction_of(key)
+    if direction is None:
+        raise ConfigError(
+            f"metric {key!r} cannot tell the better of two: neither larger nor smaller values are "
+            f"known to be better; choose by another, such as {names.metric('valid', names.MRR)}"
+        )
+    return direction == "larger"
