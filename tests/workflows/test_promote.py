@@ -179,6 +179,27 @@ def test_rollback_needs_a_former_version(trained: TrainedStore, champion: Crown)
         rollback("")
 
 
+def test_a_dry_rollback_says_what_would_happen(trained: TrainedStore, champion: Crown) -> None:
+    champion("dry back", trained.weak)
+    promoted("dry back", trained.strong)
+    options = ["promote", "--rollback", "--name=dry back"]
+    result = rollback("dry back", dry_run=True)
+    assert "would be version 1 again, version 2 would be previous" in result.table()
+    assert run_command([*options, "--dry-run"]) == 0
+    assert aliases("dry back") == {"champion": "2", "previous": "1"}
+    assert run_command(options) == 0
+    assert aliases("dry back") == {"champion": "1", "previous": "2"}
+
+
+@pytest.mark.parametrize("option", ["--run-id=a", "--experiment=a", "--metric=a", "--force=a"])
+def test_a_rollback_chooses_nothing(
+    trained: TrainedStore, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert run_command(["promote", "--rollback", "--name=any", option]) == 2
+    given = option.partition("=")[0]
+    assert f"--rollback and {given} given; a rollback takes" in capsys.readouterr().err
+
+
 def test_a_dry_run_writes_nothing(trained: TrainedStore, champion: Crown) -> None:
     before = search_runs(RunQuery(kind=names.KIND_PROMOTE)).runs
     result = promote(PromotionRequest(trained.strong, name="dry", dry_run=True))

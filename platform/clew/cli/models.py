@@ -40,7 +40,8 @@ def promote(
         click.echo(json.dumps(dataclasses.asdict(check)) if as_json else check.line())
 
     if truth("rollback", rollback):
-        result = workflow.rollback(name, alias)
+        _refuse_with_rollback(run_id=run_id, experiment=experiment, metric=metric, force=force)
+        result = workflow.rollback(name, alias, dry_run=truth("dry-run", dry_run))
     else:
         request = workflow.PromotionRequest(
             run_id, experiment, metric, name, alias, dry_run=truth("dry-run", dry_run), force=force
@@ -48,6 +49,15 @@ def promote(
         result = workflow.promote(request, show)
     click.echo(json.dumps({"result": result.as_dict()}) if as_json else result.table())
     return 0
+
+
+def _refuse_with_rollback(**choosing: str) -> None:
+    given = next((name for name, value in choosing.items() if value), None)
+    if given is not None:
+        raise ConfigError(
+            f"--rollback and --{given.replace('_', '-')} given; a rollback takes the version that "
+            "had the alias before and checks nothing, leave one of them out"
+        )
 
 
 @click.command()

@@ -96,8 +96,13 @@ def promote_best_of(
     return promote(dataclasses.replace(request, run_id=best.run_id, experiment=""), report)
 
 
-def rollback(name: str, alias: str = "") -> PromotionResult:
+def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
     """Give an alias back to the version that had it before; once more undoes that.
+
+    Args:
+        name: The registered model.
+        alias: Which alias; champion unless given.
+        dry_run: Say what would happen, and write nothing.
 
     Raises:
         TrackingError: there is no such model or no former version.
@@ -108,7 +113,8 @@ def rollback(name: str, alias: str = "") -> PromotionResult:
         raise ConfigError("rollback needs --name, the registered model whose alias goes back")
     check_name(name)
     registry = Registry.connect()
-    settle_dead_claims(registry, name)
+    if not dry_run:
+        settle_dead_claims(registry, name)
     now = registry.version_at(name, alias)
     former = registry.version_at(name, previous_of(alias))
     before = {previous_of(alias): former.number, alias: now.number}
@@ -117,6 +123,12 @@ def rollback(name: str, alias: str = "") -> PromotionResult:
         raise TrackingError(
             f"{alias!r} and {previous_of(alias)!r} of {name!r} are the same version"
         )
+    if dry_run:
+        outcome = (
+            f"dry run, nothing written: {alias} of {name} would be version {former.number} again, "
+            f"version {now.number} would be {previous_of(alias)}"
+        )
+        return PromotionResult(name, alias, None, now.number, former.run_id, outcome)
     move_aliases(registry, name, before=before, after=after)
     outcome = (
         f"rolled back: {alias} of {name} is version {former.number} again, version {now.number} "

@@ -85,7 +85,8 @@ class Promotion:
         cls, registry: Registry, request: PromotionRequest, name: str, alias: str
     ) -> "Promotion":
         """Read what the decision will be based on."""
-        settle_dead_claims(registry, name)
+        if not request.dry_run:
+            settle_dead_claims(registry, name)
         return cls(registry, request, name, alias, registry.state(name) or NO_MODEL)
 
     def holder(self) -> Version | None:
