@@ -1,24 +1,28 @@
 """Finds where an interrupted run can be taken up: its newest good checkpoint."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clew import names
+from clew import names, store
 from clew.checkpoints import Manifest, load_training_state, read_manifest
 from clew.config.load import flatten, from_mapping
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
-from clew.errors import CheckpointError, ConfigError
+from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.queries.runs import (
+    RunRecord,
     download_artifact,
     find_run,
     list_artifact_folders,
     read_config,
 )
+from clew.queries.search import HEARTBEAT_LIMIT_SECONDS, last_sign_of_life, state_of
 from clew.tracking.mlflow_store import open_tracker
+from clew.tracking.spool import Spool, list_spools
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +72,20 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     """Download what is needed to go on from a run into `folder`.
 
     Raises:
-        TrackingError: there is no such run.
+        TrackingError: there is no such run, or its process is alive; nothing is written.
         CheckpointError: it has no checkpoint that can be resumed from.
-        ConfigError: an override changes what must stay as it was.
+        ConfigError: it is no training run, or an override changes what must stay as it was.
     """
-    _settle(run_id)
+    run = find_run(run_id)
+    kind = run.tags.get(names.TAG_KIND, "none")
+    if kind != names.KIND_TRAIN:
+        raise ConfigError(
+            f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
+            "give the id of a training run"
+        )
+    if run.status == "RUNNING":
+        _require_dead(run)
+        _settle(run_id)
     original = from_mapping(read_config(run_id, folder))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)
@@ -83,10 +96,29 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     return ResumePoint(run_id, checkpoint, read_manifest(checkpoint), config, earlier, best)
 
 
+def _require_dead(run: RunRecord) -> None:
+    """Refuse a run whose process is alive: it holds its spool here, or was heard of from elsewhere.
+
+    A spool that nobody holds is a process of this machine that died, however lately.
+    """
+    folder = store.spool_root() / run.run_id
+    if folder in list_spools(folder.parent):
+        Spool.open(folder).close(keep=True)
+    elif state_of(run) == "running":
+        silent = time.time() - last_sign_of_life(run)
+        raise TrackingError(
+            f"run {run.run_id} was alive {silent:.0f} s ago, on another machine or with another "
+            f"spool folder; wait for its end, or until it was silent for "
+            f"{HEARTBEAT_LIMIT_SECONDS:.0f} s if its process was killed"
+        )
+
+
 def _settle(run_id: str) -> None:
-    """End a run whose process died, once everything that it left in the spool is sent."""
-    if find_run(run_id).status == "RUNNING":
-        open_tracker(TrackingConfig(), kind=names.KIND_TRAIN, run_id=run_id).finish("KILLED")
+    """End a run whose process died, once everything that it left in the spool is sent.
+
+    Its configuration may be among that.
+    """
+    open_tracker(TrackingConfig(), kind=names.KIND_TRAIN, run_id=run_id).finish("KILLED")
 
 
 def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None:
