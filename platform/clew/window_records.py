@@ -122,10 +122,12 @@ class WindowReport(ABC, Generic[W]):
         """Return a training window in one line for people."""
 
     def write(self, path: Path) -> None:
-        """Write the report as JSON."""
+        """Write the report as JSON, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -1,5 +1,6 @@
 """Explaining a continuation end to end: train, trace, record, read."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from clew import names
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.queries.runs import download_artifact
+from clew.queries.search import RunQuery, search_runs
 from clew.window_records import TextInfluenceReport
 from clew.workflows.export import export
 from clew.workflows.predict import asked, predict
@@ -90,6 +92,21 @@ def test_the_average_is_not_explained(model: str, tmp_path: Path):
     best = download_artifact(model, names.ARTIFACT_BEST, tmp_path)
     with pytest.raises(CheckpointError, match="holds the average of the parameters"):
         trace_text(str(best), "green bottles", " on", {})
+
+
+def test_a_copy_that_cannot_be_written_loses_nothing(model: str, tmp_path: Path):
+    target = tmp_path / "report.json"
+    with pytest.raises(IsADirectoryError):
+        trace_text(model, "green bottles", " on", {}, output=target, progress=in_the_way(target))
+    (run,) = search_runs(RunQuery(kind=names.KIND_TRACE, source_run=model), limit=1).runs
+    assert run.status == "FINISHED"
+    path = download_artifact(run.run_id, "influence/text_influence.json", tmp_path)
+    assert TextInfluenceReport.read(path).continuation == " on"
+
+
+def in_the_way(target: Path) -> Callable[[int, int], None]:
+    """Return what makes a folder where a file is wanted, once the explanation has begun."""
+    return lambda done, total: target.mkdir(exist_ok=True)
 
 
 def test_without_a_continuation_the_models_own_is_traced(model: str):

@@ -23,6 +23,7 @@ from clew.influence.proximity import Filtering, Neighbourhood
 from clew.influence.report import Findings, ReportSource, build_report
 from clew.records import InfluenceReport
 from clew.workflows.batch_results import Outcome, OutputFolder
+from clew.workflows.outputs import check_folder
 from clew.workflows.test_triples import TestTriple, read_test_triples
 from clew.workflows.trace_output import identity
 from clew.workflows.trace_source import TraceSource, open_trace_source
@@ -100,6 +101,7 @@ def batch_tracin(
         UsageError: the model, the data, the test triples or the output folder cannot be used, or
             no test triple could be explained.
     """
+    check_folder("--output-dir", request.output_dir)
     with open_trace_source(request.model, request.overrides, train=request.train) as source:
         labelled = replace(source.task.graph, **_labels(source.task.graph, request))
         tests = _chosen(read_test_triples(request.test_triples, labelled), request)

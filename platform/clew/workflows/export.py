@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from clew import __version__
 from clew.data.vocabulary import Vocabulary
-from clew.errors import ConfigError
 from clew.models.conve import ConvE
 from clew.workflows.model_source import open_model
+from clew.workflows.outputs import check_new_folder
 from clew.workflows.predict import open_predictor
 
 logger = logging.getLogger(__name__)
@@ -100,11 +100,7 @@ def export(model: str, output_dir: Path) -> ExportResult:
     Raises:
         UsageError: the model cannot be used, or the folder is not empty.
     """
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise ConfigError(
-            f"--output-dir {output_dir}: exists and is not empty; name a new folder, nothing is "
-            "overwritten"
-        )
+    check_new_folder("--output-dir", output_dir)
     with open_model(model) as source:
         predictor, _ = open_predictor(source)
         conve = predictor.model

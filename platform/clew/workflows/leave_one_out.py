@@ -16,6 +16,7 @@ from clew.evaluation.regression import RegressionResult
 from clew.evaluation.regression_report import predictions_file, write_regression_report
 from clew.queries.runs import download_artifact
 from clew.tracking.mlflow_store import open_tracker
+from clew.workflows.outputs import check_new_folder
 from clew.workflows.train import TrainResult, train
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def train_each_group(
         UsageError: configuration, data or tracking store cannot be used.
     """
     assert isinstance(config.data, ImageSequenceData)
+    check_new_folder("--output-dir", output_dir)
     table = load_table(config.data)
     tags = dict(tags or {})
     with (

@@ -7,6 +7,7 @@ from clew.data.packed_tokens import PackManifest
 from clew.data.pretokenize import PackSettings, pretokenize
 from clew.data.tokens import find_text
 from clew.errors import UsageError
+from clew.workflows.outputs import check_folder
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def pretokenize_corpus(
     ):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}; expected 1 or more")
+    check_folder("--output", output)
     return PretokenizeResult(
         output, pretokenize(_resolved(settings), output, num_proc=num_proc, force=force)
     )

@@ -8,6 +8,7 @@ from clew import names
 from clew.errors import ConfigError
 from clew.influence.report import ReportSource
 from clew.records import ReportModel, read_influence_json
+from clew.workflows.outputs import check_file, check_folder
 
 REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
 WITHOUT_EFFECT = frozenset(
@@ -23,6 +24,17 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 """Settings that change time or memory, but no result."""
+
+
+def check_place(output: Path | None) -> None:
+    """Refuse a place where no report can be written.
+
+    Raises:
+        ConfigError: a folder stands where a file is wanted, or the other way round.
+    """
+    if output is not None:
+        check = check_file if _is_file_name(output) else check_folder
+        check("--output", output)
 
 
 def check_output(output: Path | None, source: ReportSource) -> None:
@@ -70,6 +82,10 @@ def copy_files(folder: Path, output: Path) -> None:
 
 def _targets(output: Path) -> list[Path]:
     """Return the files that a report is written to: one of the three, or all in a folder."""
-    if output.suffix in (".json", ".csv", ".parquet"):
+    if _is_file_name(output):
         return [output]
     return [output / name for name in REPORT_FILES]
+
+
+def _is_file_name(output: Path) -> bool:
+    return output.suffix in (".json", ".csv", ".parquet")

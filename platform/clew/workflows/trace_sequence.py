@@ -19,6 +19,7 @@ from clew.window_records import (
     SequenceInfluenceReport,
 )
 from clew.workflows.model_source import LoadedModel
+from clew.workflows.outputs import check_file
 from clew.workflows.trace_source import open_checkpoints
 from clew.workflows.trace_windows import (
     WindowTrace,
@@ -57,6 +58,7 @@ def trace_sequence(
     Raises:
         UsageError: the model is none of image sequences, or the frame ends no test window.
     """
+    check_file("--output", output)
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task, device = open_task(source, SequenceRegression, EXPLAINS)
         windows = task.train_examples()
@@ -79,8 +81,8 @@ def trace_sequence(
             )
             report.write(folder / SEQUENCE_INFLUENCE_JSON)
             _draw(windows, test, report, folder / SEQUENCE_INFLUENCE_PICTURE)
-            if output is not None:
-                report.write(output)
+        if output is not None:
+            report.write(output)
         return WindowTrace(report, tracker.run_id)
 
 

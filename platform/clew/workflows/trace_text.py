@@ -15,6 +15,7 @@ from clew.models.generation import generate
 from clew.tasks.language_modeling import LanguageModeling
 from clew.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.workflows.model_source import LoadedModel
+from clew.workflows.outputs import check_file
 from clew.workflows.trace_source import open_checkpoints
 from clew.workflows.trace_windows import (
     WindowTrace,
@@ -56,6 +57,7 @@ def trace_text(
     Raises:
         UsageError: the model is none of language, or its checkpoints or text cannot be used.
     """
+    check_file("--output", output)
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task, device = open_task(source, LanguageModeling, EXPLAINS)
         windows = task.train_examples().without_overlap()
@@ -75,8 +77,8 @@ def trace_text(
                 **{**said, "settings": {**said["settings"], "window": windows.length}},
             )
             report.write(folder / TEXT_INFLUENCE_JSON)
-            if output is not None:
-                report.write(output)
+        if output is not None:
+            report.write(output)
         return WindowTrace(report, tracker.run_id)
 
 

@@ -22,7 +22,7 @@ from clew.tracking.hardware import process_gib, process_peak_gib, reset_process_
 from clew.tracking.mlflow_store import open_tracker
 from clew.workflows.evaluate import tags_of
 from clew.workflows.test_triples import read_test_triples, usable
-from clew.workflows.trace_output import check_output, copy_files
+from clew.workflows.trace_output import check_output, check_place, copy_files
 from clew.workflows.trace_source import (
     TraceSource,
     average_setting,
@@ -96,6 +96,7 @@ def tracin(
     Raises:
         UsageError: the model, its checkpoints, its data or the triples cannot be used.
     """
+    check_place(output)
     with open_trace_source(model, overrides, train=train) as source:
         tests = usable(read_test_triples(test, source.task.graph), test)
         settings = settings_of(source, tests)

@@ -15,7 +15,6 @@ from clew import __version__, names
 from clew.checkpoints import Manifest, load_model
 from clew.config.load import flatten, to_yaml
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError
 from clew.tasks.base import Task
 from clew.tracking.base import Tracker
 from clew.tracking.hardware import (
@@ -32,6 +31,7 @@ from clew.training.setup import build_trainer, measure_before_training, prepare_
 from clew.training.trainer import Trainer
 from clew.workflows.auto_batch import resolve_batch_size
 from clew.workflows.memory_guard import MemoryBefore, explaining_lack_of_memory
+from clew.workflows.outputs import check_new_folder
 from clew.workflows.planner import Planner
 from clew.workflows.resume import ResumePoint, find_resume_point
 from clew.workflows.tasks import build_task
@@ -71,6 +71,7 @@ def train(
         ProtectedStop: stopped to protect the result.
         Interrupted: stopped by the person, with a checkpoint.
     """
+    check_new_folder("--output-dir", output_dir)
     return _train(config, None, output_dir, parent_run_id, tags or {})
 
 
@@ -78,6 +79,7 @@ def resume(
     run_id: str, overrides: Mapping[str, Any], *, output_dir: Path | None = None
 ) -> TrainResult:
     """Go on from a run's newest good checkpoint, in a new run that holds the earlier ones too."""
+    check_new_folder("--output-dir", output_dir)
     with tempfile.TemporaryDirectory(prefix="clew-resume-") as folder:
         point = find_resume_point(run_id, overrides, Path(folder))
         return _train(point.config, point, output_dir, None, {})
@@ -90,7 +92,6 @@ def _train(
     parent_run_id: str | None,
     tags: Mapping[str, str],
 ) -> TrainResult:
-    _check_output_dir(output_dir)
     world = join_world("cuda" if _wants_gpu(config) else "cpu")
     try:
         device = resolve_device(config.training.device, world.local_rank)
@@ -299,14 +300,6 @@ def _precision_name(config: RunConfig, device: torch.device) -> str:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _check_output_dir(path: Path | None) -> None:
-    if path is not None and path.exists() and any(path.iterdir()):
-        raise ConfigError(
-            f"--output-dir {path}: exists and is not empty; name a new folder, nothing is "
-            "overwritten"
-        )
 
 
 def _copy_outputs(folder: Path, output_dir: Path) -> None:

@@ -1,0 +1,54 @@
+"""Where a person wants results: what cannot be written is refused before anything is computed."""
+
+import os
+from pathlib import Path
+
+from clew.errors import ConfigError
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Refuse a folder that is a file, or that cannot be made or written.
+
+    Args:
+        option: As the person typed it, for example `--output-dir`.
+        path: What was given; None: nothing was.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    if path is not None:
+        _check_can_hold(path, f"{option} {path}")
+
+
+def check_new_folder(option: str, path: Path | None) -> None:
+    """Refuse what `check_folder` does, and a folder that holds something.
+
+    Raises:
+        ConfigError: nothing can be written there, or something would be overwritten.
+    """
+    check_folder(option, path)
+    if path is not None and path.exists() and any(path.iterdir()):
+        raise ConfigError(
+            f"{option} {path}: exists and is not empty; name a new folder, nothing is overwritten"
+        )
+
+
+def check_file(option: str, path: Path | None) -> None:
+    """Refuse a file that is a folder, or whose folder cannot be made or written.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a folder; name a file")
+    _check_can_hold(path.parent, f"{option} {path}")
+
+
+def _check_can_hold(folder: Path, given: str) -> None:
+    nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise ConfigError(f"{given}: {nearest} is no folder; name another place")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{given}: {nearest} cannot be written; name another place")

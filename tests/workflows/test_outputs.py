@@ -1,0 +1,69 @@
+"""Where results may go: every verb refuses a place that cannot be written before it does anything.
+
+The models and files named here do not exist: a verb that looked at them first would say so.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from clew.__main__ import run as run_command
+from clew.errors import ConfigError
+from clew.workflows import outputs
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "experiments/link_prediction/umls.yaml"
+TRACIN = ("tracin", "--model=none", "--test=a,b,c")
+TEXT = ("trace-text", "--model=none", "--prompt=a")
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder that holds a folder `full` and a file `file` in it."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "place", "message"),
+    [
+        (("train", f"--config={CONFIG}"), "--output-dir", "full/file", "full/file is no folder"),
+        (("train", "--resume=none"), "--output-dir", "full", "exists and is not empty"),
+        (("export", "--model=none"), "--output-dir", "full/file/x", "full/file is no folder"),
+        (("export", "--model=none"), "--output-dir", "full", "exists and is not empty"),
+        (("batch-tracin", "--model=none"), "--output-dir", "full/file", "is no folder"),
+        (TRACIN, "--output", "full/file", "full/file is no folder"),
+        (TRACIN, "--output", "full/file/x.json", "full/file is no folder"),
+        (TEXT, "--output", "full", "is a folder; name a file"),
+        (TEXT, "--output", "full/file/x/y", "full/file is no folder"),
+        (("trace-sequence", "--model=none"), "--output", "full", "is a folder; name a file"),
+        (("pretokenize", "--dataset=none"), "--output", "full/file", "full/file is no folder"),
+    ],
+)
+def test_every_verb_looks_first(
+    places: None,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    option: str,
+    place: str,
+    message: str,
+) -> None:
+    assert run_command([*arguments, option, place]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"clew: error: {option} {place}: ")
+    assert message in line
+    assert Path("full/file").read_text() == "mine"
+
+
+def test_what_is_not_there_yet_can_be_made(places: None) -> None:
+    outputs.check_new_folder("--output-dir", Path("new/deep"))
+    outputs.check_file("--output", Path("new/file.json"))
+    outputs.check_file("--output", Path("full/file"))
+    outputs.check_folder("--output", None)
+
+
+def test_a_folder_that_may_not_be_written(places: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs.os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"--output new/x: \. cannot be written; name"):
+        outputs.check_file("--output", Path("new/x"))
