@@ -109,6 +109,13 @@ def in_the_way(target: Path) -> Callable[[int, int], None]:
     return lambda done, total: target.mkdir(exist_ok=True)
 
 
+def test_top_k_of_zero_keeps_every_window(model: str):
+    report = trace_text(model, "green bottles", " on", {"influence.top_k": "0"}).report
+    assert report.settings["top_k"] == 0
+    kept = [entry.window for entry in (*report.proponents, *report.opponents)]
+    assert sorted(kept) == list(range(report.num_windows))
+
+
 def test_without_a_continuation_the_models_own_is_traced(model: str):
     result = trace_text(model, "green", "", {"influence.top_k": "2"}, num_last_layers=1)
     assert result.report.continuation

@@ -138,7 +138,7 @@ def batch_tracin(
 @click.command("trace-sequence")
 @flag("model", required=True, help="Run id or a folder of checkpoints of image sequences.")
 @flag("frame", help="Last frame of the test window; the one with the largest error unless given.")
-@flag("top_k", help="Training windows of each sign; 10 unless given.")
+@flag("top_k", help="Training windows of each sign, 0 for all; as in the run unless given.")
 @flag("num_last_layers", help="Count only so many modules from the end; all unless given.")
 @flag("output", help="Where else to write the report, as JSON.")
 def trace_sequence(*, model: str, frame: str, top_k: str, num_last_layers: str, output: str) -> int:
@@ -161,7 +161,7 @@ def trace_sequence(*, model: str, frame: str, top_k: str, num_last_layers: str, 
 @flag("model", required=True, help="Run id or a folder of checkpoints of a language model.")
 @flag("prompt", required=True, help="Text before the continuation.")
 @flag("continuation", help="Text to explain; what the model writes unless given.")
-@flag("top_k", help="Windows of each sign; 10 unless given.")
+@flag("top_k", help="Training windows of each sign, 0 for all; as in the run unless given.")
 @flag("num_last_layers", help="Count only so many modules from the end; all unless given.")
 @flag("output", help="Where else to write the report, as JSON.")
 def trace_text(

@@ -26,9 +26,6 @@ from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerpr
 from clew.workflows.tasks import build_task
 from clew.workflows.trace_source import average_setting, device_name
 
-TOP_K = 10
-"""Windows of each sign that are kept unless told otherwise."""
-
 T = TypeVar("T")
 R = TypeVar("R", bound=WindowReport[Any])
 
@@ -94,11 +91,10 @@ def explain(
     progress: Callable[[int, int], None],
 ) -> tuple[WindowExplanation, Mapping[str, Any]]:
     """Explain a test window; return also what every report says of how it was explained."""
-    influence = source.config.influence
+    top_k, num_windows = source.config.influence.top_k, len(tracer.windows)
     started = time.perf_counter()
-    explanation = tracer.explain(test, top_k=influence.top_k or TOP_K, progress=progress)
+    explanation = tracer.explain(test, top_k=top_k or num_windows, progress=progress)
     seconds = time.perf_counter() - started
-    num_windows = len(tracer.windows)
     tracker.metrics(
         {
             names.INFLUENCE_SECONDS_PER_TEST: seconds,
@@ -117,7 +113,7 @@ def explain(
         "steps": tuple(record.step for record in tracer.checkpoints),
         "weights": tuple(map(float, tracer.weights)),
         "settings": {
-            "top_k": influence.top_k,
+            "top_k": top_k,
             "num_last_layers": tracer.num_last_layers,
             "data_fingerprint": tracer.task.data_fingerprint,
             "config_hash": source.manifest.config_hash,
