@@ -76,6 +76,21 @@ def shown(uri: str) -> str:
     return re.sub(r"(?<=://)[^/@]*:[^/@]*@", "***@", uri)
 
 
+def unusable(uri: str, error: Exception) -> TrackingError:
+    """Return what to raise where MLflow cannot use a store: one line that names it."""
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+    if isinstance(error, ImportError):
+        return TrackingError(
+            f"tracking store {shown(uri)}: its driver is not installed ({first_line}); install it, "
+            "or set MLFLOW_TRACKING_URI to another store"
+        )
+    code = getattr(error, "error_code", type(error).__name__)
+    return TrackingError(
+        f"tracking store {shown(uri)}: {first_line} ({code}); check MLFLOW_TRACKING_URI and what "
+        "the store holds"
+    )
+
+
 def probe(uri: str) -> str | None:
     """Return why a tracking server does not answer, within seconds; None if it does.
 

@@ -11,6 +11,7 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import FileInfo, Run
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names, store
 from clew.errors import TrackingError
@@ -38,7 +39,7 @@ def client(uri: str | None = None) -> MlflowClient:
     """Return a client of a store that answers; nothing is created.
 
     Raises:
-        TrackingError: it does not answer, or there is no store yet.
+        TrackingError: it does not answer or cannot be used, or there is no store yet.
     """
     uri = uri or store.tracking_uri()
     store.check_answers(uri)
@@ -48,7 +49,10 @@ def client(uri: str | None = None) -> MlflowClient:
             f"no tracking store at {path}; train a first run (`clew train`), or set "
             "MLFLOW_TRACKING_URI to where runs are kept"
         )
-    return _client(uri)
+    try:
+        return _client(uri)
+    except (MlflowException, SQLAlchemyError, ImportError) as error:
+        raise store.unusable(uri, error) from None
 
 
 @functools.lru_cache(maxsize=8)

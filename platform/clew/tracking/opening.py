@@ -21,6 +21,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
+from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names, store
 from clew.errors import TrackingError
@@ -79,15 +80,11 @@ def open_run(client: MlflowClient, request: RunRequest) -> Run:
 
 @contextmanager
 def refusing(uri: str) -> Iterator[None]:
-    """Turn what MLflow raises into one line that names the store."""
+    """Turn what MLflow or the database raises into one line that names the store."""
     try:
         yield
-    except MlflowException as error:
-        first_line = (str(error).strip() or error.error_code).splitlines()[0]
-        raise TrackingError(
-            f"tracking store {store.shown(uri)}: {first_line[:500]} ({error.error_code}); check "
-            "MLFLOW_TRACKING_URI and what the store holds"
-        ) from None
+    except (MlflowException, SQLAlchemyError, ImportError) as error:
+        raise store.unusable(uri, error) from None
 
 
 def _create_tables(uri: str) -> None:

@@ -136,5 +136,5 @@ def test_states(run: RunRecord, state: str) -> None:
 def test_a_store_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(TrackingError, match="the list of runs cannot be read"):
+    with pytest.raises(TrackingError, match=r"mlflow\.db: .*file is not a database"):
         search.search_runs(RunQuery(), uri=f"sqlite:///{path}")

@@ -1,5 +1,6 @@
 """Reading a run back: what it is, its configuration, its files."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from mlflow import MlflowClient
 
 from clew.errors import TrackingError
 from clew.queries import runs
+from clew.store import shown
 from clew.tracking.mlflow_store import MlflowTracker
+from clew.tracking.opening import connect
 
 
 @pytest.fixture
@@ -24,6 +27,29 @@ def run_id(open_run: Callable[..., MlflowTracker], checkpoint_folder: Path, tmp_
         tracker.checkpoint(checkpoint_folder, folder=folder, step=epoch, metrics={})
     tracker.finish("FINISHED")
     return tracker.run_id
+
+
+UNUSABLE = {
+    "mysql+pymysql://me:secret@host/base": "its driver is not installed .*; install it, or set",
+    "file:///nowhere/mlruns": "maintenance mode",
+    "nowhere/mlruns": "maintenance mode",
+    "foo://bar": "unsupported URI 'foo://bar'",
+    "sqlite+foo:///base.db": "Can't load plugin",
+}
+
+
+@pytest.mark.parametrize("uri", UNUSABLE)
+@pytest.mark.parametrize("open_store", [runs.client, connect])
+def test_a_store_that_cannot_be_used_is_one_line_for_readers_and_writers(
+    open_store: Callable[[str], MlflowClient], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pymysql", None)  # as if it were not installed
+    with pytest.raises(TrackingError, match=UNUSABLE[uri]) as caught:
+        open_store(uri)
+    message = str(caught.value)
+    assert message.startswith(f"tracking store {shown(uri)}: ")
+    assert "\n" not in message
+    assert "secret" not in message
 
 
 def test_a_run_is_read(run_id: str) -> None:
