@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from clew.errors import ClewError
+from clew.errors import ClewError, UsageError
 
 
 def main() -> None:
@@ -19,7 +19,11 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     logging.basicConfig(level=logging.WARNING, format="clew: %(message)s", stream=sys.stderr)
-    logging.getLogger("clew").setLevel(os.environ.get("CLEW_LOG_LEVEL", "INFO").upper())
+    level = os.environ.get("CLEW_LOG_LEVEL") or "INFO"
+    if level.upper() not in logging.getLevelNamesMapping():
+        expected = "expected DEBUG, INFO, WARNING, ERROR or CRITICAL"
+        sys.exit(_report(f"CLEW_LOG_LEVEL is {level!r}; {expected}", UsageError.exit_code))
+    logging.getLogger("clew").setLevel(level.upper())
     sys.exit(run(sys.argv[1:]))
 
 

@@ -219,6 +219,19 @@ def test_an_unreachable_server_is_one_line_within_seconds(
     assert time.monotonic() - started < 60
 
 
+def test_a_log_level_that_is_none_is_one_line(store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "clew", "--version"],
+        env=clew_environment(store) | {"CLEW_LOG_LEVEL": "banana"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("clew: error: CLEW_LOG_LEVEL is 'banana'; expected DEBUG, INFO, WARNING")
+
+
 def test_killed_and_resumed_equals_uninterrupted(clew: Clew, store: Path, tmp_path: Path) -> None:
     settings = [*SMALL, "training.num_epochs=8", "training.batch_size=64"]
     whole = clew("train", "--config", str(CONFIG), "--output-dir", "whole", *settings)
