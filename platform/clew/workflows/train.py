@@ -15,6 +15,7 @@ from clew import __version__, names
 from clew.checkpoints import Manifest, load_model
 from clew.config.load import flatten, to_yaml
 from clew.config.schema import RunConfig
+from clew.errors import ConfigError
 from clew.tasks.base import Task
 from clew.tracking.base import Tracker
 from clew.tracking.hardware import (
