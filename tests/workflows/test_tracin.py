@@ -399,27 +399,18 @@ def test_labels_from_other_files(trained, triples, tmp_path):
     head, relation, _ = LINES[0].split("\t")
     (tmp_path / "nodes.tsv").write_text(f"{head}\tThe head\n")
     (tmp_path / "edges.json").write_text(json.dumps({relation: "does something to"}))
-    batch(
-        trained,
-        triples,
-        tmp_path / "b",
-        node_name_dict=str(tmp_path / "nodes.tsv"),
-        edge_map=str(tmp_path / "edges.json"),
-        max_triples=1,
-    )
+    labels = {
+        "node_name_dict": str(tmp_path / "nodes.tsv"),
+        "edge_map": str(tmp_path / "edges.json"),
+    }
+    batch(trained, triples, tmp_path / "b", max_triples=1, **labels)
     (test,) = read_influence_json(tmp_path / "b" / "influence" / "influence.json").tests
     assert test.test.head.label == "The head"
     assert test.test.relation.label == "does something to"
     assert test.test.head.id == head
     (tmp_path / "edges.json").write_text(json.dumps({relation: "has to do with"}))
     with pytest.raises(ConfigError, match=r"other settings \(edge_map_sha256: '.* there, '.* now"):
-        batch(
-            trained,
-            triples,
-            tmp_path / "b",
-            node_name_dict=str(tmp_path / "nodes.tsv"),
-            edge_map=str(tmp_path / "edges.json"),
-        )
+        batch(trained, triples, tmp_path / "b", **labels)
 
 
 def test_commands(trained: TrainedStore, triples: Path, tmp_path: Path, capsys):
