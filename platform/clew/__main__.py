@@ -18,8 +18,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    from clew.cli.options import is_main_process
+
+    # Of the processes that torchrun starts, one tells what goes on; errors come from each.
+    usual = "INFO" if is_main_process() else "WARNING"
     logging.basicConfig(level=logging.WARNING, format="clew: %(message)s", stream=sys.stderr)
-    level = os.environ.get("CLEW_LOG_LEVEL") or "INFO"
+    level = os.environ.get("CLEW_LOG_LEVEL") or usual
     if level.upper() not in logging.getLevelNamesMapping():
         expected = "expected DEBUG, INFO, WARNING, ERROR or CRITICAL"
         sys.exit(_report(f"CLEW_LOG_LEVEL is {level!r}; {expected}", UsageError.exit_code))

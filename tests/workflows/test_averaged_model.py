@@ -12,7 +12,8 @@ from clew.checkpoints import MODEL_FILE
 from clew.data.sources import BUNDLED
 from clew.errors import CheckpointError
 from clew.queries.runs import download_artifact
-from clew.workflows.batch_tracin import BatchRequest, batch_tracin
+from clew.workflows.batch_request import BatchRequest
+from clew.workflows.batch_tracin import batch_tracin
 from clew.workflows.export import export
 from clew.workflows.predict import asked, predict
 from clew.workflows.promote import PromotionRequest, promote

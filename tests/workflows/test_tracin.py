@@ -18,7 +18,8 @@ from clew.data.sources import BUNDLED
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.records import CONVE_PARTS, CSV_COLUMNS, read_influence_json
 from clew.workflows import batch_tracin as batch_module
-from clew.workflows.batch_tracin import BatchRequest, BatchResult, batch_tracin
+from clew.workflows.batch_request import BatchRequest
+from clew.workflows.batch_tracin import BatchResult, batch_tracin
 from clew.workflows.tracin import tracin
 from tests.workflows.trained import TrainedStore
 
@@ -187,6 +188,9 @@ def test_results_of_other_settings_are_kept(trained: TrainedStore, tmp_path: Pat
     before = (out / "influence.json").read_bytes()
     with pytest.raises(ConfigError, match="other settings \\(top_k: 10 there, 3 now"):
         tracin(trained.strong, test, {"influence.top_k": "3"}, output=out)
+    assert (out / "influence.json").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"influence\.json explains other test triples"):
+        tracin(trained.strong, LINES[1].replace("\t", ","), {}, output=out)
     assert (out / "influence.json").read_bytes() == before
     tracin(trained.strong, test, {"influence.memory_budget_mib": "64"}, output=out)
     with pytest.raises(ConfigError, match=r"other settings \((config_hash|model): "):

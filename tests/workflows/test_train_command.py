@@ -232,6 +232,26 @@ def test_a_log_level_that_is_none_is_one_line(store: Path) -> None:
     assert line.startswith("clew: error: CLEW_LOG_LEVEL is 'banana'; expected DEBUG, INFO, WARNING")
 
 
+def test_of_two_processes_one_speaks_and_records(store: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    command = ["-m", "clew", "train", "--config", str(CONFIG), *SMALL]
+    done = subprocess.run(
+        [*torchrun, *rendezvous, *command],
+        cwd=tmp_path,
+        env=clew_environment(store),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_in(store)
+    assert [line for line in done.stdout.splitlines() if line.startswith("run ")] == [
+        f"run {run.info.run_id}  fp32"
+    ]
+    assert done.stderr.count("predicted at the peak") == 1
+
+
 def test_killed_and_resumed_equals_uninterrupted(clew: Clew, store: Path, tmp_path: Path) -> None:
     settings = [*SMALL, "training.num_epochs=8", "training.batch_size=64"]
     whole = clew("train", "--config", str(CONFIG), "--output-dir", "whole", *settings)

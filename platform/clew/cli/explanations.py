@@ -115,9 +115,10 @@ def batch_tracin(
 ) -> int:
     """Explain many predictions by the training triples near them; resumable."""
     from clew.workflows import batch_tracin as workflow
+    from clew.workflows.batch_request import BatchRequest
 
     keys = INFLUENCE_FLAGS | FILTER_FLAGS
-    request = workflow.BatchRequest(
+    request = BatchRequest(
         model=model,
         test_triples=test_triples or test,
         output_dir=Path(output_dir or output or "runs/batch_tracin"),

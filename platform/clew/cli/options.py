@@ -1,6 +1,7 @@
 """How options are declared and read: spellings, empty values, numbers, truth values."""
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,3 +105,8 @@ def positive_number(name: str, text: str) -> float | None:
     if not 0 < number < math.inf:
         raise ConfigError(f"--{name} is {text!r}; expected a number above zero")
     return number
+
+
+def is_main_process() -> bool:
+    """Whether this process speaks for the command: the first that torchrun started, or alone."""
+    return os.environ.get("RANK", "0") == "0"

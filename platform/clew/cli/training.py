@@ -11,6 +11,7 @@ import click
 from clew.cli.options import (
     flag,
     flags_of,
+    is_main_process,
     no_cleanup,
     path_or_none,
     positive_number,
@@ -69,6 +70,8 @@ def train(
             parent_run_id=parent_run or None,
             tags=json.loads(tags or "{}"),
         )
+    if not is_main_process():
+        return 0
     if result_file:
         Path(result_file).write_text(json.dumps(dataclasses.asdict(result)), encoding="utf-8")
     click.echo(result.table())

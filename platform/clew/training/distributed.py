@@ -7,6 +7,8 @@ examples come out right. Gradients are added once per optimizer step, whatever t
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +80,21 @@ class World:
             gathered |= {f"{rank}/{name}": box.cpu() for rank, box in enumerate(boxes)}
         return gathered
 
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Let the main process through a block before the others enter it."""
+        if not self.is_main:
+            self._meet()
+        try:
+            yield
+        finally:
+            if self.is_main:
+                self._meet()
+
+    def _meet(self) -> None:
+        if self.size > 1:
+            dist.all_reduce(torch.zeros(()))
+
     def synchronize_parameters(self, model: nn.Module) -> None:
         """Give every process the main process's parameters and buffers."""
         if self.size > 1:
@@ -85,14 +102,16 @@ class World:
                 dist.broadcast(tensor, src=0)
 
 
-def join_world(device_kind: str) -> World:
-    """Join the processes that torchrun started, or return a world of one.
+@contextmanager
+def joined_world() -> Iterator[World]:
+    """Join the processes that torchrun started, or be a world of one; leave it at the end.
 
     Raises:
         ConfigError: torchrun's environment is incomplete.
     """
     if "RANK" not in os.environ:
-        return World()
+        yield World()
+        return
     try:
         world = World(
             rank=int(os.environ["RANK"]),
@@ -103,12 +122,12 @@ def join_world(device_kind: str) -> World:
         raise ConfigError(
             f"RANK is set, but WORLD_SIZE is not a usable number ({error}); start with torchrun"
         ) from None
-    if world.size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device_kind == "cuda" else "gloo")
-    return world
-
-
-def leave_world() -> None:
-    """Take the process group down."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if world.size > 1:
+        # A run on the CPU of a machine with a GPU needs gloo, and so does `main_first`.
+        both = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(both)
+    try:
+        yield world
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

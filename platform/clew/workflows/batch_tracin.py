@@ -5,23 +5,22 @@ work, and they are shared. Each test triple has its own result on the disk befor
 begins, so a killed run loses at most a group.
 """
 
-import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clew import names
-from clew.data.labels import read_edge_map, read_labels
-from clew.data.triples import KnowledgeGraph, Triples
-from clew.errors import ClewError, ConfigError, DataError, Interrupted
+from clew.data.triples import Triples
+from clew.errors import ClewError, DataError, Interrupted
 from clew.influence.proximity import Filtering, Neighbourhood
 from clew.influence.report import Findings, ReportSource, build_report
 from clew.records import InfluenceReport
+from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_results import Outcome, OutputFolder
 from clew.workflows.outputs import check_folder
 from clew.workflows.test_triples import TestTriple, read_test_triples
@@ -39,21 +38,6 @@ from clew.workflows.tracin import (
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """What to explain, and where results go."""
-
-    model: str
-    test_triples: str
-    output_dir: Path
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    train: str = ""
-    start_index: int = 0
-    max_triples: int | None = None
-    edge_map: str = ""
-    node_name_dict: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,14 +87,14 @@ def batch_tracin(
     """
     check_folder("--output-dir", request.output_dir)
     with open_trace_source(request.model, request.overrides, train=request.train) as source:
-        labelled = replace(source.task.graph, **_labels(source.task.graph, request))
-        tests = _chosen(read_test_triples(request.test_triples, labelled), request)
+        labelled = replace(source.task.graph, **request.labels(source.task.graph))
+        tests = request.chosen(read_test_triples(request.test_triples, labelled))
         if not len(_ids(tests)):
             raise DataError(_none_explained(request, [_unusable(test) for test in tests]))
         settings = settings_of(source, _ids(tests))
         output = OutputFolder(request.output_dir)
         report = replace(report_source(source, settings), graph=labelled)
-        output.prepare(identity(settings, report.model) | _digests(request))
+        output.prepare(identity(settings, report.model) | request.label_digests())
         batch = _Batch(
             source,
             report,
@@ -249,43 +233,6 @@ def cache_folder() -> Path:
     return Path(root).expanduser() / "clew" / "neighbourhoods"
 
 
-def _chosen(tests: list[TestTriple], request: BatchRequest) -> list[TestTriple]:
-    if request.start_index < 0 or (request.max_triples is not None and request.max_triples < 1):
-        raise ConfigError(
-            f"start_index is {request.start_index} and max_triples {request.max_triples}; expected "
-            "0 or more, and 1 or more"
-        )
-    if request.start_index >= len(tests):
-        raise ConfigError(
-            f"start_index is {request.start_index}, but {request.test_triples} has {len(tests)} "
-            "lines"
-        )
-    stop = None if request.max_triples is None else request.start_index + request.max_triples
-    return tests[request.start_index : stop]
-
-
 def _ids(tests: Sequence[TestTriple]) -> Triples:
     """Return the ids of the usable triples."""
     return np.array([t.ids for t in tests if t.ids is not None], np.int32).reshape(-1, 3)
-
-
-def _labels(graph: KnowledgeGraph, request: BatchRequest) -> dict[str, Any]:
-    """Return vocabularies with labels from other files, where they are given."""
-    changed: dict[str, Any] = {}
-    if request.node_name_dict:
-        changed["entities"] = read_labels(Path(request.node_name_dict), graph.entities)
-    if request.edge_map:
-        path = Path(request.edge_map)
-        read = read_edge_map if path.suffix == ".json" else read_labels
-        changed["relations"] = read(path, graph.relations)
-    return changed
-
-
-def _digests(request: BatchRequest) -> dict[str, str]:
-    """Return what files of labels hold, as far as they are given."""
-    files = {"edge_map": request.edge_map, "node_name_dict": request.node_name_dict}
-    return {
-        f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-        for name, path in files.items()
-        if path
-    }

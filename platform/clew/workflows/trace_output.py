@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from clew import names
+from clew.data.triples import Triples
 from clew.errors import ConfigError
 from clew.influence.report import ReportSource
 from clew.records import ReportModel, read_influence_json
@@ -37,8 +38,8 @@ def check_place(output: Path | None) -> None:
         check("--output", output)
 
 
-def check_output(output: Path | None, source: ReportSource) -> None:
-    """Refuse to write over results of other settings or another model, or that do not say of what.
+def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
+    """Refuse to write over results of other settings, models or tests, or that do not say of what.
 
     Raises:
         ConfigError: such a file is where the report is to go.
@@ -59,6 +60,12 @@ def check_output(output: Path | None, source: ReportSource) -> None:
                     f"{path} holds results for other settings ({key}: {earlier.get(key)!r} there, "
                     f"{value!r} now); give another output, or move that file away"
                 )
+        if [explained.test for explained in report.tests] != [
+            source.triple(test) for test in tests
+        ]:
+            raise ConfigError(
+                f"{path} explains other test triples; give another output, or move that file away"
+            )
 
 
 def identity(settings: Mapping[str, Any], model: ReportModel) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def tracin(
         tests = usable(read_test_triples(test, source.task.graph), test)
         settings = settings_of(source, tests)
         described = report_source(source, settings)
-        check_output(output, described)
+        check_output(output, described, tests)
         with (
             open_trace_run(source, f"tracin {source.task.dataset}") as tracker,
             tempfile.TemporaryDirectory(prefix="clew-influence-") as temporary,

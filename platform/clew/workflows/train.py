@@ -11,23 +11,16 @@ from typing import Any
 
 import torch
 
-from clew import __version__, names
-from clew.checkpoints import Manifest, load_model
-from clew.config.load import flatten, to_yaml
+from clew import names
+from clew.checkpoints import load_model
+from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.tasks.base import Task
-from clew.tracking.base import Tracker
-from clew.tracking.hardware import (
-    git_commit,
-    hardware_summary,
-    reset_process_peak,
-)
-from clew.tracking.mlflow_store import open_tracker
-from clew.tracking.tensorboard import TensorBoardTracker, require_tensorboard
-from clew.training.distributed import World, join_world, leave_world
+from clew.tracking.hardware import reset_process_peak
+from clew.training.distributed import World, joined_world
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
-from clew.training.precision import half_precision_type, resolve_device
+from clew.training.precision import resolve_device
 from clew.training.setup import build_trainer, measure_before_training, prepare_process
 from clew.training.trainer import Trainer
 from clew.workflows.auto_batch import resolve_batch_size
@@ -36,6 +29,7 @@ from clew.workflows.outputs import check_new_folder
 from clew.workflows.planner import Planner
 from clew.workflows.resume import ResumePoint, find_resume_point
 from clew.workflows.tasks import build_task
+from clew.workflows.training_run import open_training_run, origin_of, variant_name
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +67,8 @@ def train(
         Interrupted: stopped by the person, with a checkpoint.
     """
     check_new_folder("--output-dir", output_dir)
-    return _train(config, None, output_dir, parent_run_id, tags or {})
+    with joined_world() as world:
+        return _train(config, world, output_dir, parent_run_id=parent_run_id, tags=tags or {})
 
 
 def resume(
@@ -81,50 +76,52 @@ def resume(
 ) -> TrainResult:
     """Go on from a run's newest good checkpoint, in a new run that holds the earlier ones too."""
     check_new_folder("--output-dir", output_dir)
-    with tempfile.TemporaryDirectory(prefix="clew-resume-") as folder:
-        point = find_resume_point(run_id, overrides, Path(folder))
-        return _train(point.config, point, output_dir, None, {})
+    with (
+        joined_world() as world,
+        tempfile.TemporaryDirectory(prefix="clew-resume-") as folder,
+    ):
+        with world.main_first():
+            point = find_resume_point(run_id, overrides, Path(folder))
+        return _train(point.config, world, output_dir, point=point)
 
 
 def _train(
     config: RunConfig,
-    point: ResumePoint | None,
+    world: World,
     output_dir: Path | None,
-    parent_run_id: str | None,
-    tags: Mapping[str, str],
+    *,
+    point: ResumePoint | None = None,
+    parent_run_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> TrainResult:
-    world = join_world("cuda" if _wants_gpu(config) else "cpu")
-    try:
-        device = resolve_device(config.training.device, world.local_rank)
-        prepare_process(config)
-        config = resolve_batch_size(config, device, world)
-        task = build_task(config)
-        _check_validation(config, task)
-        if point is not None:
-            point.check_data(task.data_fingerprint)
-        tracker = _open_tracker(
-            config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
-        )
-        tracker.tags(tags)
-        with (
+    device = resolve_device(config.training.device, world.local_rank)
+    prepare_process(config)
+    config = resolve_batch_size(config, device, world)
+    task = build_task(config)
+    _check_validation(config, task)
+    if point is not None:
+        point.check_data(task.data_fingerprint)
+    tracker = open_training_run(
+        config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
+    )
+    tracker.tags(tags or {})
+    with (
+        tracker,
+        explaining_lack_of_memory(config, device),
+        tempfile.TemporaryDirectory(prefix="clew-") as folder,
+    ):
+        planner = Planner(config, device, world.size, task)
+        memory = MemoryBefore.look(planner, predict=world.is_main)
+        trainer = build_trainer(
+            config,
+            task,
             tracker,
-            explaining_lack_of_memory(config, device),
-            tempfile.TemporaryDirectory(prefix="clew-") as folder,
-        ):
-            planner = Planner(config, device, world.size, task)
-            memory = MemoryBefore.look(planner, predict=world.is_main)
-            trainer = build_trainer(
-                config,
-                task,
-                tracker,
-                device=device,
-                world=world,
-                folder=Path(folder),
-                origin=_origin(config, task, tracker, device),
-            )
-            return _run(trainer, config, point, output_dir, memory)
-    finally:
-        leave_world()
+            device=device,
+            world=world,
+            folder=Path(folder),
+            origin=origin_of(config, task, tracker, device),
+        )
+        return _run(trainer, config, point, output_dir, memory)
 
 
 def _check_validation(config: RunConfig, task: Task[Any]) -> None:
@@ -214,93 +211,6 @@ def _write_run_files(trainer: Trainer[Any], config: RunConfig, folder: Path) -> 
         tracker.artifact(path)
     for path in sorted(extra.iterdir()):
         tracker.artifact(path)
-
-
-def variant_name(config: RunConfig, precision: str) -> str:
-    """Return the run's variant: precision, then what differs from the defaults."""
-    optimizations = config.optimizations
-    parts = [precision]
-    parts += ["+ckpt"] if optimizations.use_gradient_checkpointing else []
-    parts += ["+compile"] if optimizations.torch_compile else []
-    parts += [] if optimizations.enable_memory_cleanup else ["-cleanup"]
-    return "".join(parts)
-
-
-def _open_tracker(
-    config: RunConfig,
-    task: Task[Any],
-    *,
-    device: torch.device,
-    world: World,
-    point: ResumePoint | None,
-    parent_run_id: str | None,
-) -> Tracker:
-    """Open the run and say what it is; processes other than the main one record nothing."""
-    if not world.is_main:
-        return Tracker()
-    if config.tracking.tensorboard:
-        require_tensorboard()
-    variant = variant_name(config, _precision_name(config, device))
-    tags = {
-        names.TAG_TASK: task.kind,
-        names.TAG_DATASET: task.dataset,
-        names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
-        names.TAG_CONFIG_HASH: config.config_hash,
-        names.TAG_VARIANT: variant,
-        names.TAG_DEVICE: _device_name(device),
-        names.TAG_HARDWARE: hardware_summary(),
-        names.TAG_VERSION: __version__,
-        names.TAG_COMMIT: git_commit() or "unknown",
-    } | task.describe()
-    if point is not None:
-        tags[names.TAG_RESUMED_FROM] = point.run_id
-    tracker: Tracker = open_tracker(
-        config.tracking,
-        kind=names.KIND_TRAIN,
-        run_name=config.tracking.run_name or f"{task.dataset} {variant}",
-        tags=tags,
-        parent_run_id=parent_run_id,
-    )
-    if config.tracking.tensorboard:
-        tracker = TensorBoardTracker(tracker, Path(config.tracking.tensorboard_dir))
-    tracker.params({f"{names.PARAMETER_PREFIX}{k}": v for k, v in flatten(config).items()})
-    tracker.dataset(
-        name=task.dataset,
-        fingerprint=task.data_fingerprint,
-        source=config.data.source,
-        context="training",
-    )
-    return tracker
-
-
-def _origin(config: RunConfig, task: Task[Any], tracker: Tracker, device: torch.device) -> Manifest:
-    return Manifest(
-        step=0,
-        epoch=0,
-        learning_rate_weight=0.0,
-        task=task.kind,
-        config=config.model_dump(mode="json"),
-        config_hash=config.config_hash,
-        data_fingerprint=task.data_fingerprint,
-        optimizer=config.optimizer.kind,
-        device=_device_name(device),
-        clew_version=__version__,
-        commit=git_commit() or "unknown",
-        run_id=tracker.run_id or "",
-    )
-
-
-def _wants_gpu(config: RunConfig) -> bool:
-    return config.training.device != "cpu" and torch.cuda.is_available()
-
-
-def _precision_name(config: RunConfig, device: torch.device) -> str:
-    dtype = half_precision_type(config.optimizations, device)
-    return {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def _copy_outputs(folder: Path, output_dir: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from clew.data.loaders import epoch_order, microbatch_indices
 from clew.errors import ConfigError
-from clew.training.distributed import join_world
+from clew.training.distributed import joined_world
 
 WORKER = """
 import sys
@@ -24,19 +24,18 @@ import torch
 import conftest as toy
 from clew.checkpoints import Manifest
 from clew.tracking.base import MemoryTracker, Tracker
-from clew.training.distributed import join_world, leave_world
+from clew.training.distributed import joined_world
 from clew.training.setup import build_trainer
 torch.set_num_threads(1)
-world = join_world("cpu")
 config = toy.toy_config(**{settings!r})
-tracker = MemoryTracker() if world.is_main else Tracker()
-trainer = build_trainer(
-    config, toy.ToyTask(num_examples=37), tracker, device=torch.device("cpu"), world=world,
-    folder=Path({folder!r}), origin=Manifest(0, 0, 0.0, "toy", {{}}, "hash", "0" * 16),
-    keep_all_checkpoints=True,
-)
-trainer.train()
-leave_world()
+with joined_world() as world:
+    tracker = MemoryTracker() if world.is_main else Tracker()
+    trainer = build_trainer(
+        config, toy.ToyTask(num_examples=37), tracker, device=torch.device("cpu"), world=world,
+        folder=Path({folder!r}), origin=Manifest(0, 0, 0.0, "toy", {{}}, "hash", "0" * 16),
+        keep_all_checkpoints=True,
+    )
+    trainer.train()
 """
 
 
@@ -47,7 +46,12 @@ def free_port() -> int:
 
 
 def train_on(num_processes: int, folder: Path, settings: dict[str, Any]) -> None:
-    script = WORKER.format(tests=str(Path(__file__).parent), settings=settings, folder=str(folder))
+    tests = str(Path(__file__).parent)
+    run_on(num_processes, WORKER.format(tests=tests, settings=settings, folder=str(folder)))
+
+
+def run_on(num_processes: int, script: str) -> None:
+    """Run a script as torchrun would, in processes that find each other."""
     port = str(free_port())
     processes = []
     for rank in range(num_processes):
@@ -69,6 +73,29 @@ def train_on(num_processes: int, folder: Path, settings: dict[str, Any]) -> None
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors.decode()
+
+
+MAIN_FIRST = """
+import time
+from pathlib import Path
+from clew.training.distributed import joined_world
+done = Path({done!r})
+with joined_world() as world:
+    for turn in range(2):
+        try:
+            with world.main_first():
+                if world.is_main:
+                    time.sleep(0.5)
+                    done.with_suffix(f".{{turn}}").touch()
+                    raise ValueError("the others must not wait for ever")
+                assert done.with_suffix(f".{{turn}}").exists()
+        except ValueError:
+            pass
+"""
+
+
+def test_the_main_process_goes_first(tmp_path: Path) -> None:
+    run_on(2, MAIN_FIRST.format(done=str(tmp_path / "done")))
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
@@ -114,5 +141,5 @@ def test_ranks_share_each_global_microbatch(num_examples: int, world_size: int) 
 def test_an_incomplete_environment_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError, match="RANK is set, but WORLD_SIZE"):
-        join_world("cpu")
+    with pytest.raises(ConfigError, match="RANK is set, but WORLD_SIZE"), joined_world():
+        pass
