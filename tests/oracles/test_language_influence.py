@@ -37,8 +37,14 @@ def small_task(folder: Path, **options: Any) -> LanguageModeling:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_gates": 4, "scales": [1, 2]}, {"resonance": 0.0}, {"convolution_width": 3}],
-    ids=["plain", "gates and scales", "no resonance", "filters"],
+    [
+        {},
+        {"num_gates": 4, "scales": [1, 2]},
+        {"resonance": 0.0},
+        {"convolution_width": 3},
+        {"further_tokens": 2},
+    ],
+    ids=["plain", "gates and scales", "no resonance", "filters", "further tokens"],
 )
 def test_every_parameter_is_factored_and_the_products_are_exact(
     tmp_path: Path, options: dict[str, Any]

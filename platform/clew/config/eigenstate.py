@@ -92,6 +92,9 @@ class EigenstateLMModel(Section):
     """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
     mlp_ratio: int = Field(default=4, ge=1)
     """Hidden width of the MLP over d_model."""
+    further_tokens: int = Field(default=0, ge=0)
+    """Tokens beyond the next one that training predicts as well, each through a matrix
+    `(d_model, d_model)` that nothing else uses."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the embedding and on what each half block adds to the residual stream."""
 
@@ -119,5 +122,10 @@ class EigenstateLMModel(Section):
             raise ValueError(
                 f"d_model is {self.d_model}, not a multiple of num_gates {self.gates}; choose "
                 "sizes that divide"
+            )
+        if self.further_tokens >= self.max_seq_len:
+            raise ValueError(
+                f"further_tokens is {self.further_tokens}, max_seq_len {self.max_seq_len}; no "
+                "window reaches that far, choose fewer"
             )
         return self

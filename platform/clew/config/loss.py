@@ -45,6 +45,9 @@ class LanguageLoss(Section):
     ready when the loss is."""
     chunk_mib: float = Field(default=64.0, gt=0)
     """Byte budget for the logits of a chunk, in MiB."""
+    further_weight: float = Field(default=0.3, gt=0)
+    """Weight of the loss of each token beyond the next, of which `model.further_tokens` says how
+    many there are. `train/loss` is the whole sum; validation and test are of the next token."""
 
 
 class MaeLoss(Section):

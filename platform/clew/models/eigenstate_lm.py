@@ -2,7 +2,8 @@
 
 Notable choices: no positions are learned, the recurrence knows the order; the head is the token
 embedding, and the model returns hidden vectors, so that a loss may go through tokens in chunks
-and never hold all logits.
+and never hold all logits. Training may predict further tokens too, each from a linear map of the
+same hidden vector (after Gloeckle et al., 2024, arXiv 2404.19737, whose heads are whole layers).
 """
 
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class EigenstateLM(nn.Module):
         self.config = config
         self.recomputes = False
         self.embedding = nn.Embedding(vocabulary_size, config.d_model)
+        self.further = nn.ModuleList(
+            _identity(config.d_model) for _ in range(config.further_tokens)
+        )
         self.blocks = nn.ModuleList(EigenstateBlock(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -93,6 +97,13 @@ class EigenstateLM(nn.Module):
 
     def _embed(self, tokens: Tokens) -> Hidden:
         return dropout(self.embedding(tokens), self.config.dropout, self.training)
+
+
+def _identity(dim: int) -> nn.Linear:
+    """Return a linear map that changes nothing yet."""
+    linear = nn.Linear(dim, dim, bias=False)
+    nn.init.eye_(linear.weight)
+    return linear
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -55,6 +56,7 @@ class LanguageModeling:
         self.vocabulary_size = manifest.vocabulary_size
         self._chunked = loss.implementation == "chunked"
         self._chunk_bytes = int(loss.chunk_mib * 2**20)
+        self._further_weight = loss.further_weight
         self._positions: dict[str, list[PositionBucket]] = {}
         self._samples: dict[str, list[str]] = {}
 
@@ -83,24 +85,43 @@ class LanguageModeling:
         return self.splits.windows["train"]
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
-        """Return the loss summed over the batch's tokens."""
+        """Return the loss summed over the batch's tokens, and over further ones if asked for.
+
+        A batch that counts some targets alone asks about these: nothing further is added.
+        """
         if not self._chunked or batch.counted is not None:
             return LossSum(self.example_losses(model, batch).sum(), batch.count)
-        language_model = self.as_model(model)
-        total = summed_loss(
-            language_model(batch.inputs),
-            language_model.embedding.weight,
-            batch.targets.contiguous(),
-            chunk_bytes=self._chunk_bytes,
-        )
-        return LossSum(total, batch.count)
+        head = self.as_model(model).embedding.weight
+        totals = [
+            weight * summed_loss(hidden, head, targets, chunk_bytes=self._chunk_bytes)
+            for weight, hidden, targets in self._predictions(model, batch)
+        ]
+        return LossSum(torch.stack(totals).sum(), batch.count)
 
     def example_losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         """Return each window's loss, summed over its tokens that count, from full logits."""
+        head = self.as_model(model).embedding.weight
+        losses = [
+            weight * token_losses(hidden, head, targets)
+            for weight, hidden, targets in self._predictions(model, batch)
+        ]
+        if batch.counted is not None:
+            (following,) = losses
+            return (following * batch.counted).sum(1)
+        return torch.stack([part.sum(1) for part in losses]).sum(0)
+
+    def _predictions(
+        self, model: nn.Module, batch: TokenBatch
+    ) -> Iterator[tuple[float, Tensor, Tensor]]:
+        """Yield weight, hidden vectors and targets: of the next token, then of further ones."""
         language_model = self.as_model(model)
-        hidden, head = language_model(batch.inputs), language_model.embedding.weight
-        losses = token_losses(hidden, head, batch.targets.contiguous())
-        return (losses if batch.counted is None else losses * batch.counted).sum(1)
+        hidden = language_model(batch.inputs)
+        yield 1.0, hidden, batch.targets.contiguous()
+        if batch.counted is not None:
+            return
+        for distance, ahead in enumerate(language_model.further, 1):
+            targets = batch.targets[:, distance:].contiguous()
+            yield self._further_weight, ahead(hidden)[:, :-distance], targets
 
     def has_examples(self, split: str) -> bool:
         """Return whether a split has a token that another precedes."""

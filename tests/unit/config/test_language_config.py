@@ -65,6 +65,7 @@ def test_the_resolved_file_repeats_the_configuration():
         ({"evaluation.metric": "valid/perplexit"}, "did you mean 'valid/perplexity'"),
         ({"model.kind": "eigenstate_lm", "model.num_heads": 5}, "not a multiple of num_heads 5"),
         ({"model.kind": "eigenstate_lm", "model.num_gates": 7}, "not a multiple of num_gates 7"),
+        ({"model.kind": "eigenstate_lm", "model.further_tokens": 512}, "no window reaches that"),
         ({"data.name": "x", "data.dataset": "y"}, "both of data.name and data.dataset given"),
         ({"data.valid_fraction": 0.5, "data.test_fraction": 0.5}, "leave nothing to train on"),
         ({"training.gradient_accumulation": 0}, "greater than or equal to 1"),

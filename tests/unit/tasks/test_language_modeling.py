@@ -14,7 +14,7 @@ from clew.checkpoints import Manifest
 from clew.config.directions import direction_of
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.data.tokens import TokenBatch, load_tokens
+from clew.data.tokens import TokenBatch, continuation_batch, load_tokens
 from clew.errors import ConfigError, DataError
 from clew.tasks.language_modeling import LanguageModeling
 from clew.tracking.base import MemoryTracker
@@ -104,13 +104,50 @@ def test_what_checkpointing_computes_twice_does_not_count_as_work(make_config: A
     assert counted[0] == counted[1]
 
 
+@pytest.mark.parametrize("further_tokens", [0, 2])
 @pytest.mark.parametrize("implementation", ["plain", "chunked"])
-def test_the_examples_losses_add_up_to_the_batchs(make_config: Any, implementation: str):
-    task = language_task(make_config(loss__kind="language", loss__implementation=implementation))
+def test_the_examples_losses_add_up_to_the_batchs(
+    make_config: Any, implementation: str, further_tokens: int
+):
+    task = language_task(
+        make_config(
+            loss__kind="language",
+            loss__implementation=implementation,
+            model__further_tokens=further_tokens,
+        )
+    )
     model, batch = task.build_model().double().eval(), some_batch(task)
     total = task.loss(model, batch)
     torch.testing.assert_close(task.example_losses(model, batch).sum(), total.total)
     assert total.count == batch.count == 3 * 32
+
+
+def test_further_tokens_are_predicted_from_the_same_hidden_vector(make_config: Any):
+    config = make_config(loss__kind="language", loss__further_weight=0.25, model__further_tokens=2)
+    task = language_task(config)
+    model, batch = task.build_model().double().eval(), some_batch(task)
+    for ahead in model.further:
+        torch.testing.assert_close(ahead.weight, torch.eye(16, dtype=torch.float64))
+        torch.nn.init.normal_(ahead.weight)
+    hidden, expected = model(batch.inputs), 0.0
+    for window in range(3):
+        for time in range(32):
+            for distance, weight in enumerate((1.0, 0.25, 0.25)):
+                if time + distance < 32:
+                    ahead = model.further[distance - 1] if distance else torch.nn.Identity()
+                    scores = model.embedding.weight @ ahead(hidden[window, time])
+                    wanted = batch.targets[window, time + distance]
+                    expected -= weight * scores.log_softmax(0)[wanted]
+    torch.testing.assert_close(task.loss(model, batch).total, expected)
+
+
+def test_a_continuation_asks_about_the_next_token_alone(make_config: Any):
+    tasks = [language_task(make_config(model__further_tokens=n)) for n in (0, 2)]
+    model = tasks[1].build_model().eval()
+    batch = continuation_batch(tasks[0].splits.tokenizer, "green", " bottles")
+    plain, further = (task.loss(model, batch) for task in tasks)
+    assert plain.total.item() == further.total.item()
+    assert tasks[1].metrics(model, "valid", CPU) == tasks[0].metrics(model, "valid", CPU)
 
 
 def test_every_metric_is_better_when_smaller(make_config: Any):
@@ -123,9 +160,11 @@ def test_every_metric_is_better_when_smaller(make_config: Any):
 
 def test_chunked_and_plain_losses_have_equal_gradients(make_config: Any):
     gradients = []
-    model = language_task(make_config()).build_model().double().eval()
+    model = language_task(make_config(model__further_tokens=1)).build_model().double().eval()
     for implementation in ("plain", "chunked"):
-        config = make_config(loss__kind="language", loss__implementation=implementation)
+        config = make_config(
+            loss__kind="language", loss__implementation=implementation, model__further_tokens=1
+        )
         task, own = language_task(config), copy.deepcopy(model)
         task.loss(own, some_batch(task)).total.backward()
         gradients.append({n: p.grad for n, p in own.named_parameters()})
