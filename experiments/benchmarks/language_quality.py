@@ -4,11 +4,10 @@
 
 Configuration `experiments/language_modeling/nano.yaml` with fewer steps (1,000 of 1,024 tokens by
 default): the same windows in the same order for both, AdamW, warm-up and cosine over these steps,
-bfloat16 products, no average of the parameters. Each model has its own rate, decay and dropout:
-`nano` those of its configuration, the transformer those of nanoGPT's run on this text (.001, .1,
-.2). Both are tested on the last tenth of the text in windows of 512 tokens that share nothing, also
-on the way. Data of `tinyshakespeare`
-under `$CLEW_DATA`.
+bfloat16 products, the next token alone, no average of the parameters. Each model has its own rate,
+decay and dropout: `nano` those of its configuration, the transformer those of nanoGPT's run on this
+text (.001, .1, .2). Both are tested on the last tenth of the text in windows of 512 tokens that
+share nothing, also on the way. Data of `tinyshakespeare` under `$CLEW_DATA`.
 """
 
 import math
@@ -106,7 +105,7 @@ def bits_per_byte(model: EigenstateLM | Transformer, task: LanguageModeling) -> 
 def main(steps: int = STEPS, seed: int = 1) -> None:
     """Train both, test, print, write."""
     keep_allocator_pages()
-    config = load(CONFIGURATION, {"training.seed": seed})
+    config = load(CONFIGURATION, {"training.seed": seed, "model.further_tokens": 0})
     task = build_task(config)
     assert isinstance(task, LanguageModeling)
     rows: list[dict[str, object]] = []

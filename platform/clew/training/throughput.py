@@ -16,6 +16,8 @@ from clew.training.compilation import warm_up
 from clew.training.precision import Precision
 
 WARM_UP_STEPS = 3
+PEAK_SECONDS = 0.5
+"""How long the peak rate of an unknown device is looked for."""
 
 # Dense matrix products with float32 accumulation, vendors' data sheets, in TFLOP/s: half
 # precision, TF32, float32.
@@ -131,13 +133,13 @@ def peak_flops_per_second(precision: Precision, *, tf32: bool) -> tuple[float, s
 
 
 def _measured_matmul_rate(precision: Precision) -> float:
-    side, repetitions = 1024, 12
+    """Return the best of half a second: what shares the machine slows a tenth of it down whole."""
+    side = 1024
     dtype = precision.dtype or torch.float32
     left = torch.ones(side, side, dtype=dtype, device=precision.device)
     out = torch.empty_like(left)
-    best = float("inf")
-    for _ in range(repetitions):
-        started = time.perf_counter()
+    best, end = float("inf"), time.perf_counter() + PEAK_SECONDS
+    while (started := time.perf_counter()) < end:
         torch.mm(left, left, out=out)
         if precision.device.type == "cuda":
             torch.cuda.synchronize(precision.device)
