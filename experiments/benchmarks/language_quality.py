@@ -21,11 +21,12 @@ from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.data.loaders import BatchLoader
 from clew.losses.language import token_losses
-from clew.models.eigenstate_lm import EigenstateLM, count_parameters
+from clew.models.eigenstate_lm import EigenstateLM
 from clew.tasks.language_modeling import LanguageModeling
 from clew.training.memory import keep_allocator_pages
 from clew.training.optimizer import build_optimizer, set_learning_rate
 from clew.training.schedule import build_schedule
+from clew.training.setup import count_parameters
 from clew.workflows.tasks import build_task
 from experiments.benchmarks.harness import ROOT, median, print_table, write_results
 from experiments.benchmarks.language_training import train_step

@@ -16,8 +16,9 @@ from torch import nn
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.losses.language import summed_loss
-from clew.models.eigenstate_lm import EigenstateLM, count_parameters
+from clew.models.eigenstate_lm import EigenstateLM
 from clew.training.memory import keep_allocator_pages
+from clew.training.setup import count_parameters
 from experiments.benchmarks.harness import (
     median,
     print_table,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.models.eigenstate import EigenstateMixer, squared_relu
-from clew.models.eigenstate_lm import EigenstateLM, count_parameters
+from clew.models.eigenstate_lm import EigenstateLM
+from clew.training.setup import count_parameters
 
 VOCABULARY = 11
 OPTIONS: dict[str, dict[str, Any]] = {

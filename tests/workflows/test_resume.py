@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 
 from clew import names, store
 from clew.config.services import TrackingConfig
-from clew.errors import ConfigError, TrackingError
+from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.queries.runs import RunRecord, find_run
 from clew.tracking.mlflow_store import open_tracker
 from clew.workflows.resume import find_resume_point
@@ -39,7 +39,7 @@ def test_a_run_that_is_alive_elsewhere_stays_as_it_is(tracking_store: Path, tmp_
 
 def test_a_run_that_has_long_been_silent_is_ended(tracking_store: Path, tmp_path: Path) -> None:
     run = run_of_elsewhere(silent=130.0)
-    with pytest.raises(TrackingError, match=r"has no artifact config\.yaml"):
+    with pytest.raises(CheckpointError, match=r"before it wrote its configuration.*start it anew"):
         find_resume_point(run.run_id, {}, tmp_path)
     assert find_run(run.run_id).status == "KILLED"
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
+from safetensors.torch import load_file
 
 from clew.__main__ import run as run_command
 
@@ -80,6 +81,13 @@ def artifacts_of(store: Path, run_id: str, folder: str = "") -> set[str]:
     return {item.path for item in client.list_artifacts(run_id, folder)}
 
 
+def parameters_in(checkpoint: Path) -> int:
+    """Return how many numbers a checkpoint holds that are trained: no moving statistics."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    return sum(t.numel() for name, t in tensors.items() if not name.endswith(statistics))
+
+
 def test_a_run_holds_all_that_the_contract_names(clew: Clew, store: Path, tmp_path: Path) -> None:
     done = clew(
         "train", "--config", str(CONFIG), "--use-mixed-precision", "--output-dir", "out", *SMALL
@@ -95,6 +103,7 @@ def test_a_run_holds_all_that_the_contract_names(clew: Clew, store: Path, tmp_pa
     assert tags["clew.device"] == "cpu"
     assert len(tags["clew.config_hash"]) == 12
     assert tags["clew.data_fingerprint"]
+    assert int(tags["clew.parameters"]) == parameters_in(tmp_path / "out" / "best")
     parameters = run.data.params
     assert parameters["cfg.optimizations.use_mixed_precision"] == "true"
     assert parameters["cfg.optimizations.enable_memory_cleanup"] == "true"

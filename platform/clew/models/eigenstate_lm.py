@@ -104,8 +104,3 @@ def _identity(dim: int) -> nn.Linear:
     linear = nn.Linear(dim, dim, bias=False)
     nn.init.eye_(linear.weight)
     return linear
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, shared ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,7 +1,6 @@
 """Language modelling: packed text, eigenstate layers, and the loss of the next token."""
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +18,9 @@ from clew.data.tokens import TokenBatch, TokenSplits, TokenWindows
 from clew.errors import ConfigError
 from clew.evaluation.perplexity import PositionBucket, loss_by_position, measure_perplexity
 from clew.losses.language import summed_loss, token_losses
-from clew.models.eigenstate_lm import EigenstateLM, count_parameters
+from clew.models.eigenstate_lm import EigenstateLM
 from clew.models.generation import generate
 from clew.tasks.base import LossSum
-
-logger = logging.getLogger(__name__)
 
 POSITION_WINDOWS = 16
 """Windows over which the loss by position is averaged, at most."""
@@ -68,10 +65,8 @@ class LanguageModeling:
         }
 
     def build_model(self) -> EigenstateLM:
-        """Build the model and say how large it is."""
-        model = EigenstateLM(self.vocabulary_size, self.model_config)
-        logger.info("%s parameters", f"{count_parameters(model):,}")
-        return model
+        """Build the model."""
+        return EigenstateLM(self.vocabulary_size, self.model_config)
 
     @staticmethod
     def as_model(model: nn.Module) -> EigenstateLM:

@@ -63,6 +63,11 @@ def build_model(
     return model
 
 
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def build_trainer(
     config: RunConfig,
     task: Task[Any],

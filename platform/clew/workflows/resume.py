@@ -18,6 +18,7 @@ from clew.queries.runs import (
     download_artifact,
     find_run,
     list_artifact_folders,
+    list_artifacts,
     read_config,
 )
 from clew.queries.search import HEARTBEAT_LIMIT_SECONDS, last_sign_of_life, state_of
@@ -86,6 +87,11 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     if run.status == "RUNNING":
         _require_dead(run)
         _settle(run_id)
+    if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
+        raise CheckpointError(
+            f"run {run_id} ended before it wrote its configuration: there is nothing to resume; "
+            "start it anew (clew train --config)"
+        )
     original = from_mapping(read_config(run_id, folder))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)

@@ -21,7 +21,12 @@ from clew.tracking.hardware import reset_process_peak
 from clew.training.distributed import World, joined_world
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.precision import resolve_device
-from clew.training.setup import build_trainer, measure_before_training, prepare_process
+from clew.training.setup import (
+    build_trainer,
+    count_parameters,
+    measure_before_training,
+    prepare_process,
+)
 from clew.training.trainer import Trainer
 from clew.workflows.auto_batch import resolve_batch_size
 from clew.workflows.memory_guard import MemoryBefore, explaining_lack_of_memory
@@ -142,6 +147,9 @@ def _run(
 ) -> TrainResult:
     """Train and evaluate with everything in place; write what belongs to the whole run."""
     tracker, folder = trainer.history.tracker, trainer.checkpointer.folder
+    parameters = count_parameters(trainer.model)
+    logger.info("%s parameters", f"{parameters:,}")
+    tracker.tags({names.TAG_PARAMETERS: str(parameters)})
     _write_run_files(trainer, config, folder)
     before = memory.predicted | measure_before_training(trainer, config)
     if point is not None:

@@ -218,8 +218,15 @@ def test_accumulation_and_recomputation_change_no_number(make_config: Any, tmp_p
         assert losses_of(trainer) == pytest.approx(losses_of(expected), rel=2e-5)
 
 
-def test_a_resumed_run_repeats_the_uninterrupted_one(make_config: Any, tmp_path: Path):
-    config = make_config(training__checkpoint_every_steps=2, training__gradient_accumulation=2)
+@pytest.mark.parametrize("further_tokens", [0, 1])
+def test_a_resumed_run_repeats_the_uninterrupted_one(
+    further_tokens: int, make_config: Any, tmp_path: Path
+):
+    config = make_config(
+        training__checkpoint_every_steps=2,
+        training__gradient_accumulation=2,
+        model__further_tokens=further_tokens,
+    )
     whole = trainer_of(config, tmp_path / "whole")
     whole.train()
     again = trainer_of(config, tmp_path / "again")
