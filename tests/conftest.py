@@ -15,16 +15,41 @@ os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
 
 from jaxtyping import install_import_hook
 
-# The rooms of tensor mathematics; elsewhere signatures name protocols, not shapes.
+# Where tensors are computed with; elsewhere signatures name protocols, not shapes.
+SHAPES_ARE_CHECKED = {
+    "clew": ["layers", "influence"],
+    "clew.link_prediction": [
+        "models",
+        "losses",
+        "answers",
+        "calibration",
+        "prediction",
+        "query_groups",
+        "rank_metrics",
+        "ranking",
+    ],
+    "clew.language_modeling": ["model", "loss", "perplexity", "generation"],
+    "clew.image_sequences": [
+        "model",
+        "frame_network",
+        "temporal_heads",
+        "loss",
+        "errors",
+        "baselines",
+        "plots",
+        "report",
+    ],
+}
 install_import_hook(
-    ["clew.models", "clew.losses", "clew.evaluation", "clew.influence"], "beartype.beartype"
+    [f"{package}.{name}" for package, names in SHAPES_ARE_CHECKED.items() for name in names],
+    "beartype.beartype",
 )
 
 
 @pytest.fixture(scope="session")
 def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a fresh tracking database; MLflow takes seconds to make one, a copy takes none."""
-    from clew.tracking.opening import connect
+    from clew.runs.opening import connect
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     connect(f"sqlite:///{path}")

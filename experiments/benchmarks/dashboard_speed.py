@@ -15,7 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from clew import store
+from clew.runs import store
 from experiments.benchmarks.harness import median, print_table, write_results
 from tests.browser.dashboard import Dashboard, chromium, serving, wait_for
 

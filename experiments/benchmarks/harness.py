@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from clew.tracking.hardware import GIB, describe_machine, git_commit, process_peak_gib
+from clew.runs.hardware import GIB, describe_machine, git_commit, process_peak_gib
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"

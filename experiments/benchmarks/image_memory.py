@@ -14,8 +14,8 @@ import time
 import torch
 
 from clew.config.image_sequences import ArchitectureName, SequenceRegressionModel
-from clew.models.sequence_regression import SequenceRegressor, SequenceShape
-from clew.tracking.hardware import process_peak_gib, reset_process_peak
+from clew.image_sequences.model import SequenceRegressor, SequenceShape
+from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (
     interleaved_seconds,

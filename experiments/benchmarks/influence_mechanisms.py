@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.data.triples import HEAD, RELATION, TAIL, KnowledgeGraph
-from clew.influence.tracin import Explanation
+from clew.influence.link_prediction.tracin import Explanation
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
 from clew.workflows.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
 from experiments.benchmarks.harness import print_table, write_results

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from clew.influence.proximity import Filtering, Neighbourhood
+from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from experiments.benchmarks.harness import (
     print_table,
     report_child,

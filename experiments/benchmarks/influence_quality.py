@@ -19,9 +19,9 @@ import torch
 from scipy.stats import rankdata
 
 from clew.config.load import load
-from clew.data.sources import BUNDLED
-from clew.influence.proximity import Filtering, Neighbourhood
-from clew.influence.tracin import Tracer
+from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.influence.link_prediction.tracin import Tracer
+from clew.link_prediction.sources import BUNDLED
 from clew.workflows.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
 from experiments.benchmarks.harness import print_table, write_results

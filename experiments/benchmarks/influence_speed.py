@@ -24,15 +24,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from clew import products
 from clew.config.model import ConvEModel
-from clew.influence.conve_checkpoint import ConvECheckpoint, KernelOptions, TripleRows
-from clew.influence.deltas import Directions, LossForm, own_rows, training_rows
+from clew.influence.link_prediction.conve_checkpoint import (
+    ConvECheckpoint,
+    KernelOptions,
+    TripleRows,
+)
+from clew.influence.link_prediction.deltas import Directions, LossForm, own_rows, training_rows
+from clew.influence.link_prediction.tiles import plan_tiles, tiles
 from clew.influence.products import MatrixProduct
 from clew.influence.scores import Strongest
 from clew.influence.summation import Summation
-from clew.influence.tiles import plan_tiles, tiles
-from clew.models.conve import ConvE
+from clew.layers import products
+from clew.link_prediction.models.conve import ConvE
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (
     median,

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from clew.config.load import from_mapping
-from clew.data.sources import load_graph
-from clew.tracking.hardware import process_peak_gib, reset_process_peak
+from clew.link_prediction.sources import load_graph
+from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages
 from clew.workflows.tracin import tracin
 from clew.workflows.train import train

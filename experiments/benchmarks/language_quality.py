@@ -19,10 +19,10 @@ import torch
 
 from clew.config.load import load
 from clew.config.schema import RunConfig
-from clew.data.loaders import BatchLoader
-from clew.losses.language import token_losses
-from clew.models.eigenstate_lm import EigenstateLM
-from clew.tasks.language_modeling import LanguageModeling
+from clew.language_modeling.loss import token_losses
+from clew.language_modeling.model import EigenstateLM
+from clew.language_modeling.task import LanguageModeling
+from clew.training.loaders import BatchLoader
 from clew.training.memory import keep_allocator_pages
 from clew.training.optimizer import build_optimizer, set_learning_rate
 from clew.training.schedule import build_schedule

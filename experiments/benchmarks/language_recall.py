@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.models.eigenstate_lm import EigenstateLM
+from clew.language_modeling.model import EigenstateLM
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import print_table, write_results
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.models.eigenstate import EigenstateBlock
-from clew.models.scan import DEFAULT_CHUNK_SIZE, scan, scan_by_loop
-from clew.tracking.hardware import process_peak_gib, reset_process_peak
+from clew.layers.eigenstate import EigenstateBlock
+from clew.layers.scan import DEFAULT_CHUNK_SIZE, scan, scan_by_loop
+from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (
     interleaved_seconds,

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.losses.language import summed_loss
-from clew.models.eigenstate_lm import EigenstateLM
+from clew.language_modeling.loss import summed_loss
+from clew.language_modeling.model import EigenstateLM
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import count_parameters
 from experiments.benchmarks.harness import (

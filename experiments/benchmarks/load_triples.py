@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 import zstandard
 
-from clew.tracking.hardware import GIB, process_peak_gib, reset_process_peak
+from clew.runs.hardware import GIB, process_peak_gib, reset_process_peak
 from experiments.benchmarks.harness import (
     print_table,
     report_child,
@@ -67,7 +67,7 @@ def _compress(path: Path, opened: Callable[..., BinaryIO]) -> None:
 
 def load_with_clew(path: Path) -> float:
     """Load a graph; return the GiB of its arrays."""
-    from clew.data.triple_files import GraphFiles, read_graph
+    from clew.link_prediction.triple_files import GraphFiles, read_graph
 
     by_id = path.name.startswith("ids")
     files = GraphFiles(

@@ -119,7 +119,7 @@ def child(case: str) -> None:
     """Train a case for a few steps and report what was predicted and measured."""
     from clew import names
     from clew.config.load import from_mapping
-    from clew.tracking.hardware import process_gib
+    from clew.runs.hardware import process_gib
     from clew.workflows.train import train
 
     with tempfile.TemporaryDirectory(prefix="clew-planner-") as name:

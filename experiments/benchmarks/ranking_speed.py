@@ -18,13 +18,13 @@ import torch
 
 from clew.config.data import TripleData
 from clew.config.model import ConvEModel
-from clew.data.filters import FilterIndex
-from clew.data.sources import load_graph
-from clew.data.triples import SPLITS, KnowledgeGraph
-from clew.data.vocabulary import Vocabulary
-from clew.evaluation.ranking import RankingSettings, rank_triples
-from clew.models.conve import ConvE
-from clew.tracking.hardware import process_peak_gib, reset_process_peak
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.ranking import RankingSettings, rank_triples
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.triples import SPLITS, KnowledgeGraph
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (
     median,

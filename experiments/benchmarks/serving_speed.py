@@ -28,22 +28,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clew.checkpoints import Manifest, write_checkpoint
 from clew.config.load import from_mapping
 from clew.config.model import ConvEModel
-from clew.data.vocabulary import Vocabulary
-from clew.evaluation.answers import Query
-from clew.evaluation.calibration import Calibration
-from clew.evaluation.model_folder import (
+from clew.link_prediction.answers import Query
+from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     RELATIONS_FILE,
     load_predictor,
     write_model_folder,
 )
-from clew.models.conve import ConvE
-from clew.store import probe
-from clew.tracking.hardware import GIB
-from clew.tracking.packaging import save_servable
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.hardware import GIB
+from clew.runs.packaging import save_servable
+from clew.runs.store import probe
+from clew.training.checkpoints import Manifest, write_checkpoint
 from clew.workflows.registration import SERVING_CODE
 from experiments.benchmarks.harness import (
     interleaved_seconds,

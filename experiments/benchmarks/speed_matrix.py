@@ -26,14 +26,14 @@ import torch
 
 from clew.config.model import ConvEModel
 from clew.config.services import TrackingConfig
-from clew.data.filters import FilterIndex
-from clew.evaluation.ranking import RankingSettings, rank_triples
-from clew.losses import fused_one_vs_all
-from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss
-from clew.losses.slopes import Slopes
-from clew.models.conve import ConvE
-from clew.tracking.hardware import process_peak_gib, reset_process_peak
-from clew.tracking.mlflow_store import open_tracker
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses import fused_one_vs_all
+from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
+from clew.link_prediction.losses.slopes import Slopes
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.ranking import RankingSettings, rank_triples
+from clew.runs.hardware import process_peak_gib, reset_process_peak
+from clew.runs.mlflow_store import open_tracker
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (
     RESULTS,

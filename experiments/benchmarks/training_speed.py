@@ -23,19 +23,19 @@ from typing import Literal
 import numpy as np
 import torch
 
-from clew.checkpoints import Manifest
 from clew.config.load import from_mapping
 from clew.config.model import ConvEModel
-from clew.data.loaders import BatchLoader
-from clew.data.triple_batches import OneVsAllExamples
-from clew.data.triples import KnowledgeGraph, no_triples
-from clew.data.vocabulary import Vocabulary
-from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss
-from clew.models.conve import ConvE
-from clew.products import product
-from clew.tasks.link_prediction import LinkPrediction
-from clew.tracking.mlflow_store import open_tracker
+from clew.layers.products import product
+from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_batches import OneVsAllExamples
+from clew.link_prediction.triples import KnowledgeGraph, no_triples
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.mlflow_store import open_tracker
+from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
+from clew.training.loaders import BatchLoader
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import build_trainer
 from experiments.benchmarks.harness import (

@@ -18,20 +18,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clew.checkpoints import Manifest
 from clew.config.load import from_mapping
 from clew.config.model import ConvEModel
-from clew.data.filters import FilterIndex
-from clew.data.triples import KnowledgeGraph, no_triples
-from clew.data.vocabulary import Vocabulary
-from clew.evaluation.ranking import RankingSettings, rank_triples
-from clew.losses.entity_chunks import chunk_size
-from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss
-from clew.models.conve import ConvE
-from clew.products import product
-from clew.tasks.link_prediction import LinkPrediction
-from clew.tracking.base import MemoryTracker
-from clew.tracking.hardware import process_peak_gib, reset_process_peak
+from clew.layers.products import product
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.entity_chunks import chunk_size
+from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.ranking import RankingSettings, rank_triples
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triples import KnowledgeGraph, no_triples
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.base import MemoryTracker
+from clew.runs.hardware import process_peak_gib, reset_process_peak
+from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import build_trainer

@@ -34,13 +34,13 @@ def heavy_after_import(modules: list[str], heavy: list[str], root: Path) -> list
 CASES = [
     ("clew.config", ["torch", "mlflow", "streamlit", "numpy", "pandas", "pyarrow"]),
     ("clew.errors", ["torch", "mlflow", "streamlit", "numpy"]),
-    ("clew.store", ["torch", "mlflow", "streamlit"]),
-    ("clew.records", ["torch", "mlflow", "streamlit"]),
+    ("clew.runs.store", ["torch", "mlflow", "streamlit"]),
+    ("clew.runs.records", ["torch", "mlflow", "streamlit"]),
     ("clew.names", ["torch", "mlflow", "streamlit", "numpy"]),
     ("clew.cli", ["torch", "mlflow", "streamlit", "pandas"]),
     ("clew.__main__", ["torch", "mlflow", "streamlit", "pandas"]),
-    ("clew.tracking.base", ["mlflow", "streamlit"]),
-    ("clew.queries", ["torch", "streamlit"]),
+    ("clew.runs.base", ["mlflow", "streamlit"]),
+    ("clew.runs.reading", ["torch", "streamlit"]),
     ("ui.views", ["torch"]),
     ("ui.components", ["torch"]),
     ("ui.data", ["torch"]),
@@ -53,4 +53,4 @@ def test_import_stays_light(root: Path, package: str, heavy: list[str]) -> None:
 
 
 def test_the_check_sees_torch(root: Path) -> None:
-    assert heavy_after_import(["clew.checkpoints"], ["torch"], root) == ["torch"]
+    assert heavy_after_import(["clew.training.checkpoints"], ["torch"], root) == ["torch"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from clew import store as clew_store
+from clew.runs import store as clew_store
 
 clew_store.prepare_client_environment()
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from clew.queries.reviews import read_reviews
+from clew.runs.reading.reviews import read_reviews
 from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard, serving
 from tests.ui.conftest import Filled, fill

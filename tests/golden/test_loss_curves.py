@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from clew import names
-from clew.checkpoints import Manifest
 from clew.config.load import from_mapping
-from clew.tracking.base import MemoryTracker
-from clew.tracking.hardware import hardware_summary
+from clew.runs.base import MemoryTracker
+from clew.runs.hardware import hardware_summary
+from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
 from clew.training.setup import build_trainer
 from clew.workflows.tasks import build_task

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.losses.language import summed_loss
-from clew.models.eigenstate_lm import EigenstateLM
-from clew.models.scan import scan
+from clew.language_modeling.loss import summed_loss
+from clew.language_modeling.model import EigenstateLM
+from clew.layers.scan import scan
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from clew import names
-from clew.checkpoints import Manifest
 from clew.config.load import from_mapping
-from clew.data.loaders import BatchLoader, LoaderSettings
-from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss
-from clew.losses.targets import LossFunction
-from clew.tracking.base import MemoryTracker
+from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
+from clew.link_prediction.losses.targets import LossFunction
+from clew.runs.base import MemoryTracker
+from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
+from clew.training.loaders import BatchLoader, LoaderSettings
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.setup import build_trainer, measure_before_training
 from clew.workflows.tasks import build_task

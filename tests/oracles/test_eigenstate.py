@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.models.eigenstate import EigenstateMixer, squared_relu
-from clew.models.eigenstate_lm import EigenstateLM
+from clew.language_modeling.model import EigenstateLM
+from clew.layers.eigenstate import EigenstateMixer, squared_relu
 from clew.training.setup import count_parameters
 
 VOCABULARY = 11

@@ -13,14 +13,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.config.model import ConvEModel
-from clew.influence.conve_kernel import Aligned, ConvEKernel, Grid
-from clew.influence.conve_rows import RowBuilder, Rows
-from clew.influence.conve_trunk import Trunk
-from clew.influence.deltas import Directions, LossForm, known_tails, own_rows, training_rows
-from clew.influence.preconditioner import WITHOUT_EFFECT, Preconditioner
-from clew.losses.one_vs_all import OneVsAll, one_vs_all_row_losses
-from clew.models.conve import ConvE
-from clew.records import CONVE_PARTS
+from clew.influence.link_prediction.conve_kernel import Aligned, ConvEKernel, Grid
+from clew.influence.link_prediction.conve_rows import RowBuilder, Rows
+from clew.influence.link_prediction.conve_trunk import Trunk
+from clew.influence.link_prediction.deltas import (
+    Directions,
+    LossForm,
+    known_tails,
+    own_rows,
+    training_rows,
+)
+from clew.influence.link_prediction.preconditioner import WITHOUT_EFFECT, Preconditioner
+from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_row_losses
+from clew.link_prediction.models.conve import ConvE
+from clew.runs.records import CONVE_PARTS
 
 ENTITIES, RELATIONS = 6, 3
 PART_OF = {

@@ -13,7 +13,22 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from clew.checkpoints import (
+from clew.config.load import from_mapping
+from clew.config.schema import RunConfig
+from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
+from clew.influence.kernel import InfluenceError
+from clew.influence.link_prediction.tiles import tiles
+from clew.influence.link_prediction.tracin import Explanation, Tracer
+from clew.influence.reference import example_gradients, tracin_reference
+from clew.influence.scores import Everything, Strongest
+from clew.influence.task_checkpoint import TaskCheckpoint, last_layers
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_batches import TripleBatch
+from clew.link_prediction.triples import KnowledgeGraph, no_triples
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.records import CONVE_PARTS
+from clew.training.checkpoints import (
     MANIFEST_FILE,
     MODEL_FILE,
     Manifest,
@@ -22,22 +37,7 @@ from clew.checkpoints import (
     load_model,
     write_checkpoint,
 )
-from clew.config.load import from_mapping
-from clew.config.schema import RunConfig
-from clew.data.triple_batches import TripleBatch
-from clew.data.triples import KnowledgeGraph, no_triples
-from clew.data.vocabulary import Vocabulary
-from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
-from clew.influence.kernel import InfluenceError
-from clew.influence.reference import example_gradients, tracin_reference
-from clew.influence.scores import Everything, Strongest
-from clew.influence.task_checkpoint import TaskCheckpoint, last_layers
-from clew.influence.tiles import tiles
-from clew.influence.tracin import Explanation, Tracer
-from clew.models.conve import ConvE
-from clew.records import CONVE_PARTS
-from clew.tasks.base import LossSum
-from clew.tasks.link_prediction import LinkPrediction
+from clew.training.task import LossSum
 
 CPU = torch.device("cpu")
 ENTITIES, RELATIONS, TRIPLES = 14, 3, 60

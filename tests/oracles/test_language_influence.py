@@ -13,7 +13,7 @@ import torch
 from clew.config.load import from_mapping
 from clew.influence.reference import example_gradients
 from clew.influence.task_checkpoint import TaskCheckpoint
-from clew.tasks.language_modeling import LanguageModeling
+from clew.language_modeling.task import LanguageModeling
 from clew.workflows.tasks import build_task
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clew.losses.language import chunk_tokens, summed_loss, token_losses
+from clew.language_modeling.loss import chunk_tokens, summed_loss, token_losses
 
 
 def problem(dtype: torch.dtype = torch.float64, tokens: int = 150) -> tuple[Tensor, Tensor, Tensor]:

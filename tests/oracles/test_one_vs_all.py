@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.losses import fused_one_vs_all
-from clew.losses.entity_chunks import MINIMUM_CHUNK, chunk_size
-from clew.losses.one_vs_all import OneVsAll, one_vs_all_loss, one_vs_all_row_losses
-from clew.losses.targets import LossFunction
+from clew.link_prediction.losses import fused_one_vs_all
+from clew.link_prediction.losses.entity_chunks import MINIMUM_CHUNK, chunk_size
+from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss, one_vs_all_row_losses
+from clew.link_prediction.losses.targets import LossFunction
 
 FUNCTIONS = get_args(LossFunction)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from clew.models import patch_convolution
-from clew.models.patch_convolution import projected_maps
+from clew.layers import patch_convolution
+from clew.layers.patch_convolution import projected_maps
 
 
 def layers(channels, kernel, *, size=(8, 6), bias, dtype):

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.evaluation.perplexity import Perplexity, loss_by_position, measure_perplexity
-from clew.losses.language import token_losses
-from clew.models.eigenstate_lm import EigenstateLM
-from clew.models.generation import generate
+from clew.language_modeling.generation import generate
+from clew.language_modeling.loss import token_losses
+from clew.language_modeling.model import EigenstateLM
+from clew.language_modeling.perplexity import Perplexity, loss_by_position, measure_perplexity
 
 CPU = torch.device("cpu")
 VOCABULARY = 9

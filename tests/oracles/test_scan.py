@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clew.models import scan as pairs
+from clew.layers import scan as pairs
 
 
 def complex_form(function):

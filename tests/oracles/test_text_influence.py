@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from clew.checkpoints import Manifest, list_checkpoints, load_model
 from clew.config.load import from_mapping
-from clew.data.tokens import continuation_batch
 from clew.errors import DataError
 from clew.influence.windows import WindowTracer
-from clew.tasks.language_modeling import LanguageModeling
-from clew.tracking.base import MemoryTracker
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import continuation_batch
+from clew.runs.base import MemoryTracker
+from clew.training.checkpoints import Manifest, list_checkpoints, load_model
 from clew.training.distributed import World
 from clew.training.setup import build_trainer
 from clew.workflows.tasks import build_task
@@ -106,7 +106,7 @@ def test_only_the_continuation_counts(trained: Any):
     assert batch.counted.tolist() == [[False, True, True, True]]
     assert batch.count == 3
     model = task.build_model().eval()
-    from clew.losses.language import token_losses
+    from clew.language_modeling.loss import token_losses
 
     losses = token_losses(model(batch.inputs), model.embedding.weight, batch.targets.contiguous())
     torch.testing.assert_close(task.loss(model, batch).total, losses[0, 1:].sum())

@@ -2,8 +2,8 @@
 
 COMPARISON = """
 import torch
-from clew.models import scan as operators, triton_scan
-from clew.models.chunked_scan import power
+from clew.layers import scan as operators, triton_scan
+from clew.layers.chunked_scan import power
 
 def compare(batch, time, states, chunk, each):
     generator = torch.Generator().manual_seed(time)

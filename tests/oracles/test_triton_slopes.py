@@ -2,9 +2,9 @@
 
 COMPARISON = """
 import torch
-from clew.losses.entity_chunks import Workspace
-from clew.losses.slopes import Slopes
-from clew.losses.triton_slopes import TritonSlopes
+from clew.link_prediction.losses.entity_chunks import Workspace
+from clew.link_prediction.losses.slopes import Slopes
+from clew.link_prediction.losses.triton_slopes import TritonSlopes
 
 def close(a, b, tolerance):
     torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)

@@ -8,7 +8,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from clew import store as clew_store
+from clew.runs import store as clew_store
 
 clew_store.prepare_client_environment()
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from mlflow.entities import Metric
 
 from clew import names
-from clew.records import (
+from clew.runs.records import (
     CHECKPOINT_PREFIX,
     CONVE_PARTS,
     COSINE_COLUMN,

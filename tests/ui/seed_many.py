@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from clew import names
-from clew.store import database_path
+from clew.runs.store import database_path
 from tests.ui.seed import COSTS, HOUR_MS, START_MS, Seeder, empty_store
 
 TABLES = ("metrics", "latest_metrics", "params", "tags")

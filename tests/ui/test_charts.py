@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from clew import names
-from clew.queries import comparison
+from clew.runs.reading import comparison
 from ui.components import charts, comparison_table, graph, influence_charts, palette
 from ui.data.comparison import points as points_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clew import names
-from clew.queries.models import Version
+from clew.runs.reading.models import Version
 from tests.ui.conftest import Open, shown
 from tests.ui.seed import Seeder, empty_store
 from ui.components import ask_controls

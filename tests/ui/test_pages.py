@@ -7,7 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew import names
-from clew.queries.report_files import report_files
+from clew.runs.reading.report_files import report_files
 from tests.ui.conftest import Broken, Filled, Open, shown
 from tests.ui.seed import Seeder
 
@@ -236,7 +236,7 @@ def test_files_that_are_here_are_not_copied(many: Filled, tmp_path: Path) -> Non
 def test_files_that_are_elsewhere_are_fetched_once(
     many: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clew.queries.report_files.is_local_uri", lambda uri: False)
+    monkeypatch.setattr("clew.runs.reading.report_files.is_local_uri", lambda uri: False)
     first = report_files(many.trace, tmp_path, uri=many.uri)
     identity = first.identity
     assert len(identity) == 3
@@ -272,7 +272,7 @@ def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Filled) -> Non
 
 
 def test_verdicts_of_a_run_are_named_after_it() -> None:
-    from clew.queries.reviews import VerdictCount
+    from clew.runs.reading.reviews import VerdictCount
     from ui.components.review_tables import verdict_frame
 
     frame = verdict_frame([VerdictCount("a" * 32, 2, 0, 1)], {"a" * 32: "tracin fp32"})

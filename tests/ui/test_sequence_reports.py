@@ -6,7 +6,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew import names
-from clew.window_records import SEQUENCE_INFLUENCE_JSON, FrameWindow, SequenceInfluenceReport
+from clew.runs.window_records import SEQUENCE_INFLUENCE_JSON, FrameWindow, SequenceInfluenceReport
 from tests.ui.conftest import Open, shown
 from tests.ui.seed import Seeder, empty_store
 from ui.data.sequences import windows_of

@@ -9,9 +9,9 @@ import pytest
 
 from clew import names
 from clew.errors import DataError
-from clew.queries.report_files import report_files
-from clew.queries.texts import read_text_report, windows_of
-from clew.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
+from clew.runs.reading.report_files import report_files
+from clew.runs.reading.texts import read_text_report, windows_of
+from clew.runs.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from tests.ui.conftest import Open, shown
 from tests.ui.seed import Seeder, empty_store
 from ui.components import influence_charts, markup

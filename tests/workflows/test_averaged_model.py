@@ -8,10 +8,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from clew import names
-from clew.checkpoints import MODEL_FILE
-from clew.data.sources import BUNDLED
 from clew.errors import CheckpointError
-from clew.queries.runs import download_artifact
+from clew.link_prediction.sources import BUNDLED
+from clew.runs.reading.runs import download_artifact
+from clew.training.checkpoints import MODEL_FILE
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_tracin import batch_tracin
 from clew.workflows.export import export

@@ -13,8 +13,8 @@ from clew import names
 from clew.config.schema import RunConfig
 from clew.config.study import Claim, load_study
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
-from clew.tracking.base import check_key
-from clew.tracking.mlflow_store import open_tracker
+from clew.runs.base import check_key
+from clew.runs.mlflow_store import open_tracker
 from clew.workflows import compare as workflow
 from clew.workflows import study_cells
 from clew.workflows.study_report import Difference, metric_name, verdict_of
@@ -238,7 +238,8 @@ def test_a_tracin_study_explains_one_model_by_every_variant(
 ) -> None:
     monkeypatch.chdir(ROOT)
     tests = tmp_path / "tests.txt"
-    facts = (ROOT / "platform/clew/data/bundled/umls/valid.txt").read_text().splitlines()[:3]
+    bundled = ROOT / "platform/clew/link_prediction/bundled/umls"
+    facts = (bundled / "valid.txt").read_text().splitlines()[:3]
     tests.write_text("\n".join(facts) + "\n")
     small = {"model.embedding_dim": 24, "model.output_channels": 4, "training.num_epochs": 1}
     path = write(

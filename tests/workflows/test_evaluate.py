@@ -6,9 +6,9 @@ import pytest
 from mlflow import MlflowClient
 
 from clew import names
-from clew.checkpoints import MODEL_FILE, read_manifest
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
-from clew.queries.runs import download_artifact, find_run
+from clew.runs.reading.runs import download_artifact, find_run
+from clew.training.checkpoints import MODEL_FILE, read_manifest
 from clew.workflows.evaluate import evaluate
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config

@@ -15,7 +15,7 @@ from torch import nn
 from clew.__main__ import run as run_command
 from clew.config.model import ConvEModel
 from clew.errors import ConfigError
-from clew.models.conve import ConvE
+from clew.link_prediction.models.conve import ConvE
 from clew.workflows.export import export, export_program
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import open_predictor

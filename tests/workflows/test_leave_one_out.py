@@ -10,12 +10,12 @@ from clew import names
 from clew.__main__ import run
 from clew.cli import cli
 from clew.config.load import load
-from clew.evaluation.regression import RegressionResult
-from clew.queries.cells import find_cell
-from clew.queries.runs import download_artifact, find_run, list_artifact_folders
+from clew.image_sequences.errors import RegressionResult
+from clew.runs.reading.cells import find_cell
+from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
 from clew.workflows.child import train_in_child
 from clew.workflows.leave_one_out import train_each_group
-from tests.unit.data.sequence_files import sequence_columns, write_folder
+from tests.image_sequences.sequence_files import sequence_columns, write_folder
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import torch
 
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
-from clew.data.sources import load_graph
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
-from clew.queries.runs import download_artifact, find_run
+from clew.link_prediction.sources import load_graph
+from clew.runs.reading.runs import download_artifact, find_run
 from clew.workflows.model_source import load_source, open_model
 from clew.workflows.predict import asked, predict, read_queries
 from clew.workflows.promote import PromotionRequest, promote

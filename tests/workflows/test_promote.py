@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from clew import names
 from clew.__main__ import run as run_command
-from clew.checkpoints import MANIFEST_FILE, MODEL_FILE
 from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
-from clew.queries.runs import download_artifact, find_run
-from clew.queries.search import RunQuery, search_runs
-from clew.tracking import alias_moves
-from clew.tracking.registry import Registry, Version
+from clew.runs import alias_moves
+from clew.runs.reading.runs import download_artifact, find_run
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.registry import Registry, Version
+from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE
 from clew.workflows import promotion
 from clew.workflows.promote import (
     PromotionRequest,

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from clew import names, store
+from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
-from clew.queries.runs import RunRecord, find_run
-from clew.tracking.mlflow_store import open_tracker
+from clew.runs import store
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.runs import RunRecord, find_run
 from clew.workflows.resume import find_resume_point
 
 

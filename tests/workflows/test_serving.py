@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from clew import store
 from clew.errors import PromotionRefused, TrackingError
-from clew.evaluation.answers import Query
-from clew.evaluation.model_folder import load_predictor
-from clew.evaluation.prediction import Predictor
-from clew.tracking.registry import Registry
+from clew.link_prediction.answers import Query
+from clew.link_prediction.model_folder import load_predictor
+from clew.link_prediction.prediction import Predictor
+from clew.runs import store
+from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
 from clew.workflows.model_source import SERVED_FOLDER
 from clew.workflows.predict import asked, predict
@@ -198,7 +198,7 @@ def test_the_model_is_loaded_once(
         loaded.append(path)
         return load_predictor(path)
 
-    monkeypatch.setattr("clew.evaluation.model_folder.load_predictor", counted)
+    monkeypatch.setattr("clew.link_prediction.model_folder.load_predictor", counted)
     monkeypatch.setattr(sys, "path", list(sys.path))
     model = pyfunc.load_model(str(folder))
     for _ in range(3):

@@ -6,12 +6,12 @@ import pytest
 
 from clew.config.load import from_mapping
 from clew.errors import ConfigError, DataError
-from clew.queries.runs import download_artifact
-from clew.window_records import SequenceInfluenceReport
+from clew.runs.reading.runs import download_artifact
+from clew.runs.window_records import SequenceInfluenceReport
 from clew.workflows.trace_sequence import trace_sequence
 from clew.workflows.trace_windows import WindowTrace
 from clew.workflows.train import train
-from tests.unit.data.sequence_files import sequence_columns, write_folder
+from tests.image_sequences.sequence_files import sequence_columns, write_folder
 
 
 @pytest.fixture(scope="module", params=["transformer", "ssm", "gnn", "cnn"])

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from clew import store
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
-from clew.queries import runs
-from clew.tracking.mlflow_store import MlflowTracker, open_tracker
-from clew.tracking.sender import Pace
-from clew.tracking.spool import list_spools
-from clew.tracking.sync import sync_spool
-from tests.unit.tracking.kept import read_run
+from clew.runs import store
+from clew.runs.mlflow_store import MlflowTracker, open_tracker
+from clew.runs.reading import runs
+from clew.runs.sender import Pace
+from clew.runs.spool import list_spools
+from clew.runs.sync import sync_spool
+from tests.runs.kept import read_run
 
 START_SECONDS = 120.0
 PACE = Pace(

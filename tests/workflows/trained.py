@@ -40,7 +40,7 @@ def small_config(**overrides: object) -> RunConfig:
 
 def write_other_split(folder: Path) -> dict[str, str]:
     """Write UMLS with its last hundred training triples left out."""
-    bundled = ROOT / "platform/clew/data/bundled/umls"
+    bundled = ROOT / "platform/clew/link_prediction/bundled/umls"
     folder.mkdir()
     for split in ("train", "valid", "test"):
         lines = (bundled / f"{split}.txt").read_text(encoding="utf-8").splitlines(keepends=True)

@@ -1,1 +1,1 @@
-"""Cached access to the tracking store; the only place that imports `clew.queries`."""
+"""Cached access to the tracking store; the only place that imports `clew.runs.reading`."""

@@ -7,7 +7,7 @@ import pandas as pd
 
 from clew import names
 from clew.config.directions import direction_of
-from clew.queries.comparison import (
+from clew.runs.reading.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
     Cell,
@@ -22,8 +22,8 @@ from clew.queries.comparison import (
     pareto_front,
     preset_runs,
 )
-from clew.queries.metrics import Pick, pick_values, smooth
-from clew.queries.tables import (
+from clew.runs.reading.metrics import Pick, pick_values, smooth
+from clew.runs.reading.tables import (
     delta_text,
     number_text,
     ratio_text,

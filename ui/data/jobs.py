@@ -24,7 +24,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from clew.errors import UsageError
-from clew.store import project_root
+from clew.runs.store import project_root
 from ui.data import store
 
 MAX_RUNNING = 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import streamlit as st
 
 from clew import names
-from clew.queries.models import (
+from clew.runs.reading.models import (
     RegisteredModel,
     Version,
     Vocabulary,

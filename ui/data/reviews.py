@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from clew.queries.reviews import (
+from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
     Review,

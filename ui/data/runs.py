@@ -7,9 +7,9 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.queries.metrics import metric_histories
-from clew.queries.runs import RunRecord
-from clew.queries.search import (
+from clew.runs.reading.metrics import metric_histories
+from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.search import (
     Experiment,
     RunPage,
     RunQuery,
@@ -107,7 +107,7 @@ def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
 
 
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
-    """Return the curves of a metric, see `clew.queries.metrics.metric_histories`."""
+    """Return the curves of a metric, see `clew.runs.reading.metrics.metric_histories`."""
     return _histories(store.uri(), list(runs), key)
 
 

@@ -1,7 +1,7 @@
 """Which tracking store is shown, and whether there is one."""
 
-from clew import store
-from clew.queries.search import list_experiments
+from clew.runs import store
+from clew.runs.reading.search import list_experiments
 
 store.prepare_client_environment()
 

@@ -11,8 +11,8 @@ from clew import names
 from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.errors import ClewError
-from clew.queries.studies import StudyResult, read_study
-from clew.store import project_root
+from clew.runs.reading.studies import StudyResult, read_study
+from clew.runs.store import project_root
 from ui.data import store
 from ui.data.runs import RunQuery, runs_page
 

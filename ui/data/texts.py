@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from clew.queries.report_files import ReportFiles
-from clew.queries.texts import read_text_report, windows_of
-from clew.window_records import TextInfluenceReport
+from clew.runs.reading.report_files import ReportFiles
+from clew.runs.reading.texts import read_text_report, windows_of
+from clew.runs.window_records import TextInfluenceReport
 from ui.data.influence import FactFilter, Identity
 
 __all__ = ["TextInfluenceReport", "windows_of"]

@@ -41,7 +41,7 @@ def pretokenize(
     force: str,
 ) -> int:
     """Pack a corpus into one memory map of tokens; a killed run goes on where it was."""
-    from clew.data.pretokenize import PackSettings
+    from clew.language_modeling.pretokenize import PackSettings
     from clew.workflows.pretokenize import pretokenize_corpus
 
     settings = PackSettings(
@@ -65,7 +65,7 @@ def pretokenize(
 @click.command()
 def sync() -> int:
     """Send what could not be sent while the tracking server was away."""
-    from clew.tracking.sync import sync_spool
+    from clew.runs.sync import sync_spool
 
     results = sync_spool()
     for result in results:

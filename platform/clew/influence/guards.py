@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from clew.checkpoints import CheckpointRecord, read_manifest
 from clew.errors import CheckpointError, NonFiniteLossError
 from clew.influence.scores import Scored
+from clew.training.checkpoints import CheckpointRecord, read_manifest
 
 
 def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clew.data.loaders import ExampleSource
 from clew.errors import UsageError
 from clew.influence.capture import Recorder, Use
 from clew.influence.factors import (
@@ -27,7 +26,8 @@ from clew.influence.factors import (
     squared_norms,
 )
 from clew.influence.reference import example_gradients
-from clew.tasks.base import B, Task
+from clew.training.loaders import ExampleSource
+from clew.training.task import B, Task
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clew.products import linear, product
+from clew.layers.products import linear, product
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from clew.tasks.base import B, Task
+from clew.training.task import B, Task
 
 
 def example_gradients(task: Task[B], model: nn.Module, batch: B) -> dict[str, Tensor]:

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clew.data.loaders import ExampleSource
 from clew.errors import ConfigError
 from clew.influence.factors import Factors, inner_products
 from clew.influence.kernel import FactoredGradients, squared_norm
 from clew.influence.summation import Products
-from clew.tasks.base import B, Task
+from clew.training.loaders import ExampleSource
+from clew.training.task import B, Task
 
 
 class TaskCheckpoint(Generic[B]):

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from clew.checkpoints import CheckpointRecord, load_model
-from clew.data.loaders import ExampleSource
 from clew.influence.guards import checked_weights, require_finite
 from clew.influence.scores import Scored, Strongest
 from clew.influence.summation import Summation
 from clew.influence.task_checkpoint import TaskCheckpoint, last_layers
-from clew.tasks.base import B, Task
+from clew.training.checkpoints import CheckpointRecord, load_model
+from clew.training.loaders import ExampleSource
+from clew.training.task import B, Task
 
 WINDOWS_AT_ONCE = 4
 

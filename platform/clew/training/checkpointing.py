@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from clew import names
-from clew.checkpoints import Manifest, read_manifest, write_checkpoint
 from clew.errors import NonFiniteLossError
+from clew.training.checkpoints import Manifest, read_manifest, write_checkpoint
 from clew.training.state import Progress, Resumable
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from torch import nn
 
 from clew.config.training import OptimizationsConfig
 from clew.errors import ConfigError
-from clew.seeding import capture_generators, restore_generators
-from clew.tasks.base import B, Task
 from clew.training.precision import Precision
+from clew.training.seeding import capture_generators, restore_generators
+from clew.training.task import B, Task
 
 
 def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch.device) -> None:

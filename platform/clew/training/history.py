@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clew.tracking.base import Tracker
+from clew.runs.base import Tracker
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
-from clew.data.loaders import Batch, BatchLoader
-from clew.tasks.base import Task
-from clew.tracking.hardware import GIB, process_gib
+from clew.runs.hardware import GIB, process_gib
 from clew.training import heap_replay
 from clew.training.average import ParameterAverage
 from clew.training.live_bytes import LiveBytes
+from clew.training.loaders import Batch, BatchLoader
 from clew.training.memory import apply_gradient_checkpointing
 from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, half_precision_type
+from clew.training.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def predict_step(
     with torch.random.fork_rng(devices=[]):
         _load_libraries(half)
     process = int(process_gib() * GIB) if device.type == "cpu" else 0
-    with _silenced("clew.tasks"):
+    with _silenced("clew"):
         live, mark = _two_steps(config, task, batch, Precision(half, device), world_size)
     peak = live.peak(since=mark)
     heap = _heap_peak(live, mark, config) if device.type == "cpu" else 0

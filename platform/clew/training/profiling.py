@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from clew.tracking.base import Tracker
+from clew.runs.base import Tracker
 
 logger = logging.getLogger(__name__)
 

@@ -12,18 +12,16 @@ import torch
 from torch import nn
 
 from clew import names
-from clew.checkpoints import Manifest
 from clew.config.schema import RunConfig
-from clew.data.loaders import BatchLoader, batches_per_epoch
 from clew.errors import ConfigError
-from clew.seeding import seed_everything
-from clew.tasks.base import Task
-from clew.tracking.base import Tracker
+from clew.runs.base import Tracker
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
+from clew.training.checkpoints import Manifest
 from clew.training.compilation import apply_compile, undo_compile, warm_up
 from clew.training.distributed import World
 from clew.training.history import History
+from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import (
     MemoryCleanup,
     apply_gradient_checkpointing,
@@ -33,7 +31,9 @@ from clew.training.optimizer import build_optimizer, momentum_of
 from clew.training.precision import Precision, apply_tf32, half_precision_type
 from clew.training.profiling import StepProfiler
 from clew.training.schedule import build_schedule
+from clew.training.seeding import seed_everything
 from clew.training.state import Progress, Resumable
+from clew.training.task import Task
 from clew.training.throughput import Throughput, count_flops, peak_flops_per_second
 from clew.training.trainer import Trainer
 

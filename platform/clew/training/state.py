@@ -7,15 +7,15 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
-from clew.checkpoints import TrainingState, load_model, load_training_state
 from clew.errors import CheckpointError
-from clew.seeding import capture_generators, restore_generators
 from clew.training.average import ParameterAverage
+from clew.training.checkpoints import TrainingState, load_model, load_training_state
 from clew.training.distributed import World
 from clew.training.history import History
 from clew.training.optimizer import optimizer_tensors, restore_optimizer
 from clew.training.precision import Precision
 from clew.training.schedule import Schedule
+from clew.training.seeding import capture_generators, restore_generators
 
 
 @dataclass

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from clew import names
-from clew.models.recompute import second_runs_within
-from clew.products import flop_formulas
-from clew.tasks.base import B, Task
+from clew.layers.products import flop_formulas
+from clew.layers.recompute import second_runs_within
 from clew.training.compilation import warm_up
 from clew.training.precision import Precision
+from clew.training.task import B, Task
 
 WARM_UP_STEPS = 3
 PEAK_SECONDS = 0.5

@@ -25,19 +25,19 @@ from tqdm import tqdm
 from clew import names
 from clew.config.services import EvaluationConfig
 from clew.config.training import TrainingConfig
-from clew.data.loaders import Batch, BatchLoader, LoaderSettings, batches_per_epoch
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
-from clew.tasks.base import B, Task
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.history import History
+from clew.training.loaders import Batch, BatchLoader, LoaderSettings, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
 from clew.training.optimizer import set_learning_rate
 from clew.training.precision import Precision
 from clew.training.profiling import StepProfiler
 from clew.training.schedule import Schedule, is_better
 from clew.training.state import Progress
+from clew.training.task import B, Task
 from clew.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""One use case a file; the only room where data, training, tracking and evaluation meet."""
+"""One use case a file; the only folder where subjects, training, influence and runs meet."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clew.data.labels import read_edge_map, read_labels
-from clew.data.triples import KnowledgeGraph
 from clew.errors import ConfigError
+from clew.link_prediction.labels import read_edge_map, read_labels
+from clew.link_prediction.triples import KnowledgeGraph
 from clew.workflows.test_triples import TestTriple
 
 

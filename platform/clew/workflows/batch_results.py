@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from clew import names
 from clew.errors import ConfigError
-from clew.influence.report import Findings, ReportSource, write_report
-from clew.records import (
+from clew.influence.link_prediction.report import Findings, ReportSource, write_report
+from clew.runs.records import (
     CSV_COLUMNS,
     TEST_INDEX_COLUMN,
     InfluenceReport,

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.data.triples import Triples
 from clew.errors import ClewError, DataError, Interrupted
-from clew.influence.proximity import Filtering, Neighbourhood
-from clew.influence.report import Findings, ReportSource, build_report
-from clew.records import InfluenceReport
+from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.influence.link_prediction.report import Findings, ReportSource, build_report
+from clew.link_prediction.triples import Triples
+from clew.runs.records import InfluenceReport
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_results import Outcome, OutputFolder
 from clew.workflows.outputs import check_folder

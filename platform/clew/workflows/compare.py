@@ -11,9 +11,9 @@ from clew import names
 from clew.config.services import TrackingConfig
 from clew.config.study import Claim, Study
 from clew.errors import UsageError
-from clew.tracking.base import Tracker
-from clew.tracking.hardware import describe_machine, git_commit
-from clew.tracking.mlflow_store import open_tracker
+from clew.runs.base import Tracker
+from clew.runs.hardware import describe_machine, git_commit
+from clew.runs.mlflow_store import open_tracker
 from clew.workflows.study_cells import CellResult, run_cell
 from clew.workflows.study_report import Difference, StudyReport, draw, verdict_of
 

@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 
 from clew.errors import UsageError
-from clew.store import tracking_uri
+from clew.runs.store import tracking_uri
 
 
 def serve_dashboard(*, port: int, address: str) -> int:

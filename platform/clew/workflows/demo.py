@@ -8,10 +8,10 @@ from clew import names
 from clew.config.data import TripleData
 from clew.config.load import load
 from clew.config.schema import RunConfig
-from clew.data.sources import load_graph
 from clew.errors import PromotionRefused
-from clew.store import shown, tracking_uri
-from clew.tracking.mlflow_store import open_tracker
+from clew.link_prediction.sources import load_graph
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.store import shown, tracking_uri
 from clew.workflows.child import require_project_file, train_in_child
 from clew.workflows.promote import PromotionRequest, promote_best_of
 from clew.workflows.tracin import SHOWN_PROPONENTS, in_words, tracin

@@ -7,10 +7,10 @@ import numpy as np
 from clew.config.data import TripleData
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import load
-from clew.data.image_sequences import SequenceSplits, group_names, load_sequences
-from clew.data.sources import load_graph
-from clew.data.summary import describe
 from clew.errors import ConfigError
+from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.summary import describe
 
 
 def describe_data(config: str | None, name: str | None) -> str:

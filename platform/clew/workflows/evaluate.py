@@ -12,9 +12,9 @@ import torch
 from clew import __version__, names
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, DataError
-from clew.tracking.base import Tracker
-from clew.tracking.hardware import git_commit, hardware_summary
-from clew.tracking.mlflow_store import open_tracker
+from clew.runs.base import Tracker
+from clew.runs.hardware import git_commit, hardware_summary
+from clew.runs.mlflow_store import open_tracker
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from clew import __version__
-from clew.data.vocabulary import Vocabulary
-from clew.models.conve import ConvE
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import open_model
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.predict import open_predictor

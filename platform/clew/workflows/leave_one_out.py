@@ -10,12 +10,12 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
-from clew.data.image_sequences import group_names, load_table
 from clew.errors import TrackingError
-from clew.evaluation.regression import RegressionResult
-from clew.evaluation.regression_report import predictions_file, write_regression_report
-from clew.queries.runs import download_artifact
-from clew.tracking.mlflow_store import open_tracker
+from clew.image_sequences.errors import RegressionResult
+from clew.image_sequences.report import predictions_file, write_regression_report
+from clew.image_sequences.splits import group_names, load_table
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.runs import download_artifact
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.train import TrainResult, train
 

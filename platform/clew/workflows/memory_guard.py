@@ -11,7 +11,7 @@ import torch
 from clew import names
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, OutOfMemoryError
-from clew.tracking.hardware import GIB, process_gib, process_peak_gib
+from clew.runs.hardware import GIB, process_gib, process_peak_gib
 from clew.training.memory import gpu_peaks
 from clew.training.memory_plan import StepMemory
 from clew.workflows.planner import Planner, Settings, Variant, limit_gib, split_batch

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from clew import names
-from clew.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
 from clew.config.data import DataConfig, TripleData
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
-from clew.queries.runs import download_artifact, list_artifact_folders
-from clew.tasks.base import Task
-from clew.tracking.registry import Registry, Version
+from clew.runs.reading.runs import download_artifact, list_artifact_folders
+from clew.runs.registry import Registry, Version
+from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
 from clew.training.precision import resolve_device
+from clew.training.task import Task
 from clew.workflows.tasks import build_task
 
 REGISTRY_SCHEME = "models:/"
@@ -32,7 +32,7 @@ class ModelSource:
     """A model on local disk, and where it is from.
 
     `checkpoint` holds the checkpoint. For a registered model it is its whole model folder, names,
-    known triples and calibration included (`clew.evaluation.model_folder`).
+    known triples and calibration included (`clew.link_prediction.model_folder`).
     """
 
     reference: str

@@ -10,9 +10,9 @@ import torch
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.tasks.base import Task
-from clew.tracking.hardware import GIB, available_gib, process_gib
+from clew.runs.hardware import GIB, available_gib, process_gib
 from clew.training.memory_plan import StepMemory, predict_step
+from clew.training.task import Task
 from clew.workflows.tasks import build_task
 
 AS_CONFIGURED = "as configured"

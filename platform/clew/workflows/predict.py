@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from clew.config.data import TripleData
-from clew.data.sources import load_graph
-from clew.data.triples import KnowledgeGraph
-from clew.data.vocabulary import Vocabulary
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
-from clew.evaluation.answers import Answer, Prediction, Query
-from clew.evaluation.model_folder import (
+from clew.link_prediction.answers import Answer, Prediction, Query
+from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
     index_known,
@@ -22,8 +19,11 @@ from clew.evaluation.model_folder import (
     load_predictor,
     read_vocabularies,
 )
-from clew.evaluation.prediction import Predictor
-from clew.queries.runs import download_artifact
+from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model
 
 logger = logging.getLogger(__name__)

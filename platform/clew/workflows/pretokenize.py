@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clew.data.packed_tokens import PackManifest
-from clew.data.pretokenize import PackSettings, pretokenize
-from clew.data.tokens import find_text
 from clew.errors import UsageError
+from clew.language_modeling.packed_tokens import PackManifest
+from clew.language_modeling.pretokenize import PackSettings, pretokenize
+from clew.language_modeling.tokens import find_text
 from clew.workflows.outputs import check_folder
 
 

@@ -2,7 +2,7 @@
 
 Order of things, so that nothing is ever half moved: everything is checked on local files first;
 then the servable model is uploaded and becomes a version, which nobody uses by itself; then it is
-loaded again from the registry and asked; only then do aliases move (`clew.tracking.alias_moves`).
+loaded again from the registry and asked; only then do aliases move (`clew.runs.alias_moves`).
 A candidate that the gate refuses is kept as a version under the alias `challenger`, with the reason
 as a tag; one that cannot even be loaded is not registered. A command that was cut off may simply
 be run again: it takes up the version that it finds.
@@ -17,10 +17,10 @@ from pathlib import Path
 from clew import names
 from clew.config.directions import maximizes
 from clew.errors import ConfigError, PromotionRefused, TrackingError
-from clew.queries.best_run import best_of_runs, find_best_run
-from clew.queries.runs import find_run
-from clew.tracking.alias_moves import move_aliases, settle_dead_claims
-from clew.tracking.registry import Registry, check_alias, check_name
+from clew.runs.alias_moves import move_aliases, settle_dead_claims
+from clew.runs.reading.best_run import best_of_runs, find_best_run
+from clew.runs.reading.runs import find_run
+from clew.runs.registry import Registry, check_alias, check_name
 from clew.workflows.model_source import ModelSource, open_run_best
 from clew.workflows.promotion import (
     Promotion,

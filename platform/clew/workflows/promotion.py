@@ -12,10 +12,10 @@ from typing import Any
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import PromotionRefused
-from clew.tracking.alias_moves import move_aliases, settle_dead_claims
-from clew.tracking.base import Tracker
-from clew.tracking.mlflow_store import open_tracker
-from clew.tracking.registry import ModelState, Registry, Version
+from clew.runs.alias_moves import move_aliases, settle_dead_claims
+from clew.runs.base import Tracker
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.registry import ModelState, Registry, Version
 from clew.workflows.promotion_gate import Check, Gate
 from clew.workflows.registration import check_served, register, weights_digest
 

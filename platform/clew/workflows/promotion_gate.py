@@ -14,12 +14,12 @@ import torch
 
 from clew import names
 from clew.errors import CheckpointError, DataError
-from clew.evaluation.calibration import Calibration
-from clew.evaluation.model_folder import index_known
-from clew.evaluation.prediction import Predictor
-from clew.models.conve import ConvE
-from clew.tasks.link_prediction import LinkPrediction
-from clew.tracking.registry import Version
+from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.model_folder import index_known
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.task import LinkPrediction
+from clew.runs.registry import Version
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_version
 
 REPRODUCTION_TOLERANCE = 1e-6

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from clew import __version__, names
-from clew.checkpoints import MODEL_FILE
-from clew.data.triples import HEAD, RELATION, TAIL
 from clew.errors import TrackingError
-from clew.evaluation.answers import Query
-from clew.evaluation.model_folder import VOCABULARY_FOLDER, load_predictor, write_model_folder
-from clew.tracking.hardware import git_commit
-from clew.tracking.packaging import ask_servable, save_servable
-from clew.tracking.registry import Registry, Version
+from clew.link_prediction.answers import Query
+from clew.link_prediction.model_folder import VOCABULARY_FOLDER, load_predictor, write_model_folder
+from clew.link_prediction.triples import HEAD, RELATION, TAIL
+from clew.runs.hardware import git_commit
+from clew.runs.packaging import ask_servable, save_servable
+from clew.runs.registry import Registry, Version
+from clew.training.checkpoints import MODEL_FILE
 from clew.workflows.model_source import SERVED_FOLDER, ModelSource
 from clew.workflows.promotion_gate import Check, Gate
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clew import names, store
-from clew.checkpoints import Manifest, load_training_state, read_manifest
+from clew import names
 from clew.config.load import flatten, from_mapping
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
-from clew.queries.runs import (
+from clew.runs import store
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.runs import (
     RunRecord,
     download_artifact,
     find_run,
@@ -21,9 +22,9 @@ from clew.queries.runs import (
     list_artifacts,
     read_config,
 )
-from clew.queries.search import HEARTBEAT_LIMIT_SECONDS, last_sign_of_life, state_of
-from clew.tracking.mlflow_store import open_tracker
-from clew.tracking.spool import Spool, list_spools
+from clew.runs.reading.search import HEARTBEAT_LIMIT_SECONDS, last_sign_of_life, state_of
+from clew.runs.spool import Spool, list_spools
+from clew.training.checkpoints import Manifest, load_training_state, read_manifest
 
 logger = logging.getLogger(__name__)
 

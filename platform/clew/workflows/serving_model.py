@@ -14,8 +14,8 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from clew.errors import UsageError
-from clew.evaluation.answers import Query
-from clew.evaluation.model_folder import load_predictor
+from clew.link_prediction.answers import Query
+from clew.link_prediction.model_folder import load_predictor
 
 
 class ServedModel(PythonModel):

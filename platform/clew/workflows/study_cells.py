@@ -8,10 +8,10 @@ from clew import names
 from clew.config.services import TrackingConfig
 from clew.config.study import Study
 from clew.errors import ClewError, Interrupted
-from clew.queries.cells import find_cell
-from clew.queries.runs import find_run
-from clew.tracking.hardware import describe_machine, git_commit
-from clew.tracking.mlflow_store import open_tracker
+from clew.runs.hardware import describe_machine, git_commit
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.cells import find_cell
+from clew.runs.reading.runs import find_run
 from clew.workflows.child import trace_in_child, train_in_child
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ from clew.config.data import TokenData, TripleData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
-from clew.data.image_sequences import load_sequences
-from clew.data.sources import load_graph
-from clew.data.tokens import load_tokens
-from clew.tasks.base import Task
-from clew.tasks.language_modeling import LanguageModeling
-from clew.tasks.link_prediction import LinkPrediction
-from clew.tasks.sequence_regression import SequenceRegression
+from clew.image_sequences.splits import load_sequences
+from clew.image_sequences.task import SequenceRegression
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import load_tokens
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.task import LinkPrediction
+from clew.training.task import Task
 
 
 def build_task(config: RunConfig) -> Task[Any]:

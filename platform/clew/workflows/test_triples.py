@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from clew.data.dictionaries import fields_to_ids
-from clew.data.text_blocks import line_blocks
-from clew.data.triples import KnowledgeGraph, Triples
-from clew.data.vocabulary import Vocabulary
 from clew.errors import DataError
+from clew.link_prediction.dictionaries import fields_to_ids
+from clew.link_prediction.triples import KnowledgeGraph, Triples
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.text_blocks import line_blocks
 
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from clew import names
-from clew.data.triples import Triples
 from clew.errors import ConfigError
-from clew.influence.report import ReportSource
-from clew.records import ReportModel, read_influence_json
+from clew.influence.link_prediction.report import ReportSource
+from clew.link_prediction.triples import Triples
+from clew.runs.records import ReportModel, read_influence_json
 from clew.workflows.outputs import check_file, check_folder
 
 REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from clew.data.frame_windows import SequenceWindows
 from clew.errors import ConfigError
-from clew.evaluation.regression_plots import draw_windows
+from clew.image_sequences.plots import draw_windows
+from clew.image_sequences.task import SequenceRegression
+from clew.image_sequences.windows import SequenceWindows
 from clew.influence.scores import Scored
 from clew.influence.windows import WindowTracer
-from clew.tasks.sequence_regression import SequenceRegression
-from clew.window_records import (
+from clew.runs.window_records import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     FrameWindow,

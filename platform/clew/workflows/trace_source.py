@@ -11,7 +11,15 @@ import numpy as np
 import torch
 
 from clew import names
-from clew.checkpoints import (
+from clew.config.load import from_mapping
+from clew.config.schema import RunConfig
+from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.influence.link_prediction.tracin import Tracer
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_files import read_triples
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.runs.reading.runs import download_artifact, list_artifact_folders
+from clew.training.checkpoints import (
     AVERAGE_FILE,
     MANIFEST_FILE,
     CheckpointRecord,
@@ -19,14 +27,6 @@ from clew.checkpoints import (
     read_manifest,
     read_record,
 )
-from clew.config.load import from_mapping
-from clew.config.schema import RunConfig
-from clew.data.triple_files import read_triples
-from clew.data.triples import KnowledgeGraph
-from clew.errors import CheckpointError, ConfigError, TrackingError
-from clew.influence.tracin import Tracer
-from clew.queries.runs import download_artifact, list_artifact_folders
-from clew.tasks.link_prediction import LinkPrediction
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
 from clew.workflows.model_source import (

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from clew.data.tokens import TokenWindows, continuation_batch
 from clew.errors import ConfigError
 from clew.influence.scores import Scored
 from clew.influence.windows import WindowTracer
-from clew.models.generation import generate
-from clew.tasks.language_modeling import LanguageModeling
-from clew.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
+from clew.language_modeling.generation import generate
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import TokenWindows, continuation_batch
+from clew.runs.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.workflows.model_source import LoadedModel
 from clew.workflows.outputs import check_file
 from clew.workflows.trace_source import open_checkpoints

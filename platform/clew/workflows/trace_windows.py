@@ -15,12 +15,12 @@ from clew.config.services import TrackingConfig
 from clew.errors import ConfigError
 from clew.influence.scores import Scored
 from clew.influence.windows import WindowExplanation, WindowTracer
-from clew.tasks.base import B
-from clew.tracking.base import Tracker
-from clew.tracking.mlflow_store import open_tracker
+from clew.runs.base import Tracker
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.window_records import WindowReport, WindowScore
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
-from clew.window_records import WindowReport, WindowScore
+from clew.training.task import B
 from clew.workflows.evaluate import tags_of
 from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint
 from clew.workflows.tasks import build_task

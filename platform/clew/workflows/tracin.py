@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.checkpoints import CheckpointRecord
 from clew.config.services import TrackingConfig
-from clew.data.triples import Triples
-from clew.influence.report import Findings, ReportSource, write_report
-from clew.records import InfluenceReport, TripleRecord
-from clew.tracking.base import Tracker
-from clew.tracking.hardware import process_gib, process_peak_gib, reset_process_peak
-from clew.tracking.mlflow_store import open_tracker
+from clew.influence.link_prediction.report import Findings, ReportSource, write_report
+from clew.link_prediction.triples import Triples
+from clew.runs.base import Tracker
+from clew.runs.hardware import process_gib, process_peak_gib, reset_process_peak
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.records import InfluenceReport, TripleRecord
+from clew.training.checkpoints import CheckpointRecord
 from clew.workflows.evaluate import tags_of
 from clew.workflows.test_triples import read_test_triples, usable
 from clew.workflows.trace_output import check_output, check_place, copy_files

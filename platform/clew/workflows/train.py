@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from clew import names
-from clew.checkpoints import load_model
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.tasks.base import Task
-from clew.tracking.hardware import reset_process_peak
+from clew.runs.hardware import reset_process_peak
+from clew.training.checkpoints import load_model
 from clew.training.distributed import World, joined_world
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.precision import resolve_device
@@ -27,6 +26,7 @@ from clew.training.setup import (
     measure_before_training,
     prepare_process,
 )
+from clew.training.task import Task
 from clew.training.trainer import Trainer
 from clew.workflows.auto_batch import resolve_batch_size
 from clew.workflows.memory_guard import MemoryBefore, explaining_lack_of_memory

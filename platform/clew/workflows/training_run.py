@@ -6,16 +6,16 @@ from typing import Any
 import torch
 
 from clew import __version__, names
-from clew.checkpoints import Manifest
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
-from clew.tasks.base import Task
-from clew.tracking.base import Tracker
-from clew.tracking.hardware import git_commit, hardware_summary
-from clew.tracking.mlflow_store import open_tracker
-from clew.tracking.tensorboard import TensorBoardTracker, require_tensorboard
+from clew.runs.base import Tracker
+from clew.runs.hardware import git_commit, hardware_summary
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.tensorboard import TensorBoardTracker, require_tensorboard
+from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
 from clew.training.precision import half_precision_type
+from clew.training.task import Task
 from clew.workflows.resume import ResumePoint
 
 

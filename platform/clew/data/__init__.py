@@ -1,1 +1,0 @@
-"""Reads data sets and hands out batches in a reproducible order."""

@@ -1,1 +1,0 @@
-"""Quality measures: filtered ranking, perplexity, regression errors."""

@@ -1,0 +1,1 @@
+"""Image sequences: frames, windows, networks, errors and baselines."""

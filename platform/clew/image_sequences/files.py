@@ -1,0 +1,242 @@
+"""Frames with what belongs to each of them, from an HDF5 file or a folder of NumPy arrays.
+
+    images   (frame, height, width) or (frame, channel, height, width), read when they are needed;
+             in a folder also `images/` with one array file for each frame, in order of names
+    target   (frame,), NaN where there is none
+    group    (frame,), whole numbers or text: what a split holds out together; one group if absent
+    scalars  (frame, scalar), optional
+    time     (frame,), optional: numbers that grow within a group; a jump is a gap
+    present  (frame,), optional: the target's quantity as it is known at the frame
+
+Names and units are attributes of the HDF5 file, or stand in `sequences.json` of the folder: `unit`,
+`target_name`, `scalar_names`.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from clew.config.image_sequences import ImageSequenceData
+from clew.errors import ConfigError, DataError
+from clew.image_sequences.stores import ArrayFrames, FileFrames, HDF5Frames
+from clew.names import DATA_VARIABLE
+
+HDF5_SUFFIXES = (".h5", ".hdf5")
+METADATA_FILE = "sequences.json"
+COLUMNS = ("target", "group", "scalars", "time", "present")
+FINGERPRINT_FRAMES = 64
+"""Frames whose pixels enter the fingerprint; all other columns enter whole."""
+
+
+class FrameStore(Protocol):
+    """Pixels of frames, read when they are asked for; picklable for worker processes."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Return (frame, channel, height, width)."""
+        ...
+
+    def read(self, frames: np.ndarray) -> np.ndarray:
+        """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FrameTable:
+    """Frames in order with scalars, target, group and time; pixels stay in their file."""
+
+    source: str
+    images: FrameStore
+    target: np.ndarray
+    """`(frame,)`, float64, NaN where a frame has none."""
+    group: np.ndarray
+    """What is held out together, `(frame,)`, text."""
+    recording: np.ndarray
+    """The file's own groups, `(frame,)`: time starts anew in each."""
+    scalars: np.ndarray
+    """`(frame, scalar)`, float64."""
+    scalar_names: tuple[str, ...]
+    time: np.ndarray | None = None
+    present: np.ndarray | None = None
+    unit: str = ""
+    target_name: str = "target"
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits over all columns and the pixels of evenly spread frames."""
+        digest = hashlib.sha256(repr((self.images.shape, self.scalar_names, self.unit)).encode())
+        digest.update("\n".join(self.group.tolist()).encode())
+        for column in (self.target, self.scalars, self.time, self.present):
+            digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
+        chosen = np.unique(np.linspace(0, len(self.target) - 1, FINGERPRINT_FRAMES).astype(int))
+        digest.update(self.images.read(chosen).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def find_frames(config: ImageSequenceData) -> Path:
+    """Return the file or folder that a configuration means.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if config.path is not None:
+        path = Path(config.path).expanduser()
+        if not path.exists():
+            raise ConfigError(
+                f"data.path {config.path}: no such file or folder; expected an HDF5 file or a "
+                "folder with images.npy and target.npy"
+            )
+        return path
+    root = os.environ.get(DATA_VARIABLE)
+    if not root:
+        raise ConfigError(f"data.name is {config.name!r}; set {DATA_VARIABLE} to its folder")
+    candidates = [Path(root).expanduser() / f"{config.name}{s}" for s in ("", *HDF5_SUFFIXES)]
+    found = next((path for path in candidates if path.exists()), None)
+    if found is None:
+        raise ConfigError(
+            f"data.name is {config.name!r}; expected one of "
+            f"{', '.join(path.name for path in candidates)} in {root}"
+        )
+    return found
+
+
+def read_frames(path: Path) -> FrameTable:
+    """Read everything but the pixels, and check that the columns fit together.
+
+    Raises:
+        DataError: a column is missing, malformed or of another length.
+    """
+    if path.is_dir():
+        images, columns, metadata = _read_folder(path)
+    else:
+        images, columns, metadata = _read_hdf5(path)
+    num_frames = images.shape[0]
+    _check_lengths(path, columns, num_frames)
+    scalars = _scalars(path, columns.get("scalars"), num_frames)
+    groups = _groups(path, columns.get("group"), num_frames)
+    return FrameTable(
+        str(path),
+        images,
+        target=_numbers(path, "target", columns["target"]),
+        group=groups,
+        recording=groups,
+        scalars=scalars,
+        scalar_names=_scalar_names(path, metadata, scalars.shape[1]),
+        time=_numbers(path, "time", columns["time"]) if "time" in columns else None,
+        present=_numbers(path, "present", columns["present"]) if "present" in columns else None,
+        unit=str(metadata.get("unit", "")),
+        target_name=str(metadata.get("target_name", "target")),
+    )
+
+
+def _check_lengths(path: Path, columns: dict[str, np.ndarray], num_frames: int) -> None:
+    if "target" not in columns:
+        raise DataError(f"{path}: no target; expected one number for each frame")
+    for name, column in columns.items():
+        if len(column) != num_frames:
+            raise DataError(
+                f"{path}: {name} has {len(column)} rows, images has {num_frames} frames; expected "
+                "one row a frame"
+            )
+
+
+def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
+    """Return the names that the file gives, or numbered ones."""
+    names = metadata.get("scalar_names")
+    if names is None:
+        return tuple(f"scalar_{i}" for i in range(count))
+    if len(names) != count:
+        raise DataError(f"{path}: scalar_names has {len(names)} names for {count} scalars")
+    return tuple(map(str, names))
+
+
+def _read_folder(path: Path) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+    images: FrameStore
+    if (path / "images.npy").is_file():
+        images = ArrayFrames(path / "images.npy")
+    elif (path / "images").is_dir():
+        images = FileFrames.of_folder(path / "images")
+    else:
+        raise DataError(f"{path}: no images.npy and no folder images/; expected frames in one")
+    columns = {}
+    for name in COLUMNS:
+        file = path / f"{name}.npy"
+        if file.is_file():
+            try:
+                columns[name] = np.load(file)
+            except ValueError as error:
+                raise DataError(f"{file}: not a plain NumPy array ({error})") from None
+    metadata: dict[str, Any] = {}
+    if (path / METADATA_FILE).is_file():
+        try:
+            metadata = json.loads((path / METADATA_FILE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path / METADATA_FILE}: not valid JSON ({error})") from None
+    return images, columns, metadata
+
+
+def _read_hdf5(path: Path) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+    import h5py
+
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
+    with file:
+        if "images" not in file:
+            raise DataError(f"{path}: no data set images (it has {', '.join(file) or 'nothing'})")
+        columns = {name: _plain(file[name][()]) for name in COLUMNS if name in file}
+        metadata = {name: _plain(value) for name, value in file.attrs.items()}
+        return HDF5Frames(path, tuple(file["images"].shape)), columns, metadata
+
+
+def _plain(value: Any) -> Any:
+    """Return text for the byte strings of HDF5."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OS":
+        return np.array([v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in value])
+    return value
+
+
+def _numbers(path: Path, name: str, column: np.ndarray) -> np.ndarray:
+    if column.ndim != 1 or column.dtype.kind not in "fiub":
+        raise DataError(
+            f"{path}: {name} has shape {column.shape} and type {column.dtype}; expected one number "
+            "a frame"
+        )
+    return column.astype(np.float64)
+
+
+def _groups(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarray:
+    if column is None:
+        return np.full(num_frames, "0")
+    if column.dtype.kind == "f":
+        broken = np.flatnonzero(column != np.trunc(column))
+        if len(broken):
+            raise DataError(
+                f"{path}: group[{broken[0]}] is {column[broken[0]]:g}; groups are whole numbers or "
+                "text"
+            )
+        column = column.astype(np.int64)
+    return column.astype(str)
+
+
+def _scalars(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarray:
+    """Return scalars as a table; a missing value names its frame."""
+    if column is None:
+        return np.zeros((num_frames, 0))
+    table = column.reshape(num_frames, -1).astype(np.float64)
+    bad = np.argwhere(~np.isfinite(table))
+    if len(bad):
+        frame, place = bad[0]
+        raise DataError(
+            f"{path}: scalars[{frame}, {place}] is {table[frame, place]}; expected a finite number "
+            "for every frame"
+        )
+    return table

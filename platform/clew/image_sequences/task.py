@@ -1,0 +1,232 @@
+"""Image-sequence regression: windows of frames, a network for frames and time, errors in units."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clew import names
+from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
+from clew.config.loss import HuberLoss, MaeLoss, MseLoss, WeightedHuberMaeLoss
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.image_sequences.baselines import baseline_predictions
+from clew.image_sequences.errors import RegressionResult, conformal_half_width
+from clew.image_sequences.loss import regression_losses
+from clew.image_sequences.model import SequenceRegressor, SequenceShape
+from clew.image_sequences.plots import draw_attention
+from clew.image_sequences.report import write_regression_report
+from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
+from clew.image_sequences.windows import SequenceBatch, SequenceWindows
+from clew.training.checkpoints import load_model
+from clew.training.task import LossSum
+
+logger = logging.getLogger(__name__)
+
+SEQUENCES_FILE = "sequences.json"
+
+
+class SequenceRegression:
+    """Predict a physical quantity from a short sequence of images and the scalars beside them."""
+
+    kind = names.TASK_SEQUENCE_REGRESSION
+
+    def __init__(self, splits: SequenceSplits, config: RunConfig) -> None:
+        data, model, loss = config.data, config.model, config.loss
+        if not (
+            isinstance(data, ImageSequenceData)
+            and isinstance(model, SequenceRegressionModel)
+            and isinstance(loss, MaeLoss | MseLoss | HuberLoss | WeightedHuberMaeLoss)
+        ):
+            raise ConfigError(
+                "image-sequence regression needs data.kind=image_sequences, "
+                "model.kind=sequence_regression and loss.kind mae, mse, huber or "
+                f"weighted_huber_mae; {data.kind}, {model.kind} and {loss.kind} given"
+            )
+        self.splits, self.data_config, self.model_config = splits, data, model
+        self.dataset = Path(data.source).stem
+        self.data_fingerprint = splits.fingerprint
+        self.scalers = fit_scalers(splits.windows["train"], change=self._change)
+        self._loss = loss
+        self._batch_size = config.evaluation.batch_size
+        self._results: dict[str, RegressionResult] = {}
+        self._baselines: dict[str, dict[str, np.ndarray]] = {}
+        self._looks: dict[str, tuple[np.ndarray, np.ndarray, list[str]]] = {}
+
+    @property
+    def _change(self) -> bool:
+        return self.model_config.predicts == "change"
+
+    @property
+    def _validates(self) -> bool:
+        return self.data_config.hold_out_validation
+
+    def describe(self) -> dict[str, str]:
+        """Say the unit of the errors and which groups were held out."""
+        groups = {
+            split: ", ".join(dict.fromkeys(windows.groups.tolist()))
+            for split, windows in self.splits.windows.items()
+        }
+        return {
+            names.TAG_UNIT: self.splits.table.unit,
+            "clew.test_group": groups["test"],
+            "clew.validation_group": groups["valid"] if self._validates else "none",
+        }
+
+    def build_model(self) -> SequenceRegressor:
+        """Build the model with the scalers of the training windows."""
+        shape = SequenceShape(
+            num_frames=self.data_config.temporal_frames,
+            num_channels=self.splits.table.images.shape[1],
+            num_scalars=self.splits.encoding.size,
+            mask_channels=self.data_config.nan_pixels == "mask",
+        )
+        model = SequenceRegressor(shape, self.model_config)
+        set_scalers(model, self.scalers)
+        logger.info("%s parameters", f"{sum(p.numel() for p in model.parameters()):,}")
+        return model
+
+    def load(self, checkpoint: Path, device: torch.device) -> SequenceRegressor:
+        """Return the model of a checkpoint, ready to predict."""
+        model = self.build_model()
+        load_model(checkpoint, model)
+        return model.to(device).eval()
+
+    def train_examples(self) -> SequenceWindows:
+        """Return the training windows."""
+        return self.splits.windows["train"]
+
+    def loss(self, model: nn.Module, batch: SequenceBatch) -> LossSum:
+        """Return the summed loss; in training windows are augmented first."""
+        return LossSum(self.example_losses(model, batch).sum(), batch.count)
+
+    def example_losses(self, model: nn.Module, batch: SequenceBatch) -> Tensor:
+        """Return the loss of each window, `(window,)`."""
+        regressor = as_regressor(model)
+        if model.training:
+            batch = self.augmented(batch)
+        goal = batch.target - batch.present if self._change else batch.target
+        wanted = (goal - regressor.target_mean) / regressor.target_std
+        errors = model(batch.images, batch.scalars) - wanted
+        return regression_losses(errors, self._loss)
+
+    def augmented(self, batch: SequenceBatch) -> SequenceBatch:
+        """Return the batch as training sees it: mirrored by chance, with noise on the pixels."""
+        images, scalars = batch.images, batch.scalars
+        if self.data_config.horizontal_flip:
+            flip = torch.rand(len(images)).to(images.device) < 0.5
+            images = torch.where(flip[:, None, None, None, None], images.flip(-1), images)
+            mirrored = self.splits.encoding.mirrored(scalars)
+            scalars = torch.where(flip[:, None, None], mirrored, scalars)
+        if self.data_config.pixel_noise:
+            deviation = torch.from_numpy(self.scalers.image_std).to(images)
+            noise = torch.randn(images.shape).to(images.device)
+            images = images + self.data_config.pixel_noise * deviation[:, None, None] * noise
+        return replace(batch, images=images, scalars=scalars)
+
+    @torch.no_grad()
+    def predict(
+        self, model: nn.Module, windows: SequenceWindows, device: torch.device
+    ) -> np.ndarray:
+        """Return predictions in the target's unit, `(window,)`, float64."""
+        regressor, parts = as_regressor(model), []
+        for start in range(0, len(windows), self._batch_size):
+            stop = min(start + self._batch_size, len(windows))
+            batch = windows.batch(np.arange(start, stop)).to(device)
+            scaled = model(batch.images, batch.scalars).double()
+            value = scaled * regressor.target_std + regressor.target_mean
+            parts.append((value + batch.present if self._change else value).cpu().numpy())
+        return np.concatenate(parts)
+
+    def evaluate(self, model: nn.Module, split: str, device: torch.device) -> RegressionResult:
+        """Return predictions of a split beside those of the baselines."""
+        windows = self.splits.windows[split]
+        if split not in self._baselines:
+            self._baselines[split] = baseline_predictions(self.train_examples(), windows)
+        return RegressionResult(
+            prediction=self.predict(model, windows, device),
+            target=windows.targets,
+            group=windows.groups,
+            last_frame=windows.ends,
+            baselines=self._baselines[split],
+        )
+
+    def has_examples(self, split: str) -> bool:
+        """Return whether a split has windows."""
+        return len(self.splits.windows[split]) > 0
+
+    @torch.no_grad()
+    def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
+        """Return errors in the target's unit beside the baselines'; for the test, coverage too."""
+        result = self.evaluate(model, split, device)
+        if split == "test" and self._validates:
+            held_out = self.evaluate(model, "valid", device)
+            width = conformal_half_width(held_out.errors)
+            if np.isfinite(width):
+                result = replace(result, interval=np.full(len(result.target), width))
+        self._results[split] = result
+        if split == "test" and self.data_config.shown_windows:
+            self._looks[split] = self.looks(model, split, device)
+        return result.metrics(split)
+
+    @torch.no_grad()
+    def looks(
+        self, model: nn.Module, split: str, device: torch.device
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Return frames, attention maps and titles of evenly spread windows of a split."""
+        windows = self.splits.windows[split]
+        count = min(self.data_config.shown_windows, len(windows))
+        batch = windows.batch(np.linspace(0, len(windows) - 1, count).astype(int)).to(device)
+        maps = as_regressor(model).attention_maps(batch.images, batch.scalars)
+        titles = [f"window that ends at frame {frame}" for frame in batch.last_frame.tolist()]
+        return batch.images[:, :, 0].cpu().numpy(), maps.cpu().numpy(), titles
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write what the data is: shape, unit, scalars, groups, and the scalers."""
+        table = self.splits.table
+        content = {
+            "source": Path(table.source).name,
+            "frames": list(table.images.shape),
+            "unit": table.unit,
+            "target_name": table.target_name,
+            "scalar_names": list(table.scalar_names),
+            "windows": {split: len(windows) for split, windows in self.splits.windows.items()},
+            "groups": {
+                split: list(dict.fromkeys(windows.groups.tolist()))
+                for split, windows in self.splits.windows.items()
+            },
+            "target_mean": self.scalers.target_mean,
+            "target_std": self.scalers.target_std,
+        }
+        text = json.dumps(content, indent=1) + "\n"
+        (folder / SEQUENCES_FILE).write_text(text, encoding="utf-8")
+
+    def write_report(self, split: str, folder: Path) -> None:
+        """Write predictions, errors by group and pictures of the last evaluation of a split."""
+        if split not in self._results:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_regression_report(self._results[split], split, self.splits.table.unit, folder)
+        if split in self._looks:
+            images, maps, titles = self._looks[split]
+            draw_attention(images, maps, titles, folder / f"{split}_attention.png")
+
+
+def as_regressor(model: nn.Module) -> SequenceRegressor:
+    """Return a model of this task as what it is."""
+    if not isinstance(model, SequenceRegressor):
+        raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
+    return model
+
+
+def set_scalers(model: SequenceRegressor, scalers: Scalers) -> None:
+    """Write scalers into a model's buffers."""
+    with torch.no_grad():
+        for name in ("image_mean", "image_std", "scalar_mean", "scalar_std"):
+            getattr(model, name).copy_(torch.from_numpy(getattr(scalers, name)))
+        model.target_mean.fill_(scalers.target_mean)
+        model.target_std.fill_(scalers.target_std)

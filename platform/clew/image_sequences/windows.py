@@ -1,0 +1,175 @@
+"""Windows of consecutive frames: what a model of sequences is trained on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clew.errors import DataError
+from clew.image_sequences.files import FrameTable
+from clew.image_sequences.scalar_encoding import ScalarEncoding
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """Windows that go through the model at once."""
+
+    images: Float[Tensor, "window time channel height width"]
+    scalars: Float[Tensor, "window time scalar"]
+    target: Float[Tensor, "window"]
+    present: Float[Tensor, "window"]
+    """The target's quantity as known at the window's end; NaN where the data does not say."""
+    last_frame: Int[Tensor, "window"]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of windows."""
+        return len(self.target)
+
+    @property
+    def count(self) -> int:
+        """What the summed loss is divided by: windows."""
+        return len(self.target)
+
+    def to(self, device: torch.device) -> "SequenceBatch":
+        """Return the batch on a device; from page-locked memory the copy does not wait."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "SequenceBatch":
+        """Return the batch in page-locked memory."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "SequenceBatch":
+        return SequenceBatch(**{name: change(tensor) for name, tensor in vars(self).items()})
+
+    def units(self) -> dict[str, int]:
+        """Return windows and frames."""
+        return {"examples": len(self.target), "frames": self.images.shape[:2].numel()}
+
+    def describe(self) -> str:
+        """Return which windows these are."""
+        shown = self.last_frame[:8].tolist()
+        more = f" and {len(self.target) - 8} more" if len(self.target) > 8 else ""
+        return f"windows that end at frames {shown}{more}"
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceWindows:
+    """Windows addressed by index; pixels are read when a batch is asked for."""
+
+    table: FrameTable
+    encoding: ScalarEncoding
+    ends: np.ndarray
+    """Last frame of each window, `(window,)`."""
+    num_frames: int
+    refuse_nan: bool = True
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.ends)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Group of each window, `(window,)`."""
+        groups: np.ndarray = self.table.group[self.ends]
+        return groups
+
+    @property
+    def targets(self) -> np.ndarray:
+        """Target of each window, `(window,)`."""
+        targets: np.ndarray = self.table.target[self.ends]
+        return targets
+
+    @property
+    def frames(self) -> np.ndarray:
+        """Every frame that occurs in a window, once, `(frame,)`."""
+        return np.unique(self.ends[:, None] - np.arange(self.num_frames))
+
+    def only(self, chosen: np.ndarray) -> "SequenceWindows":
+        """Return some of the windows, by index or by truth value."""
+        return SequenceWindows(
+            self.table, self.encoding, self.ends[chosen], self.num_frames, self.refuse_nan
+        )
+
+    def batch(self, indices: np.ndarray) -> SequenceBatch:
+        """Return the windows at `indices`.
+
+        Raises:
+            DataError: a pixel is not finite and the configuration refuses that.
+        """
+        ends = self.ends[indices]
+        frames = ends[:, None] + np.arange(1 - self.num_frames, 1)
+        # Windows overlap: each frame is read once.
+        distinct, place = np.unique(frames, return_inverse=True)
+        pixels = read_checked(self.table, distinct, refuse_nan=self.refuse_nan)
+        present = self.table.present
+        return SequenceBatch(
+            images=torch.from_numpy(pixels[place.reshape(frames.shape)]),
+            scalars=torch.from_numpy(self.encoding.encode(self.table.scalars[frames])),
+            target=_single(self.table.target[ends]),
+            present=_single(np.full(len(ends), np.nan) if present is None else present[ends]),
+            last_frame=torch.from_numpy(ends.astype(np.int64)),
+        )
+
+
+def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> np.ndarray:
+    """Return pixels of frames, `(frame, channel, height, width)`, finite where asked for."""
+    pixels = table.images.read(frames)
+    if refuse_nan and not np.isfinite(pixels).all():
+        place, *pixel = np.argwhere(~np.isfinite(pixels))[0].tolist()
+        raise DataError(
+            f"{table.source}: frame {frames[place]} has a pixel that is not finite (channel, row, "
+            f"column {pixel}); repair it, or set data.nan_pixels to mean or mask"
+        )
+    return pixels
+
+
+def find_window_ends(
+    table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
+) -> np.ndarray:
+    """Return the last frames of all windows that cross no gap and, unless allowed, no group.
+
+    Raises:
+        DataError: a group has no window, or time does not grow.
+    """
+    breaks = _breaks(table, max_gap=max_gap, cross_groups=cross_groups)
+    starts = np.maximum.accumulate(np.where(breaks, np.arange(len(breaks)), 0))
+    complete = np.arange(len(breaks)) - starts >= num_frames - 1
+    ends = np.flatnonzero(complete & np.isfinite(table.target))
+    for group in dict.fromkeys(table.group.tolist()):
+        if group not in table.group[ends]:
+            own = np.flatnonzero(table.group == group)
+            raise DataError(
+                f"{table.source}: group {group!r} (frames {own[0]} to {own[-1]}) has no "
+                f"{num_frames} consecutive frames without a gap that end at a target; lower "
+                "data.temporal_frames, raise data.max_gap, or remove the group"
+            )
+    return ends
+
+
+def _breaks(table: FrameTable, *, max_gap: float | None, cross_groups: bool) -> np.ndarray:
+    """Return whether a sequence begins at each frame, `(frame,)`."""
+    breaks = np.zeros(len(table.target), dtype=bool)
+    breaks[0] = True
+    changed = (table.group[1:] != table.group[:-1]) | (table.recording[1:] != table.recording[:-1])
+    if not cross_groups:
+        breaks[1:] |= changed
+    if table.time is not None and len(table.time) > 1:
+        steps = np.diff(table.time)
+        backward = np.flatnonzero((steps <= 0) & ~changed)
+        if len(backward):
+            frame = int(backward[0]) + 1
+            raise DataError(
+                f"{table.source}: time[{frame}] is {table.time[frame]:g} after "
+                f"{table.time[frame - 1]:g}; expected times that grow within a group"
+            )
+        limit = max_gap if max_gap is not None else 1.5 * float(np.median(steps[steps > 0]))
+        breaks[1:] |= (steps > limit) | (steps <= 0)
+    return breaks
+
+
+def _single(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))

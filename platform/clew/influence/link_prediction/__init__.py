@@ -1,0 +1,1 @@
+"""Influence for models that score with a query vector: the fast path."""

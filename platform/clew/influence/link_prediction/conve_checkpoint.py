@@ -1,0 +1,107 @@
+"""One checkpoint of ConvE as the sum over checkpoints sees it: triples in, products out."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clew.influence.link_prediction.conve_kernel import Aligned, ConvEKernel, Grid
+from clew.influence.link_prediction.conve_rows import RowBuilder, Rows
+from clew.influence.link_prediction.conve_trunk import Trunk
+from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.influence.link_prediction.preconditioner import Preconditioner
+from clew.influence.products import MatrixProduct
+from clew.influence.summation import Products
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.models.conve import ConvE
+from clew.runs.records import CONVE_PARTS
+
+EVERY_LAYER = 3
+PARTS_BY_DEPTH = {1: CONVE_PARTS[:1], 2: ("entity_output", "dense"), EVERY_LAYER: CONVE_PARTS}
+"""Parts that count when only the last layers do."""
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """How products are computed; only `depth` changes what they mean."""
+
+    depth: int = EVERY_LAYER
+    product: MatrixProduct = field(default_factory=MatrixProduct)
+    keep_features: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class TripleRows:
+    """Rows of training and test triples, the same for all checkpoints, on the model's device."""
+
+    form: LossForm
+    train: DeltaRows
+    test: DeltaRows
+    known: FilterIndex | None = None
+    """Tails of training queries, where deltas need them."""
+
+
+class ConvECheckpoint:
+    """Inner products of training triples with all test triples, at one checkpoint."""
+
+    def __init__(
+        self,
+        model: ConvE,
+        rows: TripleRows,
+        options: KernelOptions,
+        scale: Preconditioner | None = None,
+    ) -> None:
+        trunk = Trunk(model, options.product, options.keep_features)
+        kept = trunk if options.keep_features else Trunk(model, options.product)
+        self._trunk, self._rows = trunk, rows
+        self._builder = RowBuilder(trunk, rows.form, options.depth, rows.known)
+        self._kernel = ConvEKernel(trunk, PARTS_BY_DEPTH[options.depth], scale)
+        with torch.no_grad():
+            self.tests = RowBuilder(kept, rows.form, options.depth).build(rows.test)
+            self._test_squared_norm = self._norms(self.tests)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts that count."""
+        return self._kernel.parts
+
+    @property
+    def test_squared_norm(self) -> Tensor:
+        """Squared gradient norms of the test triples, `(test,)`."""
+        return self._test_squared_norm
+
+    @torch.no_grad()
+    def products(self, train: np.ndarray, *, norms: bool) -> Products:
+        """Return the products of training triples, by index, with all test triples."""
+        rows = self._build(train)
+        pairs = self._kernel(Grid(self._trunk, rows, self.tests), rows, self.tests)
+        directions = self.tests.rows.num_directions
+        pairs = pairs.view(
+            len(self.parts), directions, len(train), directions, self.tests.rows.num_triples
+        )
+        by_part = pairs.sum((1, 3)) if directions > 1 else pairs[:, 0, :, 0]
+        return Products(by_part.mT, self._norms(rows) if norms else None)
+
+    @torch.no_grad()
+    def squared_norms(self, train: np.ndarray) -> Tensor:
+        """Return the squared gradient norms of training triples, `(train,)`."""
+        return self._norms(self._build(train))
+
+    def _build(self, train: np.ndarray) -> Rows:
+        index = torch.from_numpy(train.astype(np.int64)).to(self._rows.train.head.device)
+        return self._builder.build(self._rows.train.of(index))
+
+    def _norms(self, rows: Rows) -> Tensor:
+        """Return |g|^2 of triples: of the sum of their rows' gradients."""
+        own = self._kernel(Aligned(self._trunk, rows, rows), rows, rows).sum(0)
+        if rows.rows.num_directions == 1:
+            return own
+        forward, inverse = rows.direction(0), rows.direction(1)
+        cross = self._kernel(Aligned(self._trunk, forward, inverse), forward, inverse).sum(0)
+        return own.view(2, -1).sum(0).add_(cross, alpha=2.0)
+
+
+def options_for(depth: int, operand: torch.dtype | None, *, keep_features: bool) -> KernelOptions:
+    """Return options; every depth of three or more is everything."""
+    return KernelOptions(min(depth, EVERY_LAYER), MatrixProduct(operand), keep_features)

@@ -1,0 +1,274 @@
+"""Inner products of ConvE's per-row gradients, part by part.
+
+With the symbols of `conve_trunk` and delta = dL / ds (`de`), for rows i and j,
+
+    K_ij = (de_i.de_j)(h_i.h_j + 1)                        entity_output: scorer and its bias
+         + de_i[hd_j](h_i.ga_j) + de_j[hd_i](h_j.ga_i)     entity_cross: the table as both
+         + [hd_i=hd_j] ga_i.ga_j                           entity_input: lookup of the head
+         + [rl_i=rl_j] gr_i.gr_j                           relation
+         + (gq_i.gq_j)(f_i.f_j + 1)                        dense: fully connected layer
+         + w_i.w_j                                         convolution, all normalisations
+
+The same formula serves all pairs of training and test rows (`Grid`) and aligned pairs (`Aligned`,
+for self-influence and norms). A preconditioner scales the second side only.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clew.influence.link_prediction.conve_rows import Rows
+from clew.influence.link_prediction.conve_trunk import Trunk
+from clew.influence.link_prediction.preconditioner import Preconditioner
+from clew.runs.records import CONVE_PARTS
+
+QUERY_CHUNK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Every row of one side with every row of the other: `(a, b)`."""
+
+    trunk: Trunk
+    left: Rows
+    right: Rows
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return `(a, b)`."""
+        return a @ b.T
+
+    def query_dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return `(a, b)`, computed once a pair of queries."""
+        return self._spread(a @ b.T)
+
+    def feature_dot(self, scale: Tensor | None) -> Tensor:
+        """Return `(a, b)`, computed once a pair of queries; `scale` is the second side's."""
+        other = self.right.queries.features
+        assert other is not None
+        if scale is not None:
+            other = other * scale
+        queries, product = self.left.queries, self.trunk.product
+        if queries.features is not None:
+            return self._spread(product(queries.features, other.T))
+        images = torch.split(queries.image, QUERY_CHUNK)
+        return self._spread(torch.cat([product(self.trunk.features(x), other.T) for x in images]))
+
+    def base_dot(self, b: Tensor) -> Tensor:
+        """Return `(a, b)`, computed once a pair of queries."""
+        products = self.trunk.product(self.left.queries.base, b.T)
+        columns = products[:, self.right.queries.base_row[self.right.query]]
+        return columns[self.left.queries.base_row[self.left.query]]
+
+    def base_a_at(self, entity_b: Tensor) -> Tensor:
+        """Return `(a, b)`."""
+        queries = self.left.queries
+        return queries.base[:, entity_b][queries.base_row[self.left.query]]
+
+    def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
+        """Return `(a, b)`."""
+        return base_b[:, entity_a][self.right.queries.base_row[self.right.query]].T
+
+    def a(self, values: Tensor) -> Tensor:
+        """Return `(a, 1)`."""
+        return values[:, None]
+
+    def b(self, values: Tensor) -> Tensor:
+        """Return `(1, b)`."""
+        return values[None, :]
+
+    def _spread(self, products: Tensor) -> Tensor:
+        return products[:, self.right.query][self.left.query]
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """Row i of one side with row i of the other: `(row,)`."""
+
+    trunk: Trunk
+    left: Rows
+    right: Rows
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return `(row,)`."""
+        return (a * b).sum(1)
+
+    def query_dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return `(row,)`."""
+        return self.dot(a[self.left.query], b[self.right.query])
+
+    def feature_dot(self, scale: Tensor | None) -> Tensor:
+        """Return `(row,)`, a chunk of rows at a time; `scale` is the second side's."""
+        if self.left is self.right:  # once a query, not once a row
+            every = torch.arange(len(self.left.queries.head), device=self.left.query.device)
+            return self._feature_dot(every, every, scale)[self.left.query]
+        return self._feature_dot(self.left.query, self.right.query, scale)
+
+    def _feature_dot(self, left: Tensor, right: Tensor, scale: Tensor | None) -> Tensor:
+        pieces = []
+        for i, j in self._chunks(left, right):
+            a, b = self._features(self.left, i), self._features(self.right, j)
+            pieces.append(torch.einsum("nf,nf->n", a, b if scale is None else b * scale))
+        return torch.cat(pieces)
+
+    def _features(self, rows: Rows, index: Tensor) -> Tensor:
+        queries = rows.queries
+        if queries.features is None:
+            return self.trunk.features(queries.image[index])
+        return queries.features[index]
+
+    def base_dot(self, b: Tensor) -> Tensor:
+        """Return `(row,)`, a chunk of rows at a time."""
+        left = self.left.queries.base_row[self.left.query]
+        right = self.right.queries.base_row[self.right.query]
+        base = self.left.queries.base
+        if self.left is self.right:  # once a query, not once a row
+            return torch.einsum("ne,ne->n", base, b)[left]
+        return torch.cat(
+            [torch.einsum("ne,ne->n", base[i], b[j]) for i, j in self._chunks(left, right)]
+        )
+
+    def base_a_at(self, entity_b: Tensor) -> Tensor:
+        """Return `(row,)`."""
+        queries = self.left.queries
+        return queries.base[queries.base_row[self.left.query], entity_b]
+
+    def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
+        """Return `(row,)`."""
+        return base_b[self.right.queries.base_row[self.right.query], entity_a]
+
+    def a(self, values: Tensor) -> Tensor:
+        """Return `(row,)`."""
+        return values
+
+    def b(self, values: Tensor) -> Tensor:
+        """Return `(row,)`."""
+        return values
+
+    @staticmethod
+    def _chunks(i: Tensor, j: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(torch.split(i, QUERY_CHUNK), torch.split(j, QUERY_CHUNK), strict=True))
+
+
+Meeting = Grid | Aligned
+"""Which rows of two sides meet; results have the shape of the pairs."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvEKernel:
+    """The formula above, for the selected parts of one checkpoint.
+
+    Args:
+        trunk: The checkpoint.
+        parts: Parts that count, in the order of `CONVE_PARTS`.
+        scale: Preconditioner of the second side, or None.
+    """
+
+    trunk: Trunk
+    parts: tuple[str, ...] = CONVE_PARTS
+    scale: Preconditioner | None = None
+
+    def __call__(self, meeting: Meeting, a: Rows, b: Rows) -> Tensor:
+        """Return the inner products of each selected part, `(part, *pairs)`."""
+        compute = {
+            "entity_output": self._entity_output,
+            "entity_cross": self._entity_cross,
+            "entity_input": self._entity_input,
+            "relation": self._relation,
+            "dense": self._dense,
+            "convolution": self._convolution,
+        }
+        return torch.stack([compute[part](meeting, a, b) for part in self.parts])
+
+    def _entity_output(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+        hidden = b.queries.hidden
+        if self.scale is None:
+            constant = 0.0 if self.trunk.bias is None else 1.0
+            dot = meet.query_dot(a.queries.hidden, hidden)
+            return self._delta_dot(meet, a, b, None) * dot.add_(constant)
+        dot = meet.query_dot(a.queries.hidden, hidden * self.scale.table.columns)
+        products = self._delta_dot(meet, a, b, self.scale.table.rows) * dot
+        if self.trunk.bias is not None:
+            products += self._delta_dot(meet, a, b, self.scale.vectors["entity_bias"])
+        return products
+
+    def _delta_dot(self, meet: Meeting, a: Rows, b: Rows, scale: Tensor | None) -> Tensor:
+        """Return de_a . (scale de_b)."""
+        base = b.queries.base if scale is None else b.queries.base * scale
+        beta_b = b.rows.beta if scale is None else b.rows.beta * scale[b.rows.tail]
+        alpha_b = meet.b(b.rows.alpha)
+        products = meet.a(a.rows.alpha) * alpha_b * meet.base_dot(base)
+        products -= meet.a(a.rows.beta) * alpha_b * meet.base_b_at(base, a.rows.tail)
+        return products.sub_(meet.b(beta_b) * self._delta_a_at(meet, a, b.rows.tail))
+
+    def _delta_a_at(self, meet: Meeting, a: Rows, entity_b: Tensor) -> Tensor:
+        """Return de_a[entity of b]."""
+        hit = meet.a(a.rows.tail) == meet.b(entity_b)
+        base = meet.a(a.rows.alpha) * meet.base_a_at(entity_b)
+        return base.sub_(meet.a(a.rows.beta) * hit)
+
+    def _delta_b_at(self, meet: Meeting, b: Rows, entity_a: Tensor) -> Tensor:
+        """Return de_b[entity of a]."""
+        hit = meet.b(b.rows.tail) == meet.a(entity_a)
+        base = meet.b(b.rows.alpha) * meet.base_b_at(b.queries.base, entity_a)
+        return base.sub_(meet.b(b.rows.beta) * hit)
+
+    def _entity_cross(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+        table = None if self.scale is None else self.scale.table
+        head_a, head_b = _head(a), _head(b)
+        hidden_a = a.queries.hidden[a.query]
+        hidden_b = b.queries.hidden[b.query]
+        delta_a = self._delta_a_at(meet, a, b.rows.head)
+        delta_b = self._delta_b_at(meet, b, a.rows.head)
+        if table is not None:
+            head_b, hidden_b = head_b * table.columns, hidden_b * table.columns
+            delta_a = delta_a * meet.b(table.rows[b.rows.head])
+            delta_b = delta_b * meet.a(table.rows[a.rows.head])
+        return delta_a.mul_(meet.dot(hidden_a, head_b)).add_(
+            delta_b.mul_(meet.dot(head_a, hidden_b))
+        )
+
+    def _entity_input(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+        head_b = _head(b)
+        if self.scale is not None:
+            table = self.scale.table
+            head_b = head_b * table.columns * table.rows[b.rows.head, None]
+        same = meet.a(a.rows.head) == meet.b(b.rows.head)
+        return meet.dot(_head(a), head_b).mul_(same)
+
+    def _relation(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+        relation_a, relation_b = a.gradients.relation, b.gradients.relation
+        assert relation_a is not None
+        assert relation_b is not None
+        if self.scale is not None:
+            relation_b = relation_b * self.scale.relation[b.rows.relation]
+        same = meet.a(a.rows.relation) == meet.b(b.rows.relation)
+        return meet.dot(relation_a, relation_b).mul_(same)
+
+    def _dense(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+        projected = b.gradients.projected
+        has_bias = self.trunk.model.projection.bias is not None
+        if self.scale is None:
+            dot = meet.feature_dot(None).add_(1.0 if has_bias else 0.0)
+            return meet.dot(a.gradients.projected, projected).mul_(dot)
+        dense = self.scale.dense
+        dot = meet.feature_dot(dense.columns)
+        products = dot.mul_(meet.dot(a.gradients.projected, projected * dense.rows))
+        if has_bias:
+            scaled = projected * self.scale.vectors["projection.bias"]
+            products += meet.dot(a.gradients.projected, scaled)
+        return products
+
+    def _convolution(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+        small_a, small_b = a.gradients.small, b.gradients.small
+        assert small_a is not None
+        assert small_b is not None
+        if self.scale is not None:
+            small_b = small_b * self.scale.small
+        return meet.dot(small_a, small_b)
+
+
+def _head(rows: Rows) -> Tensor:
+    head = rows.gradients.head
+    assert head is not None
+    return head

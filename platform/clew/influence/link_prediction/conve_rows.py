@@ -1,0 +1,113 @@
+"""Rows of triples with everything that their gradients are made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from clew.influence.link_prediction.conve_trunk import Queries, RowGradients, Trunk
+from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.link_prediction.filters import FilterIndex
+
+ROW_CHUNK = 256
+"""Rows that go backwards through the convolution at once: their feature maps stay in the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows, the queries that they share, and their activation gradients."""
+
+    rows: DeltaRows
+    query: Int[Tensor, "row"]
+    """Query of each row."""
+    queries: Queries
+    gradients: RowGradients
+
+    def direction(self, index: int) -> "Rows":
+        """Return the rows of one direction only."""
+        size = self.rows.num_triples
+        part = slice(index * size, (index + 1) * size)
+        rows = self.rows.direction(index)
+        return Rows(rows, self.query[part], self.queries, self.gradients.part(part))
+
+
+@dataclass(frozen=True, eq=False)
+class RowBuilder:
+    """Turns rows of triples into factors, for one checkpoint.
+
+    `known` gives the tails of training queries where deltas need them (softmax with kvs_all).
+    """
+
+    trunk: Trunk
+    form: LossForm
+    depth: int = 3
+    """1: only the scorer counts, 2: the projection too, 3: everything."""
+    known: FilterIndex | None = None
+
+    def build(self, rows: DeltaRows) -> Rows:
+        """Compute queries once each, then rows in chunks."""
+        num_relations = len(self.trunk.relations)
+        key = rows.head * num_relations + rows.relation
+        distinct, query = torch.unique(key, return_inverse=True)
+        dense = torch.zeros(len(distinct), dtype=torch.bool, device=key.device)
+        dense[query[rows.alpha != 0]] = True
+        head, relation = distinct // num_relations, distinct % num_relations
+        queries = self._queries(head, relation, dense)
+        chunks = [
+            self._gradients(queries, query[start : start + ROW_CHUNK], rows, start)
+            for start in range(0, len(rows) if self.depth > 1 else 0, ROW_CHUNK)
+        ]
+        return Rows(rows, query, queries, _concatenate(chunks, queries))
+
+    def _queries(self, head: Tensor, relation: Tensor, dense: Tensor) -> Queries:
+        trunk = self.trunk
+        image, features, normal, hidden = trunk.forward(head, relation)
+        needed = dense.nonzero().flatten()
+        base = self._base(head[needed], relation[needed], hidden[needed])
+        base_row = torch.zeros(len(head), dtype=torch.long, device=head.device)
+        base_row[needed] = torch.arange(len(needed), device=head.device)
+        pulled = torch.zeros_like(hidden)
+        pulled[needed] = trunk.pull(base)
+        if not len(needed):
+            base = base.new_zeros(1, len(trunk.table))
+        kept = features if trunk.keep_features else None
+        return Queries(head, relation, image, kept, normal, hidden, base, base_row, pulled)
+
+    def _base(self, head: Tensor, relation: Tensor, hidden: Tensor) -> Tensor:
+        """Return B of queries: P, or Y where a query has several known tails."""
+        base = self.form.base_(self.trunk.scores(hidden))
+        if self.known is None:
+            return base
+        row, tail = self.known.lookup(head.cpu().numpy(), relation.cpu().numpy())
+        row_of, tail_of = torch.from_numpy(row).to(base.device), torch.from_numpy(tail)
+        several = torch.bincount(row_of, minlength=len(base)) > 1
+        base[several] = 0.0
+        listed = several[row_of]
+        base[row_of[listed], tail_of.to(base.device)[listed]] = 1.0
+        return base
+
+    def _gradients(
+        self, queries: Queries, query: Tensor, rows: DeltaRows, start: int
+    ) -> RowGradients:
+        part = slice(start, start + len(query))
+        pulled = rows.alpha[part, None] * queries.pulled[query]
+        grad_hidden = pulled.sub_(rows.beta[part, None] * self.trunk.table[rows.tail[part]])
+        return self.trunk.backward(queries, query, grad_hidden, deep=self.depth > 2)
+
+
+def _concatenate(chunks: list[RowGradients], queries: Queries) -> RowGradients:
+    if not chunks:
+        return RowGradients(queries.hidden.new_empty(0, queries.hidden.shape[1]))
+
+    def joined(pick: Callable[[RowGradients], Tensor | None]) -> Tensor | None:
+        pieces = [piece for chunk in chunks if (piece := pick(chunk)) is not None]
+        return torch.cat(pieces) if pieces else None
+
+    return RowGradients(
+        torch.cat([chunk.projected for chunk in chunks]),
+        joined(lambda chunk: chunk.head),
+        joined(lambda chunk: chunk.relation),
+        joined(lambda chunk: chunk.small),
+    )

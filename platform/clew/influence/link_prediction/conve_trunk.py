@@ -1,0 +1,246 @@
+r"""ConvE's activations and activation gradients, per query and per row, in evaluation mode.
+
+Symbols, for head a = W[hd] and relation rho of a query, normalisations 0 (image), 1 (feature maps),
+2 (projection) with gain gam, shift bet, running mean mu and deviation sd:
+
+    xh = (stack(a, rho) - mu0) / sd0      x1 = gam0 xh + bet0       U = im2col(x1)
+    u  = gam1 (K U + k - mu1) / sd1 + bet1                          f = relu(u)
+    qh = (Wf f + c - mu2) / sd2           m  = gam2 qh + bet2       h = relu(m)       s = W h + b
+
+and backwards from delta = dL / ds, written g with the name of what it belongs to:
+
+    gm = (W^T delta) [m > 0]    gq = gm gam2 / sd2    gu = (Wf^T gq) [u > 0]
+    gx1 = col2im(K^T (gu gam1 / sd1))                 [ga; gr] = gx1 gam0 / sd0
+
+Everything up to h, and the loss's part of delta that is the same for all tails, belongs to a query
+and is computed once for all rows that share it. No per-example gradient of a large matrix is ever
+formed; of the small parameters (kernel, normalisations, biases) it is, in one vector w a row.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from clew.influence.products import MatrixProduct
+from clew.link_prediction.models.conve import ConvE
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """A normalisation in evaluation mode: gain * (x - mean) / deviation + shift."""
+
+    mean: Tensor
+    deviation: Tensor
+    gain: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, norm: torch.nn.BatchNorm1d | torch.nn.BatchNorm2d) -> "Affine":
+        """Take the running statistics as constants."""
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        deviation = (norm.running_var + norm.eps).sqrt()
+        return cls(norm.running_mean, deviation, norm.weight.detach(), norm.bias.detach())
+
+    @property
+    def slope(self) -> Tensor:
+        """Derivative, gain / deviation."""
+        return self.gain / self.deviation
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """What the rows of a query share."""
+
+    head: Int[Tensor, "query"]
+    relation: Int[Tensor, "query"]
+    image: Float[Tensor, "query image"]
+    """xh"""
+    features: Float[Tensor, "query feature"] | None
+    """f; None where it is computed again for every row"""
+    normal: Float[Tensor, "query dim"]
+    """qh"""
+    hidden: Float[Tensor, "query dim"]
+    """h"""
+    base: Float[Tensor, "dense entity"]
+    """P or Y of the queries that need it, see `base_row`."""
+    base_row: Int[Tensor, "query"]
+    pulled: Float[Tensor, "query dim"]
+    """W^T B; zero where no base is needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowGradients:
+    """Activation gradients of rows; below the projection only where they are needed."""
+
+    projected: Float[Tensor, "row dim"]
+    """gq"""
+    head: Float[Tensor, "row dim"] | None = None
+    """ga"""
+    relation: Float[Tensor, "row dim"] | None = None
+    """gr"""
+    small: Float[Tensor, "row small"] | None = None
+    """w"""
+
+    def part(self, rows: slice) -> "RowGradients":
+        """Return those of some rows."""
+
+        def picked(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows]
+
+        return RowGradients(
+            self.projected[rows], picked(self.head), picked(self.relation), picked(self.small)
+        )
+
+
+@dataclass(eq=False)
+class Trunk:
+    """A checkpoint's ConvE with what its factors need, frozen."""
+
+    model: ConvE
+    product: MatrixProduct = field(default_factory=MatrixProduct)
+    keep_features: bool = True
+    """Whether feature maps are kept for the backward pass or computed again."""
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.table = model.entity.weight.detach()
+        self.bias = None if model.entity_bias is None else model.entity_bias.detach()
+        self.relations = model.relation.weight.detach()
+        self.input, self.feature, self.projection = (
+            Affine.of(norm)
+            for norm in (model.input_norm, model.feature_norm, model.projection_norm)
+        )
+        self.kernel = model.convolution.weight.detach()
+        bias = model.convolution.bias
+        self.kernel_bias = torch.zeros_like(self.feature.mean) if bias is None else bias.detach()
+        self._folded_kernel = self.kernel * self.feature.slope[:, None, None, None]
+        self._folded_bias = (
+            self.feature.slope * (self.kernel_bias - self.feature.mean) + self.feature.shift
+        )
+        self.dense = model.projection.weight.detach()
+        bias = model.projection.bias
+        self.dense_bias = None if bias is None else bias.detach()
+        self._table, self._dense = (self.product.prepare(t) for t in (self.table, self.dense))
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """Rows and columns of the stacked image."""
+        return 2 * self.model.config.height, self.model.config.width
+
+    def forward(self, head: Tensor, relation: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return xh, f, qh and h of queries."""
+        stacked = torch.cat([self.table[head], self.relations[relation]], dim=1)
+        image = (stacked - self.input.mean) / self.input.deviation
+        features = self.features(image)
+        projected = self.product.affine(features, self._dense, self.dense_bias)
+        normal = (projected - self.projection.mean) / self.projection.deviation
+        hidden = F.relu(self.projection.gain * normal + self.projection.shift)
+        return image, features, normal, hidden
+
+    def features(self, image: Float[Tensor, "n image"]) -> Float[Tensor, "n feature"]:
+        """Return f from xh; convolution and normalisation in one step."""
+        maps = F.conv2d(self._x1(image), self._folded_kernel, self._folded_bias)
+        return maps.relu_().flatten(1)
+
+    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n entity"]:
+        """Return s from h."""
+        return self.product.affine(hidden, self._table, self.bias)
+
+    def pull(self, base: Float[Tensor, "n entity"]) -> Float[Tensor, "n dim"]:
+        """Return W^T B."""
+        return self.product(base, self._table)
+
+    def backward(
+        self,
+        queries: Queries,
+        index: Int[Tensor, "row"],
+        grad_hidden: Float[Tensor, "row dim"],
+        *,
+        deep: bool,
+    ) -> RowGradients:
+        """Return the activation gradients of rows from gh = W^T delta.
+
+        Args:
+            queries: What the rows share.
+            index: Query of each row.
+            grad_hidden: gh of each row.
+            deep: Whether to go below the projection, to convolution and embeddings.
+        """
+        grad_m = grad_hidden * (queries.hidden[index] > 0)
+        projected = grad_m * self.projection.slope
+        if not deep:
+            return RowGradients(projected)
+        image = queries.image[index]
+        features = self.features(image) if queries.features is None else queries.features[index]
+        grad_u = _masked_(self.product(projected, self._dense), features)
+        grad_u = grad_u.view(len(grad_u), len(self.kernel), -1)
+        grad_x1 = self._to_image(grad_u)
+        small = self._small(image, queries.normal[index], grad_m, grad_u, grad_x1)
+        head, relation = (grad_x1 * self.input.slope).chunk(2, dim=1)
+        return RowGradients(projected, head, relation, small)
+
+    def _x1(self, image: Tensor) -> Tensor:
+        x1 = image * self.input.gain + self.input.shift
+        return x1.view(-1, 1, *self.image_shape)
+
+    def _columns(self, image: Tensor) -> Float[Tensor, "row weight position"]:
+        """Return U; a copy of a strided view is ten times faster than `unfold` on the CPU."""
+        rows, columns = self.image_shape
+        height, width = self.kernel.shape[2:]
+        positions = (rows - height + 1, columns - width + 1)
+        x1 = self._x1(image)
+        windows = x1.as_strided(
+            (len(x1), height, width, *positions), (rows * columns, columns, 1, columns, 1)
+        )
+        return windows.reshape(len(x1), height * width, -1)
+
+    def _to_image(self, grad_u: Float[Tensor, "row channel position"]) -> Float[Tensor, "row n"]:
+        """Return gx1: K^T of every position, added up where kernels overlap.
+
+        On the CPU a third of the time of the transposed convolution.
+        """
+        rows, columns = self.image_shape
+        height, width = self.kernel.shape[2:]
+        across, along = rows - height + 1, columns - width + 1
+        shares = torch.matmul(self._folded_kernel.flatten(1).T, grad_u)
+        image = grad_u.new_zeros(len(grad_u), rows, columns)
+        for weight in range(height * width):
+            top, left = divmod(weight, width)
+            share = shares[:, weight].view(-1, across, along)
+            image[:, top : top + across, left : left + along] += share
+        return image.flatten(1)
+
+    def _small(
+        self, image: Tensor, normal: Tensor, grad_m: Tensor, grad_u: Tensor, grad_x1: Tensor
+    ) -> Float[Tensor, "row small"]:
+        """Return w: kernel, its bias, and gains and shifts of the three normalisations.
+
+        sum_p gu zh needs no zh: with z = K U it is a product of K with gu U^T.
+        """
+        kernel = grad_u @ self._columns(image).mT
+        total = grad_u.sum(2)
+        slope = self.feature.slope
+        centred = (kernel * self.kernel.flatten(1)).sum(2) + total * (
+            self.kernel_bias - self.feature.mean
+        )
+        parts = [
+            (kernel * slope[:, None]).flatten(1),
+            total * slope if self.model.convolution.bias is not None else total[:, :0],
+            centred / self.feature.deviation,
+            total,
+            grad_m * normal,
+            grad_m,
+            (grad_x1 * image).sum(1, keepdim=True),
+            grad_x1.sum(1, keepdim=True),
+        ]
+        return torch.cat(parts, dim=1)
+
+
+def _masked_(grad: Tensor, activation: Tensor) -> Tensor:
+    """Zero the gradient where the activation is zero, in place and in one pass."""
+    torch.ops.aten.threshold_backward.grad_input(grad, activation, 0.0, grad_input=grad)
+    return grad

@@ -1,0 +1,170 @@
+r"""What a triple contributes to the gradient with respect to the scores, `delta = dL / ds`.
+
+A triple is one row a direction: (head, r) -> tail and, with inverse relations, (tail, r + R) ->
+head. In every case a row's delta has the form
+
+    delta = alpha B - beta e_t,        B = P or Y
+
+with e_t the unit vector of the tail, P the loss's own part that does not depend on the tail
+(`sigmoid(s) - eps / E` or `softmax(s) - eps / E`, eps the label smoothing, E entities) and Y the
+indicator of all n known tails of the query.
+
+    a row of its own (one_vs_all, a test triple,
+    or the only tail of its query)                   alpha = 1               beta = 1 - eps       P
+    kvs_all, binary cross entropy, n > 1             alpha = 0               beta = 1 - eps
+    kvs_all, softmax, n > 1                          alpha = beta / n  beta = (1-eps)/(n-1)       Y
+
+The last two are what deleting the triple takes away from its query's gradient: labels are linear
+in binary cross entropy, and normalised by row in softmax cross entropy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clew.config.loss import KvsAllLoss, OneVsAllLoss
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.targets import LossFunction
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
+
+
+@dataclass(frozen=True)
+class Directions:
+    """How triples become rows."""
+
+    num_relations: int
+    inverse_relations: bool
+
+    @property
+    def num_directions(self) -> int:
+        """Rows of a triple."""
+        return 1 + self.inverse_relations
+
+    @property
+    def num_model_relations(self) -> int:
+        """Relations of rows, inverses included."""
+        return self.num_directions * self.num_relations
+
+    def rows(self, triples: Triples) -> Triples:
+        """Return triples, followed by their inverses if the model has them."""
+        return add_inverses(triples, self.num_relations) if self.inverse_relations else triples
+
+
+@dataclass(frozen=True)
+class LossForm:
+    """The loss that trained the model, as far as influence needs it."""
+
+    function: LossFunction
+    label_smoothing: float
+    one_query_a_row: bool
+    """Whether a training row was a query with all its tails (kvs_all)."""
+
+    @classmethod
+    def from_config(cls, loss: OneVsAllLoss | KvsAllLoss) -> "LossForm":
+        """Take the form from the configuration of the training run."""
+        return cls(loss.function, loss.label_smoothing, loss.kind == "kvs_all")
+
+    def base_(self, scores: Float[Tensor, "query entity"]) -> Float[Tensor, "query entity"]:
+        """Turn scores into P, in place."""
+        if self.function == "binary_cross_entropy":
+            scores.sigmoid_()
+        else:
+            scores.sub_(scores.logsumexp(1, keepdim=True)).exp_()
+        if self.label_smoothing:
+            scores.sub_(self.label_smoothing / scores.shape[1])
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaRows:
+    """Rows of triples with the coefficients of their deltas.
+
+    Row `i` of `n` triples is the triple itself; with inverse relations, row `i + n` is its inverse.
+    """
+
+    head: Int[Tensor, "row"]
+    relation: Int[Tensor, "row"]
+    tail: Int[Tensor, "row"]
+    alpha: Float[Tensor, "row"]
+    beta: Float[Tensor, "row"]
+    num_directions: int
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+    @property
+    def num_triples(self) -> int:
+        """Number of triples, each with one row a direction."""
+        return len(self.head) // self.num_directions
+
+    def of(self, triples: Int[Tensor, "triple"]) -> "DeltaRows":
+        """Return the rows of some of the triples, forward rows first."""
+        index = torch.cat([triples + d * self.num_triples for d in range(self.num_directions)])
+        return self._map(lambda column: column[index])
+
+    def direction(self, index: int) -> "DeltaRows":
+        """Return the rows of one direction, as triples of a single row."""
+        part = slice(index * self.num_triples, (index + 1) * self.num_triples)
+        return replace(self._map(lambda column: column[part]), num_directions=1)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "DeltaRows":
+        """Return the rows on a device, coefficients in a floating-point type."""
+        moved = self._map(lambda column: column.to(device))
+        return replace(moved, alpha=moved.alpha.to(dtype), beta=moved.beta.to(dtype))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "DeltaRows":
+        return DeltaRows(
+            head=change(self.head),
+            relation=change(self.relation),
+            tail=change(self.tail),
+            alpha=change(self.alpha),
+            beta=change(self.beta),
+            num_directions=self.num_directions,
+        )
+
+
+def own_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRows:
+    """Return rows in which every triple is a row of its own: its loss with one positive."""
+    rows = kind.rows(triples)
+    alpha = np.ones(len(rows))
+    return _rows(rows, alpha, (1.0 - form.label_smoothing) * alpha, kind)
+
+
+def training_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRows:
+    """Return the rows of training triples, as the loss that trained the model defines them."""
+    if not form.one_query_a_row:
+        return own_rows(triples, form, kind)
+    rows = kind.rows(triples)
+    count = _tails_of_query(rows, kind.num_model_relations)
+    keep = 1.0 - form.label_smoothing
+    alone = count == 1
+    if form.function == "binary_cross_entropy":
+        return _rows(rows, alone.astype(float), np.full(len(rows), keep), kind)
+    beta = np.where(alone, keep, keep / np.maximum(count - 1, 1))
+    return _rows(rows, np.where(alone, 1.0, beta / count), beta, kind)
+
+
+def known_tails(triples: Triples, kind: Directions) -> FilterIndex:
+    """Return the tails of every training query: the indicator Y of softmax with kvs_all."""
+    rows = kind.rows(triples)
+    return FilterIndex.from_triples(rows, kind.num_model_relations)
+
+
+def _rows(rows: Triples, alpha: np.ndarray, beta: np.ndarray, kind: Directions) -> DeltaRows:
+    head, relation, tail = (
+        torch.from_numpy(rows[:, column].astype(np.int64)) for column in (HEAD, RELATION, TAIL)
+    )
+    coefficients = torch.from_numpy(alpha), torch.from_numpy(beta)
+    return DeltaRows(head, relation, tail, *coefficients, kind.num_directions)
+
+
+def _tails_of_query(rows: Triples, num_relations: int) -> np.ndarray:
+    """Return the number of distinct tails of each row's query, `(row,)`."""
+    index = FilterIndex.from_triples(rows, num_relations)
+    keys = rows[:, HEAD].astype(np.int64) * num_relations + rows[:, RELATION]
+    counts: np.ndarray = np.diff(index.offsets)
+    return np.asarray(counts[np.searchsorted(index.keys, keys)])

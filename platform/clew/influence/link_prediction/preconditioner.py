@@ -1,0 +1,112 @@
+r"""Adam's scaling of gradients, in the form that keeps per-example gradients factored.
+
+Adam moves a parameter along D g with D = 1 / (sqrt(v) + eps), v the second moment. Influence in
+that geometry is the one-sided form <D g_train, g_test>. For the two large matrices, the entity
+table and the projection, v is replaced by the rank-1 matrix of its row and column means (Shazeer
+and Stern, 2018, arXiv 1804.04235, algorithm 1), so that D = r c^T scales both factors of an outer
+product; for everything else D is exact, element by element.
+
+The biases before a batch normalisation are left out, D = 0: in training the normalisation takes
+them away again, so their gradient is rounding noise, and dividing by its size would let noise
+outweigh every other parameter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clew.errors import CheckpointError
+from clew.link_prediction.models.conve import ConvE
+from clew.training.checkpoints import OPTIMIZER_FILE, load_tensors
+
+SECOND_MOMENT = "exp_avg_sq"
+WITHOUT_EFFECT = ("convolution.bias", "projection.bias")
+"""Biases that the following batch normalisation takes away in training."""
+SMALL_PARAMETERS = (
+    "convolution.weight",
+    "convolution.bias",
+    "feature_norm.weight",
+    "feature_norm.bias",
+    "projection_norm.weight",
+    "projection_norm.bias",
+    "input_norm.weight",
+    "input_norm.bias",
+)
+"""Parameters in the order of a row's small vector."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankOne:
+    """D of a matrix as an outer product."""
+
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, moment: Tensor, epsilon: float) -> "RankOne":
+        """Factor 1 / sqrt of the rank-1 second moment; `epsilon` bounds each factor."""
+        mean = moment.mean().clamp_min(epsilon**2)
+        rows = 1.0 / (moment.mean(1) / mean.sqrt()).sqrt().add(epsilon)
+        columns = 1.0 / (moment.mean(0) / mean.sqrt()).sqrt().add(epsilon)
+        return cls(rows, columns)
+
+    def dense(self) -> Tensor:
+        """Return D as a matrix."""
+        return self.rows[:, None] * self.columns
+
+
+@dataclass(frozen=True, eq=False)
+class Preconditioner:
+    """D of every parameter of ConvE."""
+
+    table: RankOne
+    dense: RankOne
+    relation: Tensor
+    small: Tensor
+    vectors: Mapping[str, Tensor]
+    """Biases of entities and projection, where the model has them."""
+
+    @classmethod
+    def from_moments(cls, moments: Mapping[str, Tensor], *, epsilon: float) -> "Preconditioner":
+        """Build from second moments by parameter name."""
+        exact = {name: 1.0 / (v.sqrt() + epsilon) for name, v in moments.items() if v.dim() < 2}
+        exact |= {n: torch.zeros_like(exact[n]) for n in WITHOUT_EFFECT if n in exact}
+        kernel = moments["convolution.weight"].flatten()
+        exact["convolution.weight"] = 1.0 / (kernel.sqrt() + epsilon)
+        return cls(
+            table=RankOne.of(moments["entity.weight"], epsilon),
+            dense=RankOne.of(moments["projection.weight"], epsilon),
+            relation=1.0 / (moments["relation.weight"].sqrt() + epsilon),
+            small=torch.cat([exact[name] for name in SMALL_PARAMETERS if name in exact]),
+            vectors={n: exact[n] for n in ("entity_bias", "projection.bias") if n in exact},
+        )
+
+
+def read_preconditioner(
+    folder: Path,
+    model: ConvE,
+    *,
+    step: int,
+    beta2: float,
+    epsilon: float,
+) -> Preconditioner:
+    """Read Adam's second moments from a checkpoint, corrected for their start at zero."""
+    moments = {}
+    tensors = load_tensors(folder / OPTIMIZER_FILE)
+    reference = next(model.parameters())
+    for name, parameter in model.named_parameters():
+        key = f"{name}/{SECOND_MOMENT}"
+        if name in WITHOUT_EFFECT:
+            moments[name] = torch.zeros_like(parameter)
+            continue
+        if key not in tensors:
+            raise CheckpointError(
+                f"{folder / OPTIMIZER_FILE}: no {key}; preconditioned influence needs a model "
+                "trained with adam or adamw, and checkpoints that keep the optimizer's state"
+            )
+        moment = tensors[key].to(reference.device, parameter.dtype)
+        moments[name] = moment.reshape(parameter.shape) / (1.0 - beta2**step)
+    return Preconditioner.from_moments(moments, epsilon=epsilon)

@@ -1,0 +1,222 @@
+"""Which training triples are near a test triple: a neighbourhood index and its queries.
+
+The graph is taken without directions. A triple is a candidate if one of its ends is within
+`n_hops - 1` edges of the test's head or tail, so that the triple itself is at most the `n_hops`-th
+edge; or, with strict path filtering, if it lies on a path of at most `2 n_hops` edges between
+head and tail that visits neither of them on the way and takes no step straight back (up to four
+edges, such a path visits no entity twice). Entities with fewer than `min_degree` edges are not
+passed through.
+
+The index is a compressed sparse matrix (entity, edge) that also carries edge numbers: built once a
+graph, kept on disk under the graph's fingerprint.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+from scipy.sparse import csr_matrix
+
+from clew.config.services import InfluenceConfig
+from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
+
+logger = logging.getLogger(__name__)
+
+FAR = np.iinfo(np.int32).max
+CACHE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Filtering:
+    """What counts as near."""
+
+    n_hops: int = 2
+    min_degree: int = 1
+    strict_paths: bool = False
+
+    @classmethod
+    def from_config(cls, config: InfluenceConfig) -> "Filtering":
+        """Take the settings of `batch_tracin`."""
+        return cls(config.n_hops, config.min_degree, config.strict_path_filtering)
+
+
+class Neighbourhood:
+    """Edges by entity.
+
+    Args:
+        offsets: Where each entity's edges begin, `(entity + 1,)`.
+        neighbours: Entity at the other end, `(2 * edge,)`.
+        edges: Index of the training triple, `(2 * edge,)`.
+    """
+
+    def __init__(
+        self,
+        offsets: Int[np.ndarray, "entity_plus_1"],
+        neighbours: Int[np.ndarray, "incidence"],
+        edges: Int[np.ndarray, "incidence"],
+    ) -> None:
+        self._offsets, self._neighbours, self._edges = offsets, neighbours, edges
+        self._distance = np.full(len(offsets) - 1, FAR, np.int32)
+        self._seen = np.zeros(len(neighbours) // 2, bool)
+
+    @classmethod
+    def build(cls, triples: Triples, num_entities: int) -> "Neighbourhood":
+        """Index training triples; parallel edges and self-loops keep their own numbers."""
+        count = len(triples)
+        ends = np.concatenate([triples[:, HEAD], triples[:, TAIL]])
+        number = np.tile(np.arange(count, dtype=np.int32), 2)
+        incidence = csr_matrix(
+            (number, (ends, np.arange(2 * count, dtype=np.int32))),
+            shape=(num_entities, max(1, 2 * count)),
+        )
+        order = incidence.indices
+        others = np.concatenate([triples[:, TAIL], triples[:, HEAD]])
+        return cls(incidence.indptr.astype(np.int64), others[order], incidence.data)
+
+    @classmethod
+    def cached(cls, graph: KnowledgeGraph, folder: Path) -> "Neighbourhood":
+        """Read the graph's index from `folder`, or build it and keep it there."""
+        path = folder / f"neighbourhood-{graph.fingerprint}-v{CACHE_VERSION}.npz"
+        if path.is_file():
+            try:
+                with np.load(path, allow_pickle=False) as stored:
+                    return cls(stored["offsets"], stored["neighbours"], stored["edges"])
+            except (OSError, ValueError, KeyError) as error:
+                logger.warning("%s cannot be read (%s) and is built anew", path, error)
+        index = cls.build(graph.train, graph.num_entities)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
+        np.savez(
+            temporary, offsets=index._offsets, neighbours=index._neighbours, edges=index._edges
+        )
+        temporary.replace(path)
+        return index
+
+    @property
+    def num_entities(self) -> int:
+        """Number of entities."""
+        return len(self._offsets) - 1
+
+    def degree(self, entity: int) -> int:
+        """Return the number of edges at an entity; a self-loop counts twice."""
+        return int(self._offsets[entity + 1] - self._offsets[entity])
+
+    def candidates(
+        self, head: int, tail: int, filtering: Filtering
+    ) -> Int[np.ndarray, "candidate"]:
+        """Return the training triples near a test triple, by rising index."""
+        if filtering.strict_paths:
+            return self._on_paths(head, tail, filtering)
+        reached = self._reach([head, tail], filtering.n_hops - 1, filtering.min_degree)
+        return self._edges_at(np.concatenate(reached))
+
+    def _on_paths(self, head: int, tail: int, filtering: Filtering) -> np.ndarray:
+        """Return edges on a path, walked either way round.
+
+        Edge (u, v) is on one if d(head, u) without v, plus 1, plus d(v, tail) without u is at most
+        `2 n_hops`. All entities of such a path are within `n_hops` of one of its ends.
+        """
+        if head == tail:
+            return np.empty(0, np.int32)
+        length = 2 * filtering.n_hops
+        near = [
+            self._reach([source], filtering.n_hops, filtering.min_degree, blocked=other)
+            for source, other in ((head, tail), (tail, head))
+        ]
+        inside = np.unique(np.concatenate([*near[0], *near[1]]))
+        start, other, edge = self._incidences(inside)
+        u = np.repeat(np.arange(len(inside)), np.diff(start))
+        v = np.minimum(np.searchsorted(inside, other), len(inside) - 1)
+        whole = np.flatnonzero((inside[v] == other) & (u != v))
+        # Both incidences of an edge are there, so they stand side by side in order of edges.
+        forth, back = np.argsort(edge[whole], kind="stable").reshape(-1, 2).T
+        u, v, edge = u[whole], v[whole], edge[whole]
+        ends = np.searchsorted(inside, [head, tail]).tolist()
+        to_head, to_tail = (
+            _without_partner(u, v, len(inside), source, blocked, length)
+            for source, blocked in (ends, ends[::-1])
+        )
+        one_way = to_head[forth] + 1 + to_tail[back]
+        other_way = to_head[back] + 1 + to_tail[forth]
+        return np.unique(edge[forth[np.minimum(one_way, other_way) <= length]])
+
+    def _reach(
+        self, sources: list[int], limit: int, min_degree: int, blocked: int | None = None
+    ) -> list[np.ndarray]:
+        """Return the entities at distance 0, 1, ... `limit` of the nearest source.
+
+        `blocked` and entities of small degree are neither entered nor passed.
+        """
+        levels = [np.unique(np.array(sources, np.int64))]
+        self._distance[levels[0]] = 0
+        for hop in range(1, limit + 1):
+            others = self._incidences(levels[-1])[1]
+            fresh = np.unique(others[self._distance[others] == FAR]).astype(np.int64)
+            if min_degree > 1:
+                fresh = fresh[self._offsets[fresh + 1] - self._offsets[fresh] >= min_degree]
+            if blocked is not None:
+                fresh = fresh[fresh != blocked]
+            if not len(fresh):
+                break
+            self._distance[fresh] = hop
+            levels.append(fresh)
+        for level in levels:
+            self._distance[level] = FAR
+        return levels
+
+    def _edges_at(self, entities: np.ndarray) -> np.ndarray:
+        """Return the edges with an end among `entities`, each once, rising."""
+        edges = self._incidences(entities)[2]
+        if len(edges) < len(self._seen) // 16:
+            return np.unique(edges)
+        self._seen[edges] = True
+        found = np.flatnonzero(self._seen)
+        self._seen[found] = False
+        return found
+
+    def _incidences(self, entities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return where each entity's incidences begin, their other ends and their edges."""
+        begin = self._offsets[entities]
+        counts = self._offsets[entities + 1] - begin
+        start = np.concatenate([[0], np.cumsum(counts)])
+        index = np.arange(start[-1]) + np.repeat(begin - start[:-1], counts)
+        return start, self._neighbours[index], self._edges[index]
+
+
+def _without_partner(  # noqa: PLR0917
+    u: np.ndarray, v: np.ndarray, count: int, source: int, blocked: int, length: int
+) -> np.ndarray:
+    """Return the distance from `source` to u without v, for each incidence (u, v), u rising.
+
+    It is one more than the smallest distance among u's other neighbours.
+
+    Args:
+        u: Entity of each incidence, `(incidence,)`.
+        v: Its other end.
+        count: Number of entities.
+        source: Where distances begin.
+        blocked: Entity that no path passes.
+        length: Distances from this on do not matter.
+    """
+    far = length + 1
+    distance = np.full(count, far)
+    distance[source] = 0
+    for hop in range(1, length):
+        fresh = v[distance[u] == hop - 1]
+        fresh = fresh[(distance[fresh] == far) & (fresh != blocked)]
+        distance[fresh] = hop
+    near = distance[v]
+    best, second = np.full(count, far), np.full(count, far)
+    np.minimum.at(best, u, near)
+    holder = np.full(count, -1)
+    is_best = near == best[u]
+    holder[u[is_best]] = v[is_best]
+    others = v != holder[u]
+    np.minimum.at(second, u[others], near[others])
+    found: np.ndarray = np.where(others, best[u], second[u]) + 1
+    found[u == blocked] = far
+    found[u == source] = 0
+    return found

@@ -1,0 +1,71 @@
+"""How much is computed at once: tiles of training triples, passes over test triples.
+
+Tiles hold triples of one relation with neighbouring heads where possible, because rows that share
+(head, relation) share their whole trunk, and so do inverse rows that share (tail, relation).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from clew.config.model import ConvEModel
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+
+LARGEST_TILE, SMALLEST_TILE = 1024, 16
+FLOAT_BYTES = 4
+TEST_SHARE = 0.5
+"""Share of the budget that the factors of test triples may take."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes chosen to stay within a memory budget."""
+
+    tile_triples: int
+    tests_per_pass: int
+    predicted_mib: float
+
+
+def plan_tiles(
+    config: ConvEModel,
+    *,
+    num_entities: int,
+    num_tests: int,
+    num_checkpoints: int,
+    num_directions: int,
+    num_parts: int,
+    keep_features: bool,
+    budget_mib: float,
+    tile_triples: int | None = None,
+) -> Plan:
+    """Choose the tile, and the tests that one pass over the training triples serves.
+
+    A row holds its scores and feature maps; a test holds them at every checkpoint; a pair of
+    triples holds one product a part and direction, and the sums.
+    """
+    budget = budget_mib * 2**20
+    row = FLOAT_BYTES * (num_entities + (1 + keep_features) * config.num_features)
+    row += FLOAT_BYTES * 12 * config.embedding_dim
+    test = num_checkpoints * num_directions * row
+    tests = int(max(1, min(num_tests, TEST_SHARE * budget // test)))
+    pair = FLOAT_BYTES * num_parts * (2 * num_directions**2 + 4) + 16 * (num_checkpoints + 2)
+    triple = num_directions * row + tests * pair
+    fitting = int((budget - tests * test) // triple)
+    chosen = tile_triples or max(SMALLEST_TILE, min(LARGEST_TILE, fitting))
+    return Plan(chosen, tests, (tests * test + chosen * triple) / 2**20)
+
+
+def tiles(triples: Triples, candidates: np.ndarray | None, size: int) -> Iterator[np.ndarray]:
+    """Yield indices of training triples, `size` at a time, in an order that shares trunks.
+
+    Args:
+        triples: All training triples.
+        candidates: Indices that count; None: all.
+        size: Triples in a tile.
+    """
+    chosen = np.arange(len(triples)) if candidates is None else candidates
+    part = triples[chosen]
+    order = chosen[np.lexsort((part[:, TAIL], part[:, HEAD], part[:, RELATION]))]
+    for start in range(0, len(order), size):
+        yield order[start : start + size]

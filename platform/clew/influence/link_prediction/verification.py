@@ -1,0 +1,94 @@
+"""Checks that the fast kernel and a task mean the same gradients, before anything is scored."""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from clew.influence.kernel import InfluenceError
+from clew.influence.link_prediction.conve_checkpoint import (
+    ConvECheckpoint,
+    KernelOptions,
+    TripleRows,
+)
+from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_batches import TripleBatch
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 5e-3
+NUM_ROWS = 2
+
+
+def verify_task(
+    task: LinkPrediction, model: ConvE, train: DeltaRows, form: LossForm, budget_mib: float
+) -> None:
+    """Compare inner products of two training rows' gradients with the task's own, by autograd.
+
+    Raises:
+        InfluenceError: they differ, or a trainable parameter is not covered by the kernel.
+    """
+    _require_covered(model)
+    table_mib = model.entity.weight.numel() * model.entity.weight.element_size() / 2**20
+    if (NUM_ROWS + 1) * table_mib > budget_mib:
+        logger.warning(
+            "the kernel was not compared with autograd: whole gradients would take %.0f MiB, the "
+            "memory budget is %.0f MiB",
+            (NUM_ROWS + 1) * table_mib,
+            budget_mib,
+        )
+        return
+    rows = _own_rows(train, form)
+    ours = _kernel_products(model, rows, form)
+    expected = _autograd_products(task, model, rows)
+    error = (ours - expected).abs().max() / expected.abs().max()
+    if not bool(error <= TOLERANCE):
+        raise InfluenceError(
+            f"task {task.kind}: gradients of its example losses differ from the influence kernel's "
+            f"by a share of {float(error):.2g} on two training triples; the task's loss or model "
+            "is not the one that the configuration names"
+        )
+
+
+def _own_rows(train: DeltaRows, form: LossForm) -> DeltaRows:
+    """Return the first training triples as rows of their own, forward direction only."""
+    few = train.direction(0).of(torch.arange(min(NUM_ROWS, train.num_triples)).to(train.head))
+    beta = torch.full_like(few.beta, 1.0 - form.label_smoothing)
+    return DeltaRows(few.head, few.relation, few.tail, torch.ones_like(beta), beta, 1)
+
+
+def _kernel_products(model: ConvE, rows: DeltaRows, form: LossForm) -> Tensor:
+    checkpoint = ConvECheckpoint(model, TripleRows(form, rows, rows), KernelOptions())
+    indices = torch.arange(len(rows)).numpy()
+    return checkpoint.products(indices, norms=False).by_part.sum(0)
+
+
+def _autograd_products(task: LinkPrediction, model: ConvE, rows: DeltaRows) -> Tensor:
+    index = torch.arange(len(rows), device=rows.head.device)
+    batch = TripleBatch(rows.head, rows.relation, index, rows.tail, index)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        losses = task.example_losses(model, batch)
+        gradients = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    return torch.stack([torch.stack([_dot(a, b) for a in gradients]) for b in gradients])
+
+
+def _dot(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
+
+
+def _require_covered(model: ConvE) -> None:
+    """Refuse parameters that a ConvE of this project does not have, and frozen ones."""
+    plain = ConvE(1, 1, model.config).state_dict().keys()
+    for name, parameter in model.named_parameters():
+        if name not in plain:
+            raise InfluenceError(
+                f"trainable parameter {name} is covered by no use that the ConvE kernel knows; use "
+                "the generic engine for changed models"
+            )
+        if not parameter.requires_grad:
+            raise InfluenceError(
+                f"parameter {name} is frozen, but the ConvE kernel counts all; unfreeze it"
+            )

@@ -1,0 +1,1 @@
+"""Language modeling: text, tokens, the eigenstate model, its loss and generation."""

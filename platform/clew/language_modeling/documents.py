@@ -1,0 +1,254 @@
+"""Text documents from files, a piece at a time: never a whole corpus in memory.
+
+A corpus is cut into *units* that can be read apart from each other, so that several processes may
+tokenize it and a killed one can go on: ranges of a text or JSON Lines file that end with a line,
+row groups of a Parquet file, whole compressed files, or a Hugging Face data set.
+
+A text file is one document. A line of JSON Lines and a row of Parquet are one document each.
+"""
+
+import codecs
+import importlib.util
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clew.errors import DataError
+from clew.text_blocks import COMPRESSIONS
+
+UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
+SUFFIXES: dict[str, UnitKind] = {
+    ".txt": "text",
+    ".text": "text",
+    ".jsonl": "json_lines",
+    ".ndjson": "json_lines",
+    ".parquet": "parquet",
+}
+UNIT_BYTES = 8 * 2**20
+PIECE_BYTES = 2**20
+LONGEST_LINE_BYTES = 8 * PIECE_BYTES
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a corpus that is read in one go."""
+
+    kind: UnitKind
+    path: str
+    """File, or name of a Hugging Face data set."""
+    start: int = 0
+    """First byte, or the number of the row group."""
+    end: int = -1
+    """Byte after the last; -1: the whole file."""
+    ends_document: bool = True
+    """Whether a document ends with the unit's last piece (text only)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """UTF-8 text, and whether its document ends here."""
+
+    text: bytes
+    ends_document: bool
+
+
+def plan_units(dataset: str, *, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
+    """Cut a text file, a folder of files or a Hugging Face data set into units.
+
+    Raises:
+        DataError: there is no such data set, or nothing in it that can be read.
+    """
+    path = Path(dataset).expanduser()
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and _kind_of(p) is not None)
+        if not files:
+            expected = ", ".join(SUFFIXES)
+            raise DataError(f"{path}: no file of text in this folder; expected {expected}")
+        return [unit for file in files for unit in _units_of_file(file, unit_bytes)]
+    if path.is_file():
+        return _units_of_file(path, unit_bytes)
+    if path.suffix or path.is_absolute() or importlib.util.find_spec("datasets") is None:
+        raise DataError(
+            f"{dataset}: no such file or folder; for a Hugging Face data set of this name, "
+            "install the package datasets"
+        )
+    return [Unit("huggingface", dataset)]
+
+
+def _kind_of(path: Path) -> UnitKind | None:
+    name = path.name.lower()
+    for suffix in COMPRESSIONS:
+        name = name.removesuffix(suffix)
+    return SUFFIXES.get(Path(name).suffix)
+
+
+def _units_of_file(path: Path, unit_bytes: int) -> list[Unit]:
+    """Cut one file; a single file of an unknown kind is plain text."""
+    kind = _kind_of(path) or "text"
+    if kind == "parquet":
+        return [Unit(kind, str(path), start=group) for group in range(_num_row_groups(path))]
+    if path.suffix in COMPRESSIONS:
+        return [Unit(kind, str(path))]
+    cuts = _line_cuts(path, unit_bytes)
+    return [
+        Unit(kind, str(path), start, end, ends_document=end == cuts[-1])
+        for start, end in itertools.pairwise(cuts)
+    ]
+
+
+def _line_cuts(path: Path, unit_bytes: int) -> list[int]:
+    """Return byte offsets from 0 to the file's size that follow line ends."""
+    size, cuts = path.stat().st_size, [0]
+    with path.open("rb") as file:
+        while cuts[-1] + unit_bytes < size:
+            file.seek(cuts[-1] + unit_bytes)
+            while (piece := file.read(PIECE_BYTES)) and b"\n" not in piece:
+                pass
+            cuts.append(file.tell() - len(piece) + piece.find(b"\n") + 1 if piece else size)
+    return cuts if cuts[-1] == size else [*cuts, size]
+
+
+def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
+    """Yield a unit's text in order.
+
+    Raises:
+        DataError: a line that is not JSON, text that is not UTF-8, a missing column.
+    """
+    match unit.kind:
+        case "text":
+            yield from _read_text(unit)
+        case "json_lines":
+            yield from _read_json_lines(unit, text_column)
+        case "parquet":
+            yield from _read_parquet(unit, text_column)
+        case "huggingface":
+            yield from _read_huggingface(unit.path, text_column)
+
+
+def _blocks(unit: Unit) -> Iterator[bytes]:
+    """Yield the bytes of a unit of a text or JSON Lines file, decompressed."""
+    path = Path(unit.path)
+    left = unit.end - unit.start if unit.end >= 0 else None
+    try:
+        with pa.OSFile(unit.path) as raw:
+            raw.seek(unit.start)
+            kind = COMPRESSIONS.get(path.suffix)
+            stream = pa.CompressedInputStream(raw, kind) if kind else raw
+            while left is None or left > 0:
+                block: bytes = stream.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left))
+                if not block:
+                    return
+                left = None if left is None else left - len(block)
+                yield block
+    except OSError as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path}: cannot be read ({reason}); expected a whole file") from None
+
+
+def _read_text(unit: Unit) -> Iterator[Piece]:
+    """Yield pieces that end with a line, so that a tokenizer never meets half a word."""
+    check, position, rest = codecs.getincrementaldecoder("utf-8")(), unit.start, b""
+    for block in _blocks(unit):
+        _check_utf8(check, block, unit.path, position, final=False)
+        position += len(block)
+        rest += block
+        if cut := _cut(rest):
+            yield Piece(rest[:cut], ends_document=False)
+            rest = rest[cut:]
+    _check_utf8(check, b"", unit.path, position, final=True)
+    if rest or unit.ends_document:
+        yield Piece(rest, unit.ends_document)
+
+
+def _cut(text: bytes) -> int:
+    """Return where to cut: after a line, else, in a very long line, a word, else a character."""
+    cut = text.rfind(b"\n") + 1
+    if cut or len(text) < LONGEST_LINE_BYTES:
+        return cut
+    last = len(text) - 1
+    while last > 0 and text[last] & 0xC0 == 0x80:  # within a character of several bytes
+        last -= 1
+    return text.rfind(b" ") + 1 or last
+
+
+def _check_utf8(
+    check: codecs.IncrementalDecoder, block: bytes, path: str, position: int, *, final: bool
+) -> None:
+    try:
+        check.decode(block, final)
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start : error.start + 8]
+        raise DataError(
+            f"{path}, near byte {position + error.start}: {bad!r} is not UTF-8 text; convert the "
+            "file to UTF-8"
+        ) from None
+
+
+def _read_json_lines(unit: Unit, text_column: str) -> Iterator[Piece]:
+    number, rest = 0, b""
+    for block in _blocks(unit):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            number += 1
+            yield from _json_document(line, unit, number, text_column)
+    yield from _json_document(rest, unit, number + 1, text_column)
+
+
+def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> Iterator[Piece]:
+    """Yield the document of a line; an empty line has none."""
+    if not line.strip():
+        return
+    place = f"{unit.path}, line {number}" + (f" after byte {unit.start}" if unit.start else "")
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{place}: {line[:60]!r} is not JSON ({error})") from None
+    text = content.get(text_column) if isinstance(content, dict) else None
+    if not isinstance(text, str):
+        keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
+        raise DataError(
+            f"{place}: no text under {text_column!r}; it has {keys}: set data.text_column"
+        )
+    yield Piece(text.encode("utf-8", "replace"), ends_document=True)
+
+
+def _num_row_groups(path: Path) -> int:
+    with _parquet(path) as file:
+        return int(file.metadata.num_row_groups)
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: not a readable Parquet file ({error})") from None
+
+
+def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
+    with _parquet(Path(unit.path)) as file:
+        columns = file.schema_arrow.names
+        if text_column not in columns:
+            raise DataError(
+                f"{unit.path}: no column {text_column!r}; it has {', '.join(columns)}: set "
+                "data.text_column"
+            )
+        batches = file.iter_batches(row_groups=[unit.start], columns=[text_column])
+        for batch in batches:
+            for value in batch.column(0):
+                if value.is_valid:
+                    yield Piece(str(value.as_py()).encode("utf-8", "replace"), ends_document=True)
+
+
+def _read_huggingface(name: str, text_column: str) -> Iterator[Piece]:
+    import datasets  # type: ignore[import-not-found,unused-ignore]
+
+    for row in datasets.load_dataset(name, split="train", streaming=True):
+        if text_column not in row:
+            raise DataError(f"{name}: no column {text_column!r}; it has {', '.join(row)}")
+        yield Piece(str(row[text_column]).encode("utf-8", "replace"), ends_document=True)

@@ -1,0 +1,106 @@
+"""A language model of eigenstate layers: parallel over a window, recurrent in generation.
+
+Notable choices: no positions are learned, the recurrence knows the order; the head is the token
+embedding, and the model returns hidden vectors, so that a loss may go through tokens in chunks
+and never hold all logits. Training may predict further tokens too, each from a linear map of the
+same hidden vector (after Gloeckle et al., 2024, arXiv 2404.19737, whose heads are whole layers).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clew.config.eigenstate import EigenstateLMModel
+from clew.layers.dropout import dropout
+from clew.layers.eigenstate import EigenstateBlock, Hidden, LayerState
+from clew.layers.recompute import recomputed
+from clew.layers.short_convolution import ShortConvolution
+
+Tokens = Int[Tensor, "batch time"]
+Logits = Float[Tensor, "batch time token"]
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What the model carries from one part of a sequence to the next: nothing grows with time."""
+
+    layers: tuple[LayerState, ...]
+
+
+class EigenstateLM(nn.Module):
+    """Token embedding, eigenstate blocks, normalisation; the embedding is also the head.
+
+    Args:
+        vocabulary_size: Number of tokens.
+        config: Every other size, validated.
+    """
+
+    def __init__(self, vocabulary_size: int, config: EigenstateLMModel) -> None:
+        super().__init__()
+        self.config = config
+        self.recomputes = False
+        self.embedding = nn.Embedding(vocabulary_size, config.d_model)
+        self.further = nn.ModuleList(
+            _identity(config.d_model) for _ in range(config.further_tokens)
+        )
+        self.blocks = nn.ModuleList(EigenstateBlock(config) for _ in range(config.n_layers))
+        self.norm = nn.LayerNorm(config.d_model, bias=False)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, tokens: Tokens) -> Hidden:
+        """Return the hidden vector after each token, `(batch, time, dim)`, from a fresh start."""
+        x = self._embed(tokens)
+        for block in self.blocks:
+            x = self._recomputed(block, x) if self._recomputing else block(x)[0]
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def advance(self, tokens: Tokens, state: ModelState | None) -> tuple[Hidden, ModelState]:
+        """Return hidden vectors of tokens that follow those behind `state`, and the new state."""
+        before = state.layers if state is not None else [None] * len(self.blocks)
+        x, after = self._embed(tokens), []
+        for block, layer in zip(self.blocks, before, strict=True):
+            x, left = block(x, layer)
+            after.append(left)
+        return self.norm(x), ModelState(tuple(after))
+
+    def logits(self, hidden: Hidden) -> Logits:
+        """Return the logits of the token that follows each one."""
+        return F.linear(hidden, self.embedding.weight)
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Keep only the input of each block, and run it again in the backward pass."""
+        self.recomputes = True
+
+    def parameters_without_decay(self) -> list[nn.Parameter]:
+        """Return eigenvalues, scales of normalisation, biases and filters: decay is for matrices.
+
+        Towards zero, a rate would mean a time constant of one step, not a simpler model; a filter
+        would pass nothing on.
+        """
+        filters = [m.kernel for m in self.modules() if isinstance(m, ShortConvolution)]
+        vectors = [p for p in self.parameters() if p.dim() == 1]
+        return vectors + [kernel for kernel in filters if kernel is not None]
+
+    @property
+    def _recomputing(self) -> bool:
+        return self.recomputes and self.training and torch.is_grad_enabled()
+
+    @staticmethod
+    def _recomputed(block: nn.Module, x: Hidden) -> Hidden:
+        def output(x: Tensor) -> Tensor:
+            return block(x)[0]  # type: ignore[no-any-return]
+
+        return recomputed(output, x, within=block)
+
+    def _embed(self, tokens: Tokens) -> Hidden:
+        return dropout(self.embedding(tokens), self.config.dropout, self.training)
+
+
+def _identity(dim: int) -> nn.Linear:
+    """Return a linear map that changes nothing yet."""
+    linear = nn.Linear(dim, dim, bias=False)
+    nn.init.eye_(linear.weight)
+    return linear

@@ -1,0 +1,129 @@
+"""A packed corpus on disk: one memory map of tokens, and a manifest of what they are.
+
+    tokens.bin       all documents one after the other, each followed by the end-of-text token,
+                     uint16 where the vocabulary allows, else uint32, little-endian
+    manifest.json    tokenizer, vocabulary, counts, fingerprint; written last
+    tokenizer.json   the tokenizer, unless it is bytes
+
+Windows are read where they lie, through the system's page cache: nothing is copied or cached.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clew.errors import DataError
+from clew.language_modeling.tokenizers import Tokenizer
+
+SCHEMA_VERSION = 1
+TOKENS_FILE = "tokens.bin"
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True)
+class PackManifest:
+    """What a packed corpus says of itself."""
+
+    dataset: str
+    tokenizer: str
+    tokenizer_fingerprint: str
+    vocabulary_size: int
+    end_of_text: int
+    dtype: str
+    num_tokens: int
+    num_documents: int
+    num_bytes: int
+    """Bytes of text, before tokenization."""
+    chunk_size: int
+    """Tokens in a window, as asked for when packing; reading may choose another."""
+    fingerprint: str
+    """Hash of tokens and tokenizer."""
+    schema_version: int = SCHEMA_VERSION
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest whole or not at all."""
+        temporary = folder / f".{MANIFEST_FILE}.tmp"
+        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        temporary.rename(folder / MANIFEST_FILE)
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether the folder holds a finished pack."""
+    return (folder / MANIFEST_FILE).is_file()
+
+
+def read_manifest(folder: Path) -> PackManifest:
+    """Read and check a manifest.
+
+    Raises:
+        DataError: there is none, or it is not one that this version reads.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        manifest = PackManifest(**content)
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder}: no {MANIFEST_FILE} there; pack a corpus into it with clew pretokenize"
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: not a manifest of packed tokens ({error})") from None
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise DataError(
+            f"{path}: schema_version is {manifest.schema_version}, this version of Clew reads "
+            f"{SCHEMA_VERSION}; pack the corpus again"
+        )
+    return manifest
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """A packed corpus, open for reading."""
+
+    folder: Path
+    manifest: PackManifest
+    tokens: np.ndarray
+    """Memory map `(token,)`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickled memory map would carry its content along; a worker opens the file instead.
+        return open_packed, (self.folder,)
+
+
+def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedTokens:
+    """Open a packed corpus.
+
+    Raises:
+        DataError: the file's size is not what the manifest says, or another tokenizer packed it.
+    """
+    manifest = read_manifest(folder)
+    if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer_fingerprint:
+        raise DataError(
+            f"{folder}: packed with tokenizer {manifest.tokenizer!r} "
+            f"({manifest.tokenizer_fingerprint}), but data.tokenizer gives "
+            f"{tokenizer.fingerprint}; use the tokenizer it was packed with, or pack again into "
+            "another folder"
+        )
+    path, dtype = folder / TOKENS_FILE, np.dtype(manifest.dtype)
+    size = path.stat().st_size if path.is_file() else 0
+    expected = manifest.num_tokens * dtype.itemsize
+    if size != expected:
+        raise DataError(
+            f"{path}: {size:,} bytes, but the manifest promises {manifest.num_tokens:,} tokens of "
+            f"{dtype.itemsize} bytes, {expected:,}; the file is damaged: pack again with force"
+        )
+    return PackedTokens(folder, manifest, np.memmap(path, dtype=dtype, mode="r"))
+
+
+def token_type(vocabulary_size: int) -> np.dtype:
+    """Return the smallest type that holds every token."""
+    return np.dtype("<u2" if vocabulary_size <= 2**16 else "<u4")
+
+
+def pack_fingerprint(digest: str, tokenizer_fingerprint: str) -> str:
+    """Return the fingerprint for a hash of the token file."""
+    return hashlib.sha256(f"{digest}/{tokenizer_fingerprint}".encode()).hexdigest()[:16]

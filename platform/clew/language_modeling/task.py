@@ -1,0 +1,190 @@
+"""Language modelling: packed text, eigenstate layers, and the loss of the next token."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clew import names
+from clew.config.data import TokenData
+from clew.config.eigenstate import EigenstateLMModel
+from clew.config.loss import LanguageLoss
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.language_modeling.generation import generate
+from clew.language_modeling.loss import summed_loss, token_losses
+from clew.language_modeling.model import EigenstateLM
+from clew.language_modeling.perplexity import PositionBucket, loss_by_position, measure_perplexity
+from clew.language_modeling.tokens import TokenBatch, TokenSplits, TokenWindows
+from clew.training.task import LossSum
+
+POSITION_WINDOWS = 16
+"""Windows over which the loss by position is averaged, at most."""
+NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_TOKENS = 3, 400, 64
+POSITIONS_FILE = "loss_by_position.json"
+SAMPLES_FILE = "samples.txt"
+
+
+class LanguageModeling:
+    """Predict each token of a text from all before it."""
+
+    kind = names.TASK_LANGUAGE_MODELING
+
+    def __init__(self, splits: TokenSplits, config: RunConfig) -> None:
+        data, model, loss = config.data, config.model, config.loss
+        if not (
+            isinstance(data, TokenData)
+            and isinstance(model, EigenstateLMModel)
+            and isinstance(loss, LanguageLoss)
+        ):
+            raise ConfigError(
+                "language modelling needs data.kind=tokens, model.kind=eigenstate_lm and "
+                f"loss.kind=language; {data.kind}, {model.kind} and {loss.kind} given"
+            )
+        manifest = splits.packed.manifest
+        self.splits = splits
+        self.model_config = model
+        self.dataset = Path(data.name or manifest.dataset).stem
+        self.data_fingerprint = manifest.fingerprint
+        self.vocabulary_size = manifest.vocabulary_size
+        self._chunked = loss.implementation == "chunked"
+        self._chunk_bytes = int(loss.chunk_mib * 2**20)
+        self._further_weight = loss.further_weight
+        self._positions: dict[str, list[PositionBucket]] = {}
+        self._samples: dict[str, list[str]] = {}
+
+    def describe(self) -> dict[str, str]:
+        """Say which tokenizer and how large a vocabulary."""
+        return {
+            "clew.tokenizer": self.splits.packed.manifest.tokenizer,
+            "clew.vocabulary_size": str(self.vocabulary_size),
+        }
+
+    def build_model(self) -> EigenstateLM:
+        """Build the model."""
+        return EigenstateLM(self.vocabulary_size, self.model_config)
+
+    @staticmethod
+    def as_model(model: nn.Module) -> EigenstateLM:
+        """Return a model of this task as what it is."""
+        if not isinstance(model, EigenstateLM):
+            raise TypeError(f"expected an EigenstateLM, {type(model).__name__} given")
+        return model
+
+    def train_examples(self) -> TokenWindows:
+        """Return the training windows."""
+        return self.splits.windows["train"]
+
+    def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
+        """Return the loss summed over the batch's tokens, and over further ones if asked for.
+
+        A batch that counts some targets alone asks about these: nothing further is added.
+        """
+        if not self._chunked or batch.counted is not None:
+            return LossSum(self.example_losses(model, batch).sum(), batch.count)
+        head = self.as_model(model).embedding.weight
+        totals = [
+            weight * summed_loss(hidden, head, targets, chunk_bytes=self._chunk_bytes)
+            for weight, hidden, targets in self._predictions(model, batch)
+        ]
+        return LossSum(torch.stack(totals).sum(), batch.count)
+
+    def example_losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        """Return each window's loss, summed over its tokens that count, from full logits."""
+        head = self.as_model(model).embedding.weight
+        losses = [
+            weight * token_losses(hidden, head, targets)
+            for weight, hidden, targets in self._predictions(model, batch)
+        ]
+        if batch.counted is not None:
+            (following,) = losses
+            return (following * batch.counted).sum(1)
+        return torch.stack([part.sum(1) for part in losses]).sum(0)
+
+    def _predictions(
+        self, model: nn.Module, batch: TokenBatch
+    ) -> Iterator[tuple[float, Tensor, Tensor]]:
+        """Yield weight, hidden vectors and targets: of the next token, then of further ones."""
+        language_model = self.as_model(model)
+        hidden = language_model(batch.inputs)
+        yield 1.0, hidden, batch.targets.contiguous()
+        if batch.counted is not None:
+            return
+        for distance, ahead in enumerate(language_model.further, 1):
+            targets = batch.targets[:, distance:].contiguous()
+            yield self._further_weight, ahead(hidden)[:, :-distance], targets
+
+    def has_examples(self, split: str) -> bool:
+        """Return whether a split has a token that another precedes."""
+        return len(self.splits.windows[split].stream) > 1
+
+    def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
+        """Return loss, perplexity, bits per byte, and the loss by position in a window."""
+        windows = self.splits.windows[split]
+        text = windows.stream
+        if not self.has_examples(split):
+            return {}
+        language_model = self.as_model(model)
+        quality = measure_perplexity(
+            language_model,
+            text,
+            num_bytes=self.splits.num_bytes(text[1:]),
+            device=device,
+            chunk_bytes=self._chunk_bytes,
+        )
+        values = {
+            names.metric(split, names.LOSS): quality.loss,
+            names.metric(split, names.PERPLEXITY): quality.perplexity,
+            names.metric(split, names.BITS_PER_BYTE): quality.bits_per_byte,
+        }
+        if len(windows):
+            chosen = np.arange(len(windows))[:: -(-len(windows) // POSITION_WINDOWS)]
+            tokens = windows.batch(chosen).tokens.to(device)
+            buckets = loss_by_position(language_model, tokens, chunk_bytes=self._chunk_bytes)
+            self._positions[split] = buckets
+            values |= {_position_metric(split, bucket): bucket.loss for bucket in buckets}
+        if split == "test":
+            self._samples[split] = self.sample(language_model, split, device)
+        return values
+
+    def sample(self, model: EigenstateLM, split: str, device: torch.device) -> list[str]:
+        """Continue the beginning of some of a split's windows; the same ones every time."""
+        text = self.splits.windows[split].stream
+        starts = np.linspace(0, len(text) - 1, NUM_SAMPLES, endpoint=False).astype(int)
+        length = min(PROMPT_TOKENS, len(text) - int(starts[-1]))
+        prompts = np.stack([text[start : start + length] for start in starts]).astype(np.int64)
+        tokens = generate(
+            model,
+            torch.from_numpy(prompts).to(device),
+            SAMPLE_TOKENS,
+            temperature=0.8,
+            generator=torch.Generator(device).manual_seed(0),
+        )
+        decode = self.splits.tokenizer.decode
+        pairs = zip(prompts, tokens.cpu().numpy(), strict=True)
+        return [f"{decode(prompt)}⟶{decode(continuation)}" for prompt, continuation in pairs]
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write the manifest of the packed text: which tokens the model speaks."""
+        content = asdict(self.splits.packed.manifest)
+        (folder / "tokens.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def write_report(self, split: str, folder: Path) -> None:
+        """Write loss by position and samples of the last evaluation of a split."""
+        if split in self._positions:
+            folder.mkdir(parents=True, exist_ok=True)
+            rows = [asdict(bucket) for bucket in self._positions[split]]
+            text = json.dumps(rows, indent=1) + "\n"
+            (folder / f"{split}_{POSITIONS_FILE}").write_text(text, encoding="utf-8")
+        if split in self._samples:
+            folder.mkdir(parents=True, exist_ok=True)
+            text = f"\n\n{'─' * 40}\n\n".join(self._samples[split])
+            (folder / f"{split}_{SAMPLES_FILE}").write_text(text + "\n", encoding="utf-8")
+
+
+def _position_metric(split: str, bucket: PositionBucket) -> str:
+    return names.metric(split, f"loss_at_{bucket.first:05d}")

@@ -1,0 +1,230 @@
+"""Windows of a packed corpus as training examples.
+
+A window of T tokens is read as T + 1, so that every token has its successor; unless a stride is
+given, window i starts at token i T. The stream is split by position: training first, then
+validation, then test.
+Documents are told apart by the end-of-text token alone; a window may hold parts of several.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clew.config.data import TokenData
+from clew.errors import ConfigError, DataError
+from clew.language_modeling.documents import plan_units
+from clew.language_modeling.packed_tokens import PackedTokens, open_packed
+from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
+from clew.language_modeling.tokenizers import Tokenizer, load_tokenizer
+from clew.names import DATA_VARIABLE
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Windows with the tokens that follow, and which windows they are."""
+
+    tokens: Tensor
+    """int64 `(window, time + 1)`."""
+    ids: Tensor
+    """int64 `(window,)`."""
+    counted: Tensor | None = None
+    """Which targets the loss counts, bool `(window, time)`; None: all."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """All tokens but the last, `(window, time)`."""
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> Tensor:
+        """The token after each, `(window, time)`."""
+        return self.tokens[:, 1:]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of windows."""
+        return len(self.ids)
+
+    @property
+    def count(self) -> int:
+        """Number of tokens whose loss counts."""
+        if self.counted is not None:
+            return int(self.counted.sum())
+        return self.num_examples * (self.tokens.shape[1] - 1)
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on a device."""
+        counted = None if self.counted is None else self.counted.to(device)
+        return replace(self, tokens=self.tokens.to(device, non_blocking=True), counted=counted)
+
+    def pin_memory(self) -> Self:
+        """Return the batch in page-locked memory."""
+        return replace(self, tokens=self.tokens.pin_memory())
+
+    def units(self) -> dict[str, int]:
+        """Count windows and tokens."""
+        return {"examples": self.num_examples, "tokens": self.count}
+
+    def describe(self) -> str:
+        """Name the windows."""
+        return f"windows {self.ids.tolist()}"
+
+
+def continuation_batch(tokenizer: Tokenizer, prompt: str, continuation: str) -> TokenBatch:
+    """Return a text as one window whose loss counts the continuation alone.
+
+    Raises:
+        DataError: there is no continuation, or no token before it.
+    """
+    before, after = (tokenizer.encode(text.encode()) for text in (prompt, continuation))
+    if not len(before) or not len(after):
+        raise DataError(
+            f"prompt {prompt!r} and continuation {continuation!r} given; expected text in both: "
+            "the continuation is explained, given the prompt"
+        )
+    tokens = np.concatenate([before, after]).astype(np.int64)
+    counted = np.arange(1, len(tokens)) >= len(before)
+    return TokenBatch(
+        torch.from_numpy(tokens).unsqueeze(0),
+        torch.zeros(1, dtype=torch.int64),
+        torch.from_numpy(counted).unsqueeze(0),
+    )
+
+
+class TokenWindows:
+    """A split of a packed corpus, addressed by window; workers open the memory map themselves."""
+
+    def __init__(
+        self,
+        packed: PackedTokens,
+        *,
+        start: int,
+        end: int,
+        length: int,
+        stride: int | None = None,
+    ) -> None:
+        self.packed = packed
+        self.start, self.end, self.length = start, end, length
+        self.stride = stride or length
+
+    def __len__(self) -> int:
+        return max(0, (self.end - self.start - 1 - self.length + self.stride) // self.stride)
+
+    def without_overlap(self) -> Self:
+        """Return windows of the split that follow each other, so that each token counts once."""
+        return type(self)(self.packed, start=self.start, end=self.end, length=self.length)
+
+    @property
+    def stream(self) -> np.ndarray:
+        """All tokens of the split, `(token,)`; those of the memory map, not a copy."""
+        return self.packed.tokens[self.start : self.end]
+
+    def batch(self, indices: np.ndarray) -> TokenBatch:
+        """Return the windows at `indices` `(window,)`."""
+        rows = np.empty((len(indices), self.length + 1), dtype=np.int64)
+        for row, index in zip(rows, indices.tolist(), strict=True):
+            start = self.start + index * self.stride
+            row[:] = self.packed.tokens[start : start + self.length + 1]
+        return TokenBatch(torch.from_numpy(rows), torch.from_numpy(indices.astype(np.int64)))
+
+
+@dataclass(frozen=True)
+class TokenSplits:
+    """A packed corpus, cut into training, validation and test windows."""
+
+    packed: PackedTokens
+    tokenizer: Tokenizer
+    windows: dict[str, TokenWindows]
+
+    def num_bytes(self, tokens: np.ndarray) -> float:
+        """Return how many bytes of text tokens `(token,)` stand for.
+
+        Where the tokenizer does not tell, the corpus's mean is taken.
+        """
+        lengths = self.tokenizer.byte_lengths()
+        if lengths is not None:
+            return float(lengths[tokens].sum())
+        manifest = self.packed.manifest
+        return len(tokens) * manifest.num_bytes / manifest.num_tokens
+
+
+def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
+    """Open the packed corpus that a configuration asks for, packing it first if need be.
+
+    Args:
+        config: Section `data`.
+        window: Tokens in a window.
+
+    Raises:
+        DataError: the corpus is empty, malformed, or shorter than a window.
+    """
+    folder = pack(config, window=window)
+    tokenizer = load_tokenizer(config.tokenizer, folder)
+    packed = open_packed(folder, tokenizer)
+    size = packed.manifest.num_tokens
+    test = size - round(size * config.test_fraction)
+    valid = test - round(size * config.valid_fraction)
+    bounds = zip(SPLITS, (0, valid, test), (valid, test, size), strict=True)
+    windows = {
+        name: TokenWindows(
+            packed,
+            start=start,
+            end=end,
+            length=window,
+            stride=config.stride if name == "train" else None,
+        )
+        for name, start, end in bounds
+    }
+    if not len(windows["train"]):
+        raise DataError(
+            f"{folder}: {valid:,} training tokens, fewer than one window of {window:,} and its "
+            "last successor; lower model.max_seq_len or take a longer text"
+        )
+    return TokenSplits(packed, tokenizer, windows)
+
+
+def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
+    """Return the folder with the packed corpus, packing it if that is not done yet."""
+    dataset = find_text(config.name) if config.name else config.dataset
+    if dataset is None:
+        return Path(str(config.packed)).expanduser()
+    settings = PackSettings(
+        dataset=str(dataset),
+        chunk_size=window,
+        tokenizer=config.tokenizer,
+        vocabulary_size=config.vocabulary_size,
+        text_column=config.text_column,
+        max_chunks=config.max_chunks,
+    )
+    folder = Path(config.packed).expanduser() if config.packed else cache_folder(settings)
+    pretokenize(settings, folder, num_proc=config.num_proc, force=force)
+    return folder
+
+
+def find_text(name: str) -> Path:
+    """Return the folder of a named text under $CLEW_DATA."""
+    beside = os.environ.get(DATA_VARIABLE)
+    folder = Path(beside).expanduser() / name if beside else None
+    if folder is None or not folder.is_dir():
+        where = f"{DATA_VARIABLE} is {beside}" if beside else f"{DATA_VARIABLE} is not set"
+        raise ConfigError(
+            f"data.name is {name!r}; expected a folder of text of that name under "
+            f"${DATA_VARIABLE} ({where}), or give data.dataset"
+        )
+    return folder
+
+
+def cache_folder(settings: PackSettings) -> Path:
+    """Return where a corpus is packed unless a folder is named: one for each plan."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    digest = hashlib.sha256(plan_text(settings, plan_units(settings.dataset)).encode()).hexdigest()
+    name = Path(settings.dataset).stem or "text"
+    return Path(root).expanduser() / "clew" / "tokens" / f"{name}-{digest[:12]}"

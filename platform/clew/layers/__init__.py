@@ -1,0 +1,1 @@
+"""Parts of networks that more than one subject uses."""

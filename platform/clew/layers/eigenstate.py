@@ -1,0 +1,186 @@
+"""The temporal eigenstate layer: a gated diagonal linear recurrence over the sequence.
+
+Notable choices: eigenvalues are exp(-exp(rate) + i frequency), within the unit circle whatever the
+rate becomes; inputs are scaled by sqrt(1 - |lambda|^2), so that slow and fast eigenstates have
+states of equal size; time constants start log-uniform over the whole window, so that something
+remembers its first token, unless a shorter one is asked for; resonance acts on the readout, so
+that the recurrence stays diagonal and a function of its inputs alone, not of how they are cut into
+chunks.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clew.config.eigenstate import EigenstateLMModel
+from clew.layers.dropout import dropout
+from clew.layers.examples import for_each_example
+from clew.layers.multiscale import ScanState, scan_at_scale
+from clew.layers.scan import RealEigenvalues, RealSeries
+from clew.layers.short_convolution import Inputs, ShortConvolution
+
+Hidden = Float[Tensor, "batch time dim"]
+
+FASTEST_TURN = math.pi / 2
+"""Largest initial frequency, in radians a step."""
+
+
+Scans = tuple[ScanState, ...]
+"""What a mixer carries from one part of a sequence to the next, one entry a time scale."""
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """What a block carries: its mixer's scans, and the last inputs of its convolutions.
+
+    Everything is None at the start of a sequence.
+    """
+
+    scans: Scans | None = None
+    mixer_inputs: Inputs | None = None
+    mlp_inputs: Inputs | None = None
+
+
+class EigenstateMixer(nn.Module):
+    """Mix information over time with K eigenstates.
+
+        b_t = sqrt(1 - |lambda|^2) (W_in x_t + b_in),   c_t = lambda c_{t-1} + b_t    (complex)
+        y_t = sigmoid(W_g x_t + b_g) * W_out R c_t,    R = I + eps M        (block-diagonal)
+
+    Diagonal recurrences and their initialisation: S4D (arXiv 2206.11893), LRU (2303.06349, section
+    3), S5 (2208.04933).
+
+    Args:
+        config: Sizes, validated.
+    """
+
+    def __init__(self, config: EigenstateLMModel) -> None:
+        super().__init__()
+        self.config = config
+        dim, states, heads = config.d_model, config.num_eigenstates, config.num_heads
+        # W_in above W_g: one product with x gives drives and gates.
+        self.project = nn.Linear(dim, 2 * states + config.gates)
+        self.output = nn.Linear(2 * states, dim, bias=False)
+        self.rate = nn.Parameter(_initial_rates(config))
+        self.frequency = nn.Parameter(torch.rand(states) * FASTEST_TURN)
+        width = 2 * states // heads
+        self.resonance: nn.Parameter | None = None
+        if config.resonance:
+            self.resonance = nn.Parameter(torch.randn(heads, width, width) / math.sqrt(width))
+        nn.init.normal_(self.project.weight, std=dim**-0.5)
+        nn.init.zeros_(self.project.bias)
+        nn.init.normal_(self.output.weight, std=(4 * states * config.n_layers) ** -0.5)
+
+    def forward(self, x: Hidden, before: Scans | None = None) -> tuple[Hidden, Scans]:
+        """Return what is added to the residual stream, and the state after the last step."""
+        eigenvalues, scale = self.eigenvalues(len(x))
+        widths = [2 * self.config.num_eigenstates, self.config.gates]
+        drive, gate = torch.split(self.project(x), widths, dim=-1)
+        pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2) * scale[:, None, :, None]
+        states, after = self._scan(pairs, eigenvalues, before)
+        readout, gate = self.output(self._resonate(states)), torch.sigmoid(gate)
+        if self.config.gates < self.config.d_model:
+            gate = gate.repeat_interleave(self.config.d_model // self.config.gates, dim=-1)
+        return readout * gate, after
+
+    def eigenvalues(self, batch: int) -> tuple[RealEigenvalues, Float[Tensor, "batch state"]]:
+        """Return lambda and the input scale sqrt(1 - |lambda|^2), once for each example."""
+        decay = -torch.exp(for_each_example(self.rate, batch))
+        angle = for_each_example(self.frequency, batch)
+        modulus = torch.exp(decay)
+        pairs = torch.stack([modulus * torch.cos(angle), modulus * torch.sin(angle)], dim=-1)
+        return pairs, torch.sqrt(-torch.expm1(2.0 * decay))
+
+    def _scan(
+        self, drive: RealSeries, eigenvalues: RealEigenvalues, before: Scans | None
+    ) -> tuple[RealSeries, Scans]:
+        """Scan each time scale's share of the eigenstates."""
+        scales, chunk_size = self.config.scales, self.config.chunk_size
+        share = self.config.num_eigenstates // len(scales)
+        drives, values = torch.split(drive, share, dim=2), torch.split(eigenvalues, share, dim=1)
+        results = [
+            scan_at_scale(inputs, value, scan, scale=scale, chunk_size=chunk_size)
+            for inputs, value, scan, scale in zip(
+                drives, values, before or (None,) * len(scales), scales, strict=True
+            )
+        ]
+        states = [series for series, _ in results]
+        after = tuple(scan for _, scan in results)
+        return (states[0] if len(states) == 1 else torch.cat(states, dim=2)), after
+
+    def _resonate(self, states: RealSeries) -> Float[Tensor, "batch time two_states"]:
+        """Return R c as real numbers."""
+        flat = states.flatten(-2)
+        if self.resonance is None:
+            return flat
+        heads = flat.view(*flat.shape[:2], self.config.num_heads, -1)
+        matrices = for_each_example(self.resonance, len(states))
+        mixed = torch.einsum("bthi,bhoi->btho", heads, matrices)
+        return flat + self.config.resonance * mixed.flatten(-2)
+
+
+def _initial_rates(config: EigenstateLMModel) -> Tensor:
+    """Return log(1 / time constant), time constants log-uniform from one token on, `(state,)`.
+
+    An eigenstate of scale s takes a step every s tokens, so its longest is s times shorter.
+    """
+    share = config.num_eigenstates // len(config.scales)
+    longest = config.longest_time_constant or config.max_seq_len
+    return torch.cat(
+        [-torch.rand(share) * math.log(max(1.0, longest / scale)) for scale in config.scales]
+    )
+
+
+class EigenstateBlock(nn.Module):
+    """A mixer and an MLP with squared ReLU, each on a normalised copy of the residual stream."""
+
+    def __init__(self, config: EigenstateLMModel) -> None:
+        super().__init__()
+        dim, hidden = config.d_model, config.mlp_ratio * config.d_model
+        self.dropout = config.dropout
+        self.mixer_norm = nn.LayerNorm(dim, bias=False)
+        self.mixer_filter = ShortConvolution(dim, config.convolution_width)
+        self.mixer = EigenstateMixer(config)
+        self.mlp_norm = nn.LayerNorm(dim, bias=False)
+        self.mlp_filter = ShortConvolution(dim, config.convolution_width)
+        self.expand = nn.Linear(dim, hidden, bias=False)
+        self.contract = nn.Linear(hidden, dim, bias=False)
+        nn.init.normal_(self.expand.weight, std=dim**-0.5)
+        nn.init.normal_(self.contract.weight, std=(2 * hidden * config.n_layers) ** -0.5)
+
+    def forward(self, x: Hidden, state: LayerState | None = None) -> tuple[Hidden, LayerState]:
+        """Return the residual stream after the block, and the block's state."""
+        before = state or LayerState()
+        filtered, mixer_inputs = self.mixer_filter(self.mixer_norm(x), before.mixer_inputs)
+        mixed, scans = self.mixer(filtered, before.scans)
+        x = x + dropout(mixed, self.dropout, self.training)
+        filtered, mlp_inputs = self.mlp_filter(self.mlp_norm(x), before.mlp_inputs)
+        added = self.contract(squared_relu(self.expand(filtered)))
+        x = x + dropout(added, self.dropout, self.training)
+        return x, LayerState(scans, mixer_inputs, mlp_inputs)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """Return max(x, 0)^2 (So et al., 2021, arXiv 2109.08668)."""
+    squared: Tensor = _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
+    return squared
+
+
+class _SquaredReLU(torch.autograd.Function):
+    """One tensor kept and one pass over it in each direction; autograd alone takes twice that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = F.relu(x)
+        ctx.save_for_backward(positive)
+        return positive.square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (positive,) = ctx.saved_tensors
+        return torch.addcmul(gradient.new_zeros(()), gradient, positive, value=2.0)

@@ -1,0 +1,10 @@
+"""Array types with their shapes by word, for folders that exchange tensors."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Ids = Int[Tensor, "batch"]
+Queries = Float[Tensor, "batch dim"]
+EntityTable = Float[Tensor, "entity dim"]
+EntityBias = Float[Tensor, "entity"]
+Scores = Float[Tensor, "batch entity"]

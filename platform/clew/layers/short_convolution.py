@@ -1,0 +1,90 @@
+"""A causal convolution over the last few steps of a sequence, with one filter a channel.
+
+    y_t = sum_{i < width} k_i * x_{t-i}
+
+A recurrence with few states reads neighbouring steps through as many numbers; this reads them in
+every channel (H3, arXiv 2212.14052, section 3.1; Mamba, 2312.00752, section 3.4).
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clew.layers.examples import for_each_example
+
+Series = Float[Tensor, "batch time channel"]
+Inputs = Float[Tensor, "batch before channel"]
+
+NEIGHBOUR_STD = 0.3
+"""Spread of a filter's initial values around 1 for the step itself and 0 for those before."""
+
+
+class ShortConvolution(nn.Module):
+    """Filter each channel over the step itself and the `width - 1` before it.
+
+    Args:
+        dim: Channels.
+        width: Steps that a filter sees; with 1, inputs pass through unchanged.
+    """
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.kernel: nn.Parameter | None = None
+        if width > 1:
+            kernel = torch.randn(width, dim) * NEIGHBOUR_STD
+            kernel[0] += 1.0
+            self.kernel = nn.Parameter(kernel)
+
+    def forward(self, x: Series, before: Inputs | None = None) -> tuple[Series, Inputs]:
+        """Return the filtered series, and the inputs that the steps after it will see.
+
+        Args:
+            x: Inputs.
+            before: The `width - 1` inputs before them, `(batch, width - 1, channel)`; None at the
+                start of a sequence, where they are zero.
+        """
+        if self.kernel is None:
+            return x, x[:, :0]
+        history = len(self.kernel) - 1
+        if before is None:
+            before = x.new_zeros(len(x), history, x.shape[2])
+        inputs = torch.cat([before, x], dim=1)
+        kernel = for_each_example(self.kernel, len(x)).to(x.dtype)
+        filtered: Tensor = _Filter.apply(inputs, kernel)  # type: ignore[no-untyped-call]
+        return filtered, inputs[:, -history:]
+
+
+class _Filter(torch.autograd.Function):
+    """A pass over memory for each step of a filter; autograd alone takes two and a half times that.
+
+    Inputs `(batch, width - 1 + time, channel)` and filters `(batch, width, channel)` give
+    `(batch, time, channel)`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, kernel: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, kernel)
+        own, *others = _delayed(inputs, kernel.shape[1])
+        result = own * kernel[:, :1]
+        for i, delayed in enumerate(others, start=1):
+            result.addcmul_(delayed, kernel[:, i : i + 1])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, kernel = ctx.saved_tensors
+        width = kernel.shape[1]
+        to_inputs, to_kernel = torch.zeros_like(inputs), torch.empty_like(kernel)
+        delays = zip(_delayed(inputs, width), _delayed(to_inputs, width), strict=True)
+        for i, (delayed, to_delayed) in enumerate(delays):
+            to_delayed.addcmul_(gradient, kernel[:, i : i + 1])
+            to_kernel[:, i] = (gradient * delayed).sum(1)
+        return to_inputs, to_kernel
+
+
+def _delayed(inputs: Tensor, width: int) -> list[Tensor]:
+    """Return views of the series as it was 0, 1, ... `width - 1` steps ago."""
+    time = inputs.shape[1] - width + 1
+    return [inputs[:, first : first + time] for first in reversed(range(width))]

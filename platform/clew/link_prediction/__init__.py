@@ -1,0 +1,1 @@
+"""Link prediction: graphs, models, losses, ranking and predictions."""

@@ -1,0 +1,138 @@
+"""Temperature scaling: turns scores into probabilities that mean what they say on held-out data.
+
+A score is a logit; with temperature T the probability that a query's answer is entity o is
+
+    p(o | query) = exp(s_o / T) / sum over candidates c of exp(s_c / T)
+
+(Guo et al., 2017, arXiv 1706.04599, section 4.2). Candidates are all entities except the other
+answers that are known already, so it is the probability that *one further* answer is o. T is the
+one number that minimises the mean negative log-likelihood of held-out answers; it changes no rank.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from clew.errors import CheckpointError
+from clew.layers.shapes import Ids, Scores
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+NUM_BINS = 15
+
+Values = Float[Tensor, "batch"]
+Flags = Bool[Tensor, "batch"]
+HeldOut = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+"""Yields `(scores, answers)` batch by batch, the same each time it is called. `scores`
+`(batch, entity)` hold -inf for entities that are no candidates, `answers` `(batch,)` are ids."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted temperature, and how well probabilities fit before (T = 1) and after.
+
+    `nll` is the mean negative log-likelihood of the held-out answers in nats, `ece` the expected
+    calibration error: the mean gap between the probability of the first answer and how often it
+    is right.
+    """
+
+    temperature: float
+    num_queries: int
+    nll_before: float
+    nll_after: float
+    ece_before: float
+    ece_after: float
+    split: str = "valid"
+
+    def write(self, path: Path) -> None:
+        """Write the calibration as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Calibration":
+        """Read what `write` wrote.
+
+        Raises:
+            CheckpointError: the file does not hold a calibration.
+        """
+        try:
+            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{path}: not a calibration ({error}); promote again") from None
+        if not (math.isfinite(found.temperature) and found.temperature > 0):
+            raise CheckpointError(
+                f"{path}: temperature is {found.temperature}, expected a positive number; "
+                "promote again"
+            )
+        return found
+
+
+def log_likelihood(scores: Scores, answers: Ids, temperature: float) -> Values:
+    """Return log p(answer | query) at a temperature, in nats, `(batch,)`."""
+    scaled = scores / temperature
+    chosen = scaled.gather(1, answers.long().unsqueeze(1)).squeeze(1)
+    return chosen - scaled.logsumexp(dim=1)
+
+
+def first_answers(scores: Scores, answers: Ids, temperature: float) -> tuple[Values, Flags]:
+    """Return the probability of each query's first answer, and whether it is right, `(batch,)`."""
+    scaled = scores / temperature
+    best, index = scaled.max(dim=1)
+    return (best - scaled.logsumexp(dim=1)).exp(), index == answers
+
+
+def expected_calibration_error(confidence: Values, correct: Flags) -> float:
+    """Return the mean gap between confidence and accuracy over bins of equal width."""
+    bins = (confidence * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    gaps = torch.zeros(NUM_BINS, dtype=torch.float64)
+    gaps.index_add_(0, bins, confidence.double() - correct.double())
+    return float(gaps.abs().sum() / len(confidence))
+
+
+def fit_temperature(held_out: HeldOut, *, split: str = "valid") -> Calibration | None:
+    """Fit the temperature to held-out answers; None where there are none.
+
+    The mean negative log-likelihood is convex in 1 / T, so it has one minimum in log T, too.
+    """
+    if next(held_out(), None) is None:
+        return None
+    found = minimize_scalar(
+        lambda log_temperature: _mean_nll(held_out, math.exp(log_temperature)),
+        bounds=(math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)),
+        method="bounded",
+        options={"xatol": 1e-3},
+    )
+    temperature = math.exp(float(found.x))
+    before, after = _quality(held_out, 1.0), _quality(held_out, temperature)
+    return Calibration(
+        temperature=temperature,
+        num_queries=before[2],
+        nll_before=before[0],
+        nll_after=after[0],
+        ece_before=before[1],
+        ece_after=after[1],
+        split=split,
+    )
+
+
+def _mean_nll(held_out: HeldOut, temperature: float) -> float:
+    total, count = 0.0, 0
+    for scores, answers in held_out():
+        total -= float(log_likelihood(scores, answers, temperature).double().sum())
+        count += len(answers)
+    return total / count
+
+
+def _quality(held_out: HeldOut, temperature: float) -> tuple[float, float, int]:
+    """Return mean negative log-likelihood, expected calibration error and number of queries."""
+    parts = [first_answers(scores, answers, temperature) for scores, answers in held_out()]
+    confidence = torch.cat([part[0] for part in parts])
+    correct = torch.cat([part[1] for part in parts])
+    nll = _mean_nll(held_out, temperature)
+    return nll, expected_calibration_error(confidence, correct), len(correct)

@@ -1,0 +1,105 @@
+"""Which tails are known for a query (head, relation): the index behind filtered ranking."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from jaxtyping import Int, Int32, Int64
+
+from clew.link_prediction.triples import HEAD, RELATION, SPLITS, TAIL, KnowledgeGraph, Triples
+
+Ids = Int[np.ndarray, "query"]
+Coordinates = tuple[Int64[np.ndarray, "pair"], Int64[np.ndarray, "pair"]]
+"""Rows of a batch and entities: `(row[i], entity[i])` is a known answer."""
+
+LARGEST_KEY = 2**63 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class FilterIndex:
+    """The distinct tails of every distinct query, as rows of a sparse matrix.
+
+    Query number `q` is `(keys[q] // num_relations, keys[q] % num_relations)`; its tails are
+    `tails[offsets[q]:offsets[q + 1]]`, rising.
+    """
+
+    num_relations: int
+    """Relations that queries may hold, inverses included."""
+    keys: Int64[np.ndarray, "distinct"]
+    """Rising: head * num_relations + relation."""
+    offsets: Int64[np.ndarray, "distinct_plus_1"]
+    """Where each query's tails begin."""
+    tails: Int32[np.ndarray, "answer"]
+    """Known tails, query after query."""
+
+    @classmethod
+    def from_triples(cls, triples: Triples, num_relations: int) -> Self:
+        """Index triples; duplicates count once."""
+        keys = triples[:, HEAD].astype(np.int64) * num_relations + triples[:, RELATION]
+        keys, tails = _sorted_distinct_pairs(keys, triples[:, TAIL])
+        is_first = np.ones(len(keys), bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        starts = np.flatnonzero(is_first)
+        return cls(num_relations, keys[starts], np.append(starts, len(keys)), tails)
+
+    @classmethod
+    def from_graph(cls, graph: KnowledgeGraph) -> Self:
+        """Index all three splits in both directions: relation r + R asks for the heads of r."""
+        known = np.concatenate([graph.split(split) for split in SPLITS])
+        return cls.from_triples(graph.with_inverses(known), 2 * graph.num_relations)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def heads(self) -> Int64[np.ndarray, "distinct"]:
+        """Head of each distinct query."""
+        return self.keys // self.num_relations
+
+    @property
+    def relations(self) -> Int64[np.ndarray, "distinct"]:
+        """Relation of each distinct query."""
+        return self.keys % self.num_relations
+
+    def lookup(self, head: Ids, relation: Ids) -> Coordinates:
+        """Return the known tails of queries `(query,)` as coordinates (row, entity).
+
+        Rows rise, and so do the entities of a row; a query without known tails has none.
+        """
+        keys = head.astype(np.int64) * self.num_relations + relation
+        places = np.searchsorted(self.keys, keys)
+        places[places == len(self.keys)] = 0
+        known = np.flatnonzero(self.keys[places] == keys) if len(self) else places[:0]
+        rows, entities = self.tails_of(places[known])
+        return known[rows], entities
+
+    def tails_of(self, queries: Ids) -> Coordinates:
+        """Return the tails of distinct queries by their number, as coordinates (row, entity)."""
+        starts = self.offsets[queries]
+        counts = self.offsets[queries + 1] - starts
+        ends = np.cumsum(counts)
+        rows = np.repeat(np.arange(len(queries)), counts)
+        within = np.arange(len(rows)) - np.repeat(ends - counts, counts)
+        return rows, self.tails[np.repeat(starts, counts) + within].astype(np.int64)
+
+
+def _sorted_distinct_pairs(
+    keys: Int64[np.ndarray, "triple"], tails: Int32[np.ndarray, "triple"]
+) -> tuple[Int64[np.ndarray, "pair"], Int32[np.ndarray, "pair"]]:
+    """Return the distinct pairs (key, tail) in rising order.
+
+    Both numbers in one integer sort eight times faster than the two apart; only where they do
+    not fit into 63 bits are they sorted apart.
+    """
+    num_tails = int(tails.max(initial=0)) + 1
+    if (int(keys.max(initial=0)) + 1) * num_tails <= LARGEST_KEY:
+        pairs = keys * num_tails
+        pairs += tails
+        pairs.sort()
+        keys, tails = pairs // num_tails, (pairs % num_tails).astype(np.int32)
+    else:
+        order = np.lexsort((tails, keys))
+        keys, tails = keys[order], tails[order]
+    is_new = np.ones(len(keys), bool)
+    is_new[1:] = (keys[1:] != keys[:-1]) | (tails[1:] != tails[:-1])
+    return keys[is_new], tails[is_new]

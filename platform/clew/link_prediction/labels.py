@@ -1,0 +1,151 @@
+r"""Texts that people read for entities and relations.
+
+A table holds `id<TAB>name`, or `id<TAB>name<TAB>kind` (the kind is not used); relations may also
+have a JSON edge map from predicate to label. `id` and predicate are what triples hold: names, or
+ids where a dictionary was given. A file may know more than the graph, and less: what has no label
+is shown by its name.
+
+In JSON, a label is a text, an object with `label` or `name`, or an object with `predicate` and
+qualifiers. Where no key is a relation of the graph but values are, the map is read the other way
+round (`{"{\"predicate\": \"biolink:treats\"}": "predicate:0"}`): its keys are the labels, and may
+be such objects as text.
+"""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from clew.errors import DataError
+from clew.link_prediction.dictionaries import fields_to_ids
+from clew.link_prediction.fields import Layout, quoted, read_coded
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.text_blocks import line_blocks
+
+log = logging.getLogger(__name__)
+
+TWO_COLUMNS = Layout(("id", "name"), empty_fields=True)
+THREE_COLUMNS = Layout(("id", "name", "kind"), empty_fields=True)
+
+
+def read_labels(path: Path, vocabulary: Vocabulary) -> Vocabulary:
+    """Return a vocabulary with the labels of a table."""
+    first_line = next(line_blocks(path)).partition(b"\n")[0]
+    layout = THREE_COLUMNS if first_line.count(b"\t") == 2 else TWO_COLUMNS
+    (codes,), values = read_coded([path], layout)
+    ids = fields_to_ids(values.take(pa.array(codes[:, 0])), vocabulary)
+    return _labelled(path, vocabulary, ids, values.take(pa.array(codes[:, 1])), unit="line")
+
+
+def read_edge_map(path: Path, relations: Vocabulary) -> Vocabulary:
+    """Return relations with the labels of a JSON edge map."""
+    edge_map = _read_json_object(path)
+    keys, values = list(edge_map), list(edge_map.values())
+    ids = _ids_of(keys, relations)
+    texts = values
+    if (ids < 0).all():
+        ids = _ids_of([value if isinstance(value, str) else "" for value in values], relations)
+        texts = [_parsed_object(key) for key in keys]
+    labels = [_label_text(path, key, text) for key, text in zip(keys, texts, strict=True)]
+    return _labelled(path, relations, ids, pa.array(labels, pa.string()), unit="entry")
+
+
+def _labelled(
+    path: Path, vocabulary: Vocabulary, ids: np.ndarray, labels: pa.StringArray, *, unit: str
+) -> Vocabulary:
+    """Attach `labels[i]` to `ids[i]` (-1: not in the graph)."""
+    known = np.flatnonzero(ids >= 0)
+    if len(known) == 0:
+        raise DataError(
+            f"{path}: labels {len(ids)} names, but no {vocabulary.kind} of the graph, which has "
+            f"for example {vocabulary.name(0)!r}; expected labels of the same graph"
+        )
+    _refuse_two_labels(path, vocabulary, ids, labels, unit=unit)
+    source = np.full(len(vocabulary), -1)
+    source[ids[known]] = known
+    taken = labels.take(pa.array(source, mask=source < 0))
+    found = len(vocabulary) - taken.null_count
+    log.info("%s: labels of %d of %d %s names", path, found, len(vocabulary), vocabulary.kind)
+    return vocabulary.with_labels(taken)
+
+
+def _refuse_two_labels(
+    path: Path,
+    vocabulary: Vocabulary,
+    ids: np.ndarray,
+    labels: pa.StringArray,
+    *,
+    unit: str,
+) -> None:
+    """Refuse two labels of one name; the same label twice is harmless."""
+    known = np.flatnonzero(ids >= 0)
+    codes = np.asarray(labels.dictionary_encode().indices)
+    order = known[np.argsort(ids[known], kind="stable")]
+    first, second = order[:-1], order[1:]
+    clash = np.flatnonzero((ids[first] == ids[second]) & (codes[first] != codes[second]))
+    if len(clash):
+        here, there = int(second[clash[0]]), int(first[clash[0]])
+        raise DataError(
+            f"{path}, {unit} {here + 1}: label {quoted(labels[here].as_py())} of "
+            f"{quoted(vocabulary.name(ids[here]))}, which {unit} {there + 1} labels "
+            f"{quoted(labels[there].as_py())}; expected one label a name"
+        )
+
+
+def _ids_of(names: list[str], vocabulary: Vocabulary) -> np.ndarray:
+    return fields_to_ids(pa.array(names, pa.string()), vocabulary)
+
+
+def _read_json_object(path: Path) -> dict[str, object]:
+    text = b"".join(line_blocks(path))
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        line = text.splitlines()[error.lineno - 1].decode("utf-8", "replace")
+        raise DataError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}) in {quoted(line)}; expected an "
+            "object from predicate to label"
+        ) from None
+    except UnicodeDecodeError as error:
+        number = text.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {number}: byte 0x{text[error.start]:02x} is not UTF-8; save the file as "
+            "UTF-8"
+        ) from None
+    if not isinstance(content, dict) or not content:
+        raise DataError(f"{path}: expected a JSON object from predicate to label")
+    return content
+
+
+def _parsed_object(key: str) -> object:
+    """Return the object that a key of a reversed edge map spells out, or the key itself."""
+    try:
+        content = json.loads(key)
+    except ValueError:
+        return key
+    return content if isinstance(content, dict) else key
+
+
+def _label_text(path: Path, key: str, value: object) -> str:
+    """Return the text of a label: a text, `label`, `name`, or a predicate with its qualifiers."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        for name in ("label", "name"):
+            if isinstance(value.get(name), str):
+                return str(value[name])
+        if isinstance(value.get("predicate"), str):
+            return _predicate_text(value)
+    raise DataError(
+        f"{path}: the label of {quoted(key)} is {quoted(json.dumps(value))}; expected a text, or "
+        "an object with label, name or predicate"
+    )
+
+
+def _predicate_text(value: dict[str, object]) -> str:
+    qualifiers = [f"{k}: {v}" for k, v in value.items() if k != "predicate" and v]
+    return (
+        f"{value['predicate']} ({', '.join(qualifiers)})" if qualifiers else str(value["predicate"])
+    )

@@ -1,0 +1,1 @@
+"""Losses over all entities, with and without their matrix."""

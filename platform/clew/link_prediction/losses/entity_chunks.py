@@ -1,0 +1,80 @@
+"""Products of queries with all entities, one chunk of entities after another."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from clew.layers.products import product
+
+MINIMUM_CHUNK = 2048
+# Larger tiles leave the cache between a product and the arithmetic on its result.
+_CPU_TILE_BYTES = 8 * 1024**2
+
+
+def chunk_size(batch: int, entities: int, *, chunk_bytes: int, device: torch.device) -> int:
+    """Return how many entities a chunk has, so that chunks are of nearly equal size.
+
+    Two float32 tiles `(batch, chunk)` are held at once.
+    """
+    tile_bytes = chunk_bytes // 2
+    if device.type == "cpu":
+        tile_bytes = min(tile_bytes, _CPU_TILE_BYTES)
+    fitting = tile_bytes // (max(batch, 1) * torch.float32.itemsize)
+    num_chunks = -(-entities // max(fitting, MINIMUM_CHUNK))
+    return -(-entities // num_chunks)
+
+
+class Workspace:
+    """Buffers that one chunk after another uses: on a CPU, fresh memory is dear."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return the buffer of a name, uninitialised or with what the last chunk left."""
+        size = math.prod(shape)
+        buffer = self.buffers.get((name, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = torch.empty(size, dtype=dtype, device=self.device)
+            self.buffers[name, dtype] = buffer
+        return buffer[:size].view(shape)
+
+    def product(self, name: str, a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Return the product a b, in a type that may be wider than that of its factors."""
+        if a.dtype == dtype:
+            return product(a, b)
+        if a.is_cuda:
+            return torch.mm(a, b, out_dtype=dtype)
+        shape = (a.shape[0], b.shape[1])
+        half = torch.mm(a, b, out=self.take(name, shape, a.dtype))
+        return self.take(name, shape, dtype).copy_(half)
+
+
+class EntityChunks:
+    """Products of one chunk of entities after another; whatever bias there is comes later."""
+
+    def __init__(
+        self,
+        queries: Tensor,
+        table: Tensor,
+        *,
+        operand: torch.dtype,
+        size: int,
+    ) -> None:
+        self.queries, self.table = queries.to(operand), table
+        self.size = size
+        self.workspace = Workspace(table.device)
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, to overwrite."""
+        operand, exact = self.queries.dtype, self.table.dtype
+        for start in range(0, len(self.table), self.size):
+            entities = slice(start, min(start + self.size, len(self.table)))
+            rows = self.table[entities]
+            if operand != exact:
+                rows = self.workspace.take("rows", tuple(rows.shape), operand).copy_(rows)
+            scores = self.workspace.product("scores", self.queries, rows.T, dtype=exact)
+            yield entities, rows, scores

@@ -1,0 +1,217 @@
+"""Losses over all entities without their scores: in chunks of entities, gradients in the forward.
+
+Both losses are a normaliser minus a part that is linear in the scores s = X W^T + b:
+
+    binary cross entropy     N = sum_e softplus(s_e)              dN/ds = sigmoid(s)
+    softmax cross entropy    N = mass * log sum_e exp(s_e)        dN/ds = mass * softmax(s)
+
+For a chunk c of entities, with G = dN/ds over it, three matrix products give the exact gradient:
+
+    S = X W_c^T + b_c,    dX += G W_c,    dW_c = G^T X,    db_c = sum_rows G
+
+The softmax needs its log-sum-exp first, so a second look at the scores: four products. The linear
+part, sum_e y_e s_e, needs no scores at all: its positives are gathered rows, and its smoothing is
+(eps / E) X . sum_e W_e. Nothing of size (batch, entity) ever exists; two chunks do.
+
+Apple's cut-cross-entropy (arXiv 2411.09009) does this for softmax; unlike it, nothing small is
+dropped from the gradient: terms of size 1 / E matter in sum.
+
+Precision: under autocast the products take half-precision operands; scores, losses and gradients
+are float32. float16 holds nothing below 6e-8, and a sigmoid may be smaller, so G is stored times
+2^12 there. On a CPU, float16 products would be slow: they are made in float32 instead.
+
+What lies between the products is in `slopes`: on CUDA one Triton kernel a chunk.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from clew.layers.shapes import EntityBias, EntityTable, Queries
+from clew.link_prediction.losses.entity_chunks import EntityChunks, chunk_size
+from clew.link_prediction.losses.slopes import Slope, Slopes, slopes_for
+from clew.link_prediction.losses.targets import LossFunction, Targets
+
+_FLOAT16_GAIN = 4096.0
+
+
+def fused_loss(
+    queries: Queries,
+    table: EntityTable,
+    bias: EntityBias | None,
+    targets: Targets,
+    *,
+    function: LossFunction,
+    chunk_bytes: int,
+) -> Float[Tensor, ""]:
+    """Return the loss summed over rows; its gradients are ready when it is.
+
+    Args:
+        queries: Query vectors X.
+        table: Entity table W.
+        bias: Entity bias b, or None.
+        targets: Labels of the rows.
+        function: Which normaliser.
+        chunk_bytes: Budget for the chunks of scores, which hold about 2,048 entities
+            even where the budget is smaller.
+    """
+    operand = _operand_type(table)
+    size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
+    # Inside an autograd function gradients are off, so whether they are wanted is asked here.
+    wanted = tuple(
+        torch.is_grad_enabled() and x is not None and x.requires_grad
+        for x in (queries, table, bias)
+    )
+    with torch.autocast(table.device.type, enabled=False):
+        total: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
+            queries, table, bias, targets, function, operand, size, wanted
+        )
+    return total
+
+
+def _operand_type(table: Tensor) -> torch.dtype:
+    """Return the type of matrix operands: autocast's, but float32 for float16 on a CPU."""
+    device = table.device.type
+    if not torch.is_autocast_enabled(device) or table.dtype == torch.float64:
+        return table.dtype
+    half = torch.get_autocast_dtype(device)
+    return torch.float32 if device == "cpu" and half == torch.float16 else half
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Computes loss and gradients in the forward; the backward only scales them."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd passes arguments by position)
+        ctx: Any,
+        queries: Tensor,
+        table: Tensor,
+        bias: Tensor | None,
+        targets: Targets,
+        function: LossFunction,
+        operand: torch.dtype,
+        size: int,
+        wanted: tuple[bool, bool, bool],
+    ) -> Tensor:
+        chunks = EntityChunks(queries, table, operand=operand, size=size)
+        gradients = _Gradients(chunks, targets, wanted=wanted)
+        slopes = slopes_for(chunks.workspace, table.dtype, operand, gradients.gain)
+        if function == "binary_cross_entropy":
+            total = _binary_cross_entropy(chunks, bias, slopes, gradients)
+        else:
+            total = _softmax_cross_entropy(chunks, bias, slopes, gradients, targets.mass)
+        total -= gradients.add_linear_part(queries, table, bias)
+        ctx.gradients = gradients.tensors
+        ctx.queries_type = queries.dtype
+        return total.to(targets.weight.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "the fused loss was backpropagated a second time; it scales its gradients in "
+                "place, so compute the loss anew or use implementation='plain'"
+            )
+        queries, table, bias = (g if g is None else g.mul_(upstream) for g in ctx.gradients)
+        ctx.gradients = None
+        if queries is not None:
+            queries = queries.to(ctx.queries_type)
+        return queries, table, bias, None, None, None, None, None
+
+
+class _Gradients:
+    """Gradients of queries, table and bias, those that are wanted, filled chunk by chunk."""
+
+    def __init__(
+        self,
+        chunks: EntityChunks,
+        targets: Targets,
+        *,
+        wanted: tuple[bool, bool, bool],
+    ) -> None:
+        queries, table = chunks.queries, chunks.table
+        self.queries, self.targets, self.workspace = queries, targets, chunks.workspace
+        self.operand, self.exact = queries.dtype, table.dtype
+        self.gain = _FLOAT16_GAIN if self.operand == torch.float16 else 1.0
+        self.any = any(wanted)
+        self.dx = torch.zeros_like(queries, dtype=self.exact) if wanted[0] else None
+        self.dw = torch.empty_like(table) if wanted[1] else None
+        self.db = table.new_empty(len(table)) if wanted[2] else None
+        self.smoothing = targets.floor * queries.to(self.exact).sum(dim=0)
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return self.dx, self.dw, self.db
+
+    def add(self, entities: slice, rows: Tensor, slope: Slope) -> None:
+        """Add a chunk's part of the normaliser's gradient."""
+        product, exact, g = self.workspace.product, self.exact, slope.scaled
+        if self.db is not None:
+            torch.sub(slope.columns, self.targets.floor * len(g), out=self.db[entities])
+        if self.dx is not None:
+            self.dx.add_(product("dx", g, rows, dtype=exact), alpha=1.0 / self.gain)
+        if self.dw is not None:
+            dw = product("dw", g.T, self.queries, dtype=exact)
+            if self.gain != 1.0:
+                dw *= 1.0 / self.gain
+            torch.sub(dw, self.smoothing, out=self.dw[entities])
+
+    def add_linear_part(self, queries: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+        """Return sum y s over all rows and entities, and subtract its gradient.
+
+        The part of smoothing in `dw` and `db` is in `add` already.
+        """
+        row, entity, weight = self.targets.row, self.targets.entity, self.targets.weight
+        x = queries.to(table.dtype)
+        positive_x, positive_w = x[row], table[entity]
+        table_sum = table.sum(dim=0)
+        scores = (positive_x * positive_w).sum(dim=1)
+        smoothed = torch.dot(x.sum(dim=0), table_sum)
+        if bias is not None:
+            scores += bias[entity]
+            smoothed += len(x) * bias.sum()
+        if self.dx is not None:
+            self.dx.index_add_(0, row, positive_w.mul_(weight[:, None]), alpha=-1)
+            self.dx -= self.targets.floor * table_sum
+        if self.dw is not None:
+            self.dw.index_add_(0, entity, positive_x.mul_(weight[:, None]), alpha=-1)
+        if self.db is not None:
+            self.db.index_add_(0, entity, weight, alpha=-1)
+        return torch.dot(weight, scores) + self.targets.floor * smoothed
+
+
+def _part(bias: Tensor | None, entities: slice) -> Tensor | None:
+    return None if bias is None else bias[entities]
+
+
+def _binary_cross_entropy(
+    chunks: EntityChunks, bias: Tensor | None, slopes: Slopes, gradients: _Gradients
+) -> Tensor:
+    """Return sum softplus(s) in float64 and add its gradient, in one pass."""
+    total = torch.zeros((), dtype=torch.float64, device=chunks.table.device)
+    for entities, rows, scores in chunks:
+        if gradients.any:
+            part, slope = slopes.sigmoid(scores, _part(bias, entities))
+            gradients.add(entities, rows, slope)
+        else:
+            part = slopes.softplus(scores, _part(bias, entities))
+        total += part
+    return total
+
+
+def _softmax_cross_entropy(
+    chunks: EntityChunks, bias: Tensor | None, slopes: Slopes, gradients: _Gradients, mass: Tensor
+) -> Tensor:
+    """Return sum mass * log-sum-exp(s) in float64 and add its gradient, in a second pass."""
+    log_sum = torch.full_like(mass, -torch.inf)
+    for entities, _, scores in chunks:
+        log_sum = torch.logaddexp(log_sum, slopes.log_sum(scores, _part(bias, entities)))
+    if gradients.any:
+        for entities, rows, scores in chunks:
+            slope = slopes.softmax(scores, _part(bias, entities), log_sum, mass)
+            gradients.add(entities, rows, slope)
+    return torch.dot(mass, log_sum).double()

@@ -1,0 +1,125 @@
+"""Losses over all entities: binary cross entropy and softmax cross entropy, plain and fused.
+
+With scores s = X W^T + b of query vectors X `(batch, dim)` against the entity table W
+`(entity, dim)`, and labels y as in `clew.link_prediction.losses.targets`, the loss of a row is
+
+    binary cross entropy     sum_e softplus(s_e)                - sum_e y_e s_e
+    softmax cross entropy    (sum_e y_e) log sum_e exp(s_e)     - sum_e y_e s_e
+
+summed over rows and, for the first, over entities: nothing is averaged here. The plain
+implementation below keeps all scores, `(batch, entity)`; the fused one keeps none of them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from clew.layers.shapes import EntityBias, EntityTable, Queries, Scores
+from clew.link_prediction.losses.fused_one_vs_all import fused_loss
+from clew.link_prediction.losses.targets import (
+    SOFTPLUS_THRESHOLD,
+    LossFunction,
+    Targets,
+    smoothed_targets,
+)
+
+Implementation = Literal["plain", "fused"]
+
+# What autograd keeps of a plain loss, in scores: scores, softplus, their gradients, one copy.
+_SCORES_HELD = 5
+_PLAIN_LIMIT_BYTES = 8 * 1024**2
+
+
+@dataclass(frozen=True)
+class OneVsAll:
+    """Which loss, and how it is computed."""
+
+    function: LossFunction = "binary_cross_entropy"
+    label_smoothing: float = 0.0
+    implementation: Implementation = "fused"
+    chunk_bytes: int = 64 * 1024**2
+    """Byte budget of the fused loss for its chunks of scores."""
+
+
+def choose_implementation(batch: int, entities: int) -> Implementation:
+    """Return `plain` where all scores and their gradients stay in the cache, else `fused`."""
+    held = _SCORES_HELD * batch * entities * torch.float32.itemsize
+    return "plain" if held <= _PLAIN_LIMIT_BYTES else "fused"
+
+
+def one_vs_all_loss(
+    queries: Queries,
+    table: EntityTable,
+    bias: EntityBias | None,
+    row: Int[Tensor, " positive"],
+    entity: Int[Tensor, " positive"],
+    *,
+    settings: OneVsAll,
+) -> Float[Tensor, ""]:
+    """Return the loss summed over rows, in float32 (float64 for float64 parameters).
+
+    Args:
+        queries: Query vectors X.
+        table: Entity table W.
+        bias: Entity bias b, or None.
+        row: Row of each positive.
+        entity: Entity of each positive; a pair (row, entity) occurs once.
+        settings: Which loss and implementation.
+    """
+    if settings.implementation == "plain":
+        return one_vs_all_row_losses(queries, table, bias, row, entity, settings=settings).sum()
+    targets = _targets(queries, table, row, entity, settings)
+    return fused_loss(
+        queries,
+        table,
+        bias,
+        targets,
+        function=settings.function,
+        chunk_bytes=settings.chunk_bytes,
+    )
+
+
+def one_vs_all_row_losses(
+    queries: Queries,
+    table: EntityTable,
+    bias: EntityBias | None,
+    row: Int[Tensor, " positive"],
+    entity: Int[Tensor, " positive"],
+    *,
+    settings: OneVsAll,
+) -> Float[Tensor, " batch"]:
+    """Return the loss of each row, always by the plain implementation; arguments as above."""
+    targets = _targets(queries, table, row, entity, settings)
+    scores = F.linear(queries, table, bias).to(targets.weight.dtype)
+    return row_losses(scores, targets, function=settings.function)
+
+
+def row_losses(
+    scores: Scores, targets: Targets, *, function: LossFunction
+) -> Float[Tensor, " batch"]:
+    """Return the loss of each row from its scores over all entities (the reference)."""
+    if function == "binary_cross_entropy":
+        normaliser = F.softplus(scores, threshold=SOFTPLUS_THRESHOLD).sum(dim=1)
+    else:
+        normaliser = targets.mass * scores.logsumexp(dim=1)
+    positive = targets.weight * scores[targets.row, targets.entity]
+    labelled = torch.zeros_like(normaliser).index_add(0, targets.row, positive)
+    return normaliser - labelled - targets.floor * scores.sum(dim=1)
+
+
+def _targets(
+    queries: Queries, table: EntityTable, row: Tensor, entity: Tensor, settings: OneVsAll
+) -> Targets:
+    return smoothed_targets(
+        row,
+        entity,
+        batch=len(queries),
+        entities=len(table),
+        function=settings.function,
+        label_smoothing=settings.label_smoothing,
+        dtype=torch.float64 if table.dtype == torch.float64 else torch.float32,
+    )

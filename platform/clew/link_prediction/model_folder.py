@@ -1,0 +1,125 @@
+"""The folder that answers queries by itself: a checkpoint, the names, and what is known.
+
+    model.safetensors  manifest.json      the checkpoint
+    vocabulary/entities.parquet           id, name, label
+    vocabulary/relations.parquet
+    known.parquet                         training triples: head, relation, tail as ids
+    calibration.json                      fitted temperature; only where there was something to fit
+
+Prediction from it needs no data set and no tracking store. A registered model holds one.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clew.config.data import TripleData
+from clew.config.load import from_mapping
+from clew.config.model import ConvEModel
+from clew.errors import CheckpointError, DataError
+from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, load_model, read_manifest
+
+VOCABULARY_FOLDER = "vocabulary"
+ENTITIES_FILE = "entities.parquet"
+RELATIONS_FILE = "relations.parquet"
+KNOWN_FILE = "known.parquet"
+CALIBRATION_FILE = "calibration.json"
+
+
+def write_model_folder(
+    folder: Path,
+    *,
+    checkpoint: Path,
+    vocabulary: Path,
+    known: Triples | None = None,
+    calibration: Calibration | None = None,
+) -> Path:
+    """Gather a checkpoint and what prediction needs beside it in a new folder."""
+    folder.mkdir(parents=True)
+    for name in (MODEL_FILE, MANIFEST_FILE):
+        shutil.copy2(checkpoint / name, folder / name)
+    (folder / VOCABULARY_FOLDER).mkdir()
+    for name in (ENTITIES_FILE, RELATIONS_FILE):
+        shutil.copy2(vocabulary / name, folder / VOCABULARY_FOLDER / name)
+    if known is not None:
+        write_known(folder / KNOWN_FILE, known)
+    if calibration is not None:
+        calibration.write(folder / CALIBRATION_FILE)
+    return folder
+
+
+def load_predictor(folder: Path) -> Predictor:
+    """Load what `write_model_folder` gathered.
+
+    Raises:
+        CheckpointError: checkpoint and names do not fit together, or cannot be read.
+        DataError: the names or the known triples cannot be read.
+    """
+    entities, relations = read_vocabularies(folder / VOCABULARY_FOLDER)
+    calibration = folder / CALIBRATION_FILE
+    known = folder / KNOWN_FILE
+    return Predictor(
+        load_conve(folder, len(entities), len(relations)),
+        entities,
+        relations,
+        known=index_known(read_known(known), len(relations)) if known.is_file() else None,
+        calibration=Calibration.read(calibration) if calibration.is_file() else None,
+    )
+
+
+def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
+    """Return the names of entities and of relations."""
+    return (
+        Vocabulary.read(folder / ENTITIES_FILE, "entity"),
+        Vocabulary.read(folder / RELATIONS_FILE, "relation"),
+    )
+
+
+def load_conve(checkpoint: Path, num_entities: int, num_relations: int) -> ConvE:
+    """Build the model that a link-prediction checkpoint belongs to, and load it.
+
+    Raises:
+        CheckpointError: the checkpoint is of another task, incomplete or of other sizes.
+    """
+    manifest = read_manifest(checkpoint)
+    config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
+    if not (isinstance(config.data, TripleData) and isinstance(config.model, ConvEModel)):
+        raise CheckpointError(
+            f"{checkpoint}: a {config.model.kind} model on {config.data.kind}, expected conve on "
+            "triples; only link prediction answers queries by name"
+        )
+    num_rows = num_relations * (2 if config.data.inverse_relations else 1)
+    model = ConvE(num_entities, num_rows, config.model)
+    load_model(checkpoint, model)
+    return model
+
+
+def write_known(path: Path, triples: Triples) -> None:
+    """Write training triples as ids, sorted, so that they compress well."""
+    ordered = triples[np.lexsort((triples[:, TAIL], triples[:, HEAD], triples[:, RELATION]))]
+    columns = {name: ordered[:, i] for i, name in enumerate(("head", "relation", "tail"))}
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def read_known(path: Path) -> Triples:
+    """Read what `write_known` wrote."""
+    try:
+        table = pq.read_table(path, columns=["head", "relation", "tail"])
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: not a file of known triples ({reason})") from None
+    return np.stack([column.to_numpy() for column in table.columns], axis=1).astype(np.int32)
+
+
+def index_known(triples: Triples, num_relations: int) -> FilterIndex:
+    """Index training triples in both directions: relation r + R asks for the heads of r."""
+    return FilterIndex.from_triples(add_inverses(triples, num_relations), 2 * num_relations)

@@ -1,0 +1,1 @@
+"""Models that score a query vector against a table of entities."""

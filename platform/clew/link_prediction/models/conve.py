@@ -1,0 +1,115 @@
+"""ConvE: link prediction by a convolution over the stacked images of head and relation.
+
+Notable choices: the scores are a matrix product of the returned queries with the entity table, so
+that losses and ranking may go through entities in chunks and never hold all scores; both tables
+are drawn xavier-normal as in the authors' code; inverse relations are ordinary rows of the
+relation table, numbered after the relations themselves.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clew.config.model import ConvEModel
+from clew.layers.dropout import dropout
+from clew.layers.patch_convolution import projected_maps
+from clew.layers.products import linear
+from clew.layers.recompute import recomputed
+from clew.layers.shapes import Ids, Queries
+
+Image = Float[Tensor, "batch 1 height width"]
+Features = Float[Tensor, "batch features"]
+
+
+class ConvE(nn.Module):
+    """Convolutional 2-D knowledge-graph embeddings (Dettmers et al., 2018, arXiv 1707.01476).
+
+        h(s, r) = relu(vec(relu([S; R] * omega)) W),    score(s, r, o) = h(s, r) . e_o + b_o
+
+    with S and R the embeddings of head and relation as `(embedding_height, embedding_width)`
+    images, one above the other, and omega the kernels. Batch normalisation on the input image, on
+    the feature maps and after the projection; dropout after each, as in the authors' code (the
+    third one precedes its normalisation).
+
+    Args:
+        num_entities: Rows of the entity table.
+        num_relations: Rows of the relation table, inverse relations included.
+        config: Every dimension, validated.
+    """
+
+    entity_bias: nn.Parameter | None
+
+    def __init__(self, num_entities: int, num_relations: int, config: ConvEModel) -> None:
+        super().__init__()
+        self.config = config
+        self.recomputes = False
+        self.entity = nn.Embedding(num_entities, config.embedding_dim)
+        self.relation = nn.Embedding(num_relations, config.embedding_dim)
+        self.input_norm = nn.BatchNorm2d(1)
+        self.convolution = nn.Conv2d(
+            1,
+            config.output_channels,
+            (config.kernel_height, config.kernel_width),
+            bias=config.convolution_bias,
+        )
+        self.feature_norm = nn.BatchNorm2d(config.output_channels)
+        self.projection = nn.Linear(
+            config.num_features, config.embedding_dim, bias=config.projection_bias
+        )
+        self.projection_norm = nn.BatchNorm1d(config.embedding_dim)
+        self.register_parameter(
+            "entity_bias", nn.Parameter(torch.zeros(num_entities)) if config.entity_bias else None
+        )
+        nn.init.xavier_normal_(self.entity.weight)
+        nn.init.xavier_normal_(self.relation.weight)
+
+    def forward(self, head: Ids, relation: Ids) -> Queries:
+        """Return the query vector of each (head, relation), `(batch, dim)`."""
+        image = self.image(head, relation)
+        if self.recomputes and self.training and torch.is_grad_enabled():
+            hidden = recomputed(self._convolve, image, within=self)
+        else:
+            hidden = self._convolve(image)
+        return F.relu(self._normalise(hidden))
+
+    def image(self, head: Ids, relation: Ids) -> Image:
+        """Stack the embeddings of head and relation, `(batch, 1, 2 * height, width)`."""
+        rows = torch.cat([self.entity(head), self.relation(relation)], dim=1)
+        return rows.view(-1, 1, 2 * self.config.height, self.config.width)
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Compute the convolution's activations again in the backward pass; in training only."""
+        self.recomputes = True
+
+    def _normalise(self, hidden: Queries) -> Queries:
+        """Normalise over the batch.
+
+        One row alone, as the last of an epoch may be, has no statistics of its own: it takes the
+        running ones.
+        """
+        norm = self.projection_norm
+        if self.training and len(hidden) == 1:
+            return F.batch_norm(
+                hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+            )
+        normalised: Queries = norm(hidden)
+        return normalised
+
+    def _convolve(self, image: Image) -> Queries:
+        """Return the projected feature maps before the last normalisation, `(batch, dim)`."""
+        config, training = self.config, self.training
+        x = dropout(self.input_norm(image), config.input_dropout, training)
+        if training and x.device.type == "cpu" and not torch.compiler.is_compiling():
+            x = projected_maps(
+                x,
+                self.convolution,
+                self.feature_norm,
+                self.projection,
+                dropout=config.feature_map_dropout,
+            )
+        else:
+            x = F.relu(self.feature_norm(self.convolution(x)), inplace=True)
+            x = F.dropout2d(x, config.feature_map_dropout, training)
+            x = linear(x.flatten(1), self.projection.weight, self.projection.bias)
+        return dropout(x, config.projection_dropout, training)

@@ -1,0 +1,133 @@
+"""What ranks say of a model: MRR, Hits@k and mean rank, as a whole, by side and by relation."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float64, Int
+
+from clew import names
+from clew.link_prediction.vocabulary import Vocabulary
+
+Side = Literal["head", "tail"]
+SIDES: tuple[Side, ...] = ("head", "tail")
+HITS_AT = (1, 3, 10)
+
+Ranks = Float64[np.ndarray, " query"]
+
+
+@dataclass(frozen=True)
+class RankQuality:
+    """Means over the ranks of some queries; the best possible rank is 1."""
+
+    num_queries: int
+    mrr: float
+    mean_rank: float
+    hits_at_1: float
+    hits_at_3: float
+    hits_at_10: float
+
+    @classmethod
+    def of(cls, ranks: Ranks) -> "RankQuality":
+        """Average over one rank or more."""
+        return cls(
+            len(ranks),
+            float(np.mean(1.0 / ranks)),
+            float(np.mean(ranks)),
+            *(float(np.mean(ranks <= k)) for k in HITS_AT),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the values under their names, without a split."""
+        hits = (self.hits_at_1, self.hits_at_3, self.hits_at_10)
+        return {
+            names.MRR: self.mrr,
+            names.MEAN_RANK: self.mean_rank,
+            **{names.hits_at(k): value for k, value in zip(HITS_AT, hits, strict=True)},
+        }
+
+
+@dataclass(frozen=True)
+class RelationQuality:
+    """The quality of the queries of one relation that ask for one side."""
+
+    relation: int
+    side: Side
+    quality: RankQuality
+
+
+@dataclass(frozen=True, eq=False)
+class RankingResult:
+    """Filtered realistic ranks of both sides of some triples.
+
+    The realistic rank is the mean of the optimistic and the pessimistic one (answers with the
+    same score all behind, or all before), so that a constant score earns no good rank.
+    """
+
+    relation: Int[np.ndarray, " triple"]
+    """Relation of each triple."""
+    head_ranks: Float64[np.ndarray, " triple"]
+    """Rank of each triple's head among all entities, other known heads left out."""
+    tail_ranks: Float64[np.ndarray, " triple"]
+    """Rank of each triple's tail."""
+
+    def ranks(self, side: Side) -> Ranks:
+        """Return the ranks of one side."""
+        return self.head_ranks if side == "head" else self.tail_ranks
+
+    def quality(self, side: Side | None = None) -> RankQuality:
+        """Return the quality of one side, or of both together."""
+        if side is not None:
+            return RankQuality.of(self.ranks(side))
+        return RankQuality.of(np.concatenate([self.head_ranks, self.tail_ranks]))
+
+    def by_relation(self) -> list[RelationQuality]:
+        """Return the quality of each relation that occurs and each side, by rising relation."""
+        order = np.argsort(self.relation, kind="stable")
+        found, starts = np.unique(self.relation[order], return_index=True)
+        parts = np.split(order, starts[1:]) if len(order) else []
+        return [
+            RelationQuality(int(relation), side, RankQuality.of(self.ranks(side)[part]))
+            for relation, part in zip(found, parts, strict=True)
+            for side in SIDES
+        ]
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """Return all metrics, such as `valid/mrr` and `valid/mrr_head`; empty without triples."""
+        if not len(self.relation):
+            return {}
+        values = {names.metric(split, n): v for n, v in self.quality().metrics().items()}
+        for side in SIDES:
+            for name, value in self.quality(side).metrics().items():
+                values[names.metric(split, f"{name}_{side}")] = value
+        return values
+
+    def write_by_relation(self, path: Path, relations: Vocabulary) -> None:
+        """Write a Parquet file with a row for each relation and side, names and labels included."""
+        rows = [
+            {
+                "relation": row.relation,
+                "name": relations.name(row.relation),
+                "label": relations.label(row.relation),
+                "side": row.side,
+                **asdict(row.quality),
+            }
+            for row in self.by_relation()
+        ]
+        pq.write_table(pa.Table.from_pylist(rows, schema=_BY_RELATION), path)
+
+
+_BY_RELATION = pa.schema(
+    [
+        ("relation", pa.int32()),
+        ("name", pa.string()),
+        ("label", pa.string()),
+        ("side", pa.string()),
+        ("num_queries", pa.int64()),
+        *((field, pa.float64()) for field in ("mrr", "mean_rank")),
+        *((names.hits_at(k), pa.float64()) for k in HITS_AT),
+    ]
+)

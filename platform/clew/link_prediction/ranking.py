@@ -1,0 +1,226 @@
+"""Filtered ranking of both sides of triples, in memory that does not grow with the graph.
+
+For a query (head, relation) all entities are scored, answers that are known otherwise are left
+out, and the rank of an answer with score s is
+
+    1 + #(score > s) + #(score = s) / 2,
+
+the mean of its optimistic and pessimistic rank. The head of a triple is ranked as the tail of the
+inverse relation; a model without inverse relations scores every entity as the head instead, which
+takes as many forward passes as there are entities, for each relation, so it suits small graphs.
+
+Equal scores must come out equal, so they are float32, and an answer's own score is taken from the
+same matrix product as those it is compared with. Queries that several triples share are encoded
+and scored once.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from clew.errors import NonFiniteLossError
+from clew.layers.products import product
+from clew.layers.shapes import Queries, Scores
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.query_groups import (
+    Coordinates,
+    QueryGroup,
+    Questions,
+    query_groups,
+    to_tensor,
+)
+from clew.link_prediction.rank_metrics import RankingResult
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+
+Ranks = Float64[np.ndarray, " query"]
+Tiles = Callable[[int], Iterator[Scores]]
+"""Yields the scores of a batch of queries, as many entities at a time as it is asked for."""
+
+# Fewer rows than this make slow matrix products: then entities are split instead of rows.
+_MINIMUM_ROWS = 64
+_MINIMUM_CHUNK = 2048
+_BYTES_PER_SCORE = 8  # a float32 score and the result of comparing it
+
+
+@dataclass(frozen=True)
+class RankingSettings:
+    """How much is done at once; none of it changes a rank."""
+
+    batch_size: int = 512
+    """Distinct queries scored at once."""
+    chunk_bytes: int = 64 * 1024**2
+    """Byte budget for scores and their comparison."""
+
+
+def rank_triples(
+    model: ConvE,
+    triples: Triples,
+    known: FilterIndex,
+    *,
+    settings: RankingSettings | None = None,
+) -> RankingResult:
+    """Rank heads and tails of triples by a model, on the device that holds it.
+
+    Args:
+        model: The model; it is in the mode that it was in when this returns.
+        triples: What is ranked.
+        known: All triples that are true, in both directions: the answers to leave out.
+        settings: How much is done at once.
+
+    Raises:
+        NonFiniteLossError: the model gives NaN or infinite scores.
+    """
+    settings = settings or RankingSettings()
+    head, relation, tail = (triples[:, i].astype(np.int64) for i in (HEAD, RELATION, TAIL))
+    for_tails = Questions(head, relation, tail)
+    for_heads = Questions(tail, relation + known.num_relations // 2, head)
+    has_inverses = model.relation.num_embeddings == known.num_relations
+    with _evaluation_mode(model):
+        tail_ranks = _rank_by_query(model, for_tails, known, settings)
+        rank_heads = _rank_by_query if has_inverses else _rank_by_candidate
+        head_ranks = rank_heads(model, for_heads, known, settings)
+    return RankingResult(triples[:, RELATION], head_ranks, tail_ranks)
+
+
+def _rank_by_query(
+    model: ConvE, questions: Questions, known: FilterIndex, settings: RankingSettings
+) -> Ranks:
+    """Rank answers by the scores of each query (entity, relation) with all entities."""
+    table, bias = model.entity.weight, model.entity_bias
+    ranks = np.empty(len(questions.answer))
+    rows = _rows_at_once(len(table), settings)
+    for group in query_groups(questions, known, rows):
+        # Past `__call__`: a compiled forward would be compiled anew for the sizes met here.
+        queries = model.forward(
+            to_tensor(group.entity, table.device), to_tensor(group.relation, table.device)
+        )
+
+        def tiles(size: int, queries: Tensor = queries) -> Iterator[Scores]:
+            for start in range(0, len(table), size):
+                part = slice(start, start + size)
+                scores = product(queries, table[part].T)
+                yield scores if bias is None else scores.add_(bias[part])
+
+        ranks[group.place] = _ranks(tiles, group, len(table), table.device, settings)
+    return ranks
+
+
+def _rank_by_candidate(
+    model: ConvE, questions: Questions, known: FilterIndex, settings: RankingSettings
+) -> Ranks:
+    """Rank heads by encoding each candidate with the relation, against the tail that is given."""
+    table, bias = model.entity.weight, model.entity_bias
+    device, ranks = table.device, np.empty(len(questions.answer))
+    rows = _rows_at_once(len(table), settings)
+    for inverse in np.unique(questions.relation):
+        asked = np.flatnonzero(questions.relation == inverse)
+        relation = int(inverse) - known.num_relations // 2
+        for group in query_groups(questions.take(asked), known, rows):
+            tails = to_tensor(group.entity, device)
+
+            def tiles(
+                size: int, tails: Tensor = tails, relation: int = relation
+            ) -> Iterator[Scores]:
+                for start in range(0, len(table), size):
+                    heads = torch.arange(start, min(start + size, len(table)), device=device)
+                    scores = table[tails] @ _encode(model, heads, relation, settings).T
+                    yield scores if bias is None else scores.add_(bias[tails].unsqueeze(1))
+
+            place = asked[group.place]
+            ranks[place] = _ranks(tiles, group, len(table), device, settings)
+    return ranks
+
+
+def _encode(model: ConvE, heads: Tensor, relation: int, settings: RankingSettings) -> Queries:
+    """Return the queries of many heads with one relation."""
+    parts = torch.split(heads, settings.batch_size)
+    return torch.cat([model.forward(part, torch.full_like(part, relation)) for part in parts])
+
+
+def _ranks(
+    tiles: Tiles,
+    group: QueryGroup,
+    num_entities: int,
+    device: torch.device,
+    settings: RankingSettings,
+) -> Ranks:
+    """Return the realistic rank of each answer of a group."""
+    size = _chunk_size(len(group.entity), num_entities, settings)
+    hidden = Coordinates(*group.hidden, size=size, device=device)
+    answers = Coordinates(group.row, group.answer, size=size, device=device)
+    own = torch.zeros(len(group.entity), int(group.layer.max()) + 1, device=device)
+    layer = to_tensor(group.layer, device)
+    if size < num_entities:  # an answer is compared with chunks that come before its own
+        for number, scores in enumerate(tiles(size)):
+            at, row, column = answers.within(number)
+            own[row, layer[at]] = scores[row, column]
+    above = torch.zeros(own.shape, dtype=torch.float64, device=device)
+    depths = np.bincount(group.layer).tolist()
+    for number, scores in enumerate(tiles(size)):
+        _check_finite(scores)
+        if size >= num_entities:
+            at, row, column = answers.within(number)
+            own[row, layer[at]] = scores[row, column]
+        _, row, column = hidden.within(number)
+        scores[row, column] = -torch.inf
+        _count_above(scores, own, depths, above)
+    ranks = 1.0 + 0.5 * above[to_tensor(group.row, device), layer]
+    return ranks.cpu().numpy()
+
+
+def _count_above(scores: Scores, own: Tensor, depths: list[int], above: Tensor) -> None:
+    """Add, for each answer, how many scores are greater plus how many are at least its own.
+
+    Queries have fewer and fewer answers, so the `k`-th answers belong to the first rows. Counts
+    are sums of zeros and ones in float32, exact up to 2^24 entities a chunk.
+    """
+    compared = torch.empty_like(scores)
+    for k, depth in enumerate(depths):
+        own_score, out = own[:depth, k : k + 1], compared[:depth]
+        above[:depth, k] += torch.gt(scores[:depth], own_score, out=out).sum(dim=1)
+        above[:depth, k] += torch.ge(scores[:depth], own_score, out=out).sum(dim=1)
+
+
+def _rows_at_once(num_entities: int, settings: RankingSettings) -> int:
+    """Return how many queries are scored at once: all entities in one chunk, if that goes."""
+    fitting = settings.chunk_bytes // (_BYTES_PER_SCORE * num_entities)
+    return min(settings.batch_size, fitting) if fitting >= _MINIMUM_ROWS else settings.batch_size
+
+
+def _chunk_size(rows: int, num_entities: int, settings: RankingSettings) -> int:
+    """Return how many entities are scored at once."""
+    fitting = max(settings.chunk_bytes // (_BYTES_PER_SCORE * rows), _MINIMUM_CHUNK)
+    return min(fitting, num_entities)
+
+
+def _check_finite(scores: Scores) -> None:
+    smallest, largest = scores.aminmax()
+    if not bool(torch.isfinite(smallest) & torch.isfinite(largest)):
+        raise NonFiniteLossError(
+            "the model's scores hold NaN or infinity, so they have no ranks; take an earlier "
+            "checkpoint, or lower optimizer.learning_rate"
+        )
+
+
+@contextmanager
+def _evaluation_mode(model: ConvE) -> Iterator[None]:
+    """Evaluate in full float32, without gradients; put the model's mode back afterwards."""
+    was_training, device = model.training, model.entity.weight.device.type
+    matmul = torch.backends.cuda.matmul
+    precision = matmul.fp32_precision
+    model.eval()
+    try:
+        if device == "cuda":  # TF32 keeps 10 bits of a score: it makes ties
+            matmul.fp32_precision = "ieee"
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
+    finally:
+        model.train(was_training)
+        if device == "cuda":
+            matmul.fp32_precision = precision

@@ -1,0 +1,116 @@
+"""From the configuration to a knowledge graph: named data sets, or files.
+
+A named data set is a folder with `train.txt` and, if it has them, `valid.txt` and `test.txt`, each
+also as `.gz` or `.zst`. `umls` comes with the package; others stand in the folder that the
+environment variable CLEW_DATA names. Labels come from the folder where the configuration names no
+other file: `entity_names.tsv` for entities; `edge_map.json`, `relations.en.json`,
+`relation_names.tsv` or `relation2text.txt` for relations.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from clew.config.data import TripleData
+from clew.errors import ConfigError, DataError
+from clew.link_prediction.triple_files import GraphFiles, read_graph
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.names import DATA_VARIABLE
+from clew.text_blocks import COMPRESSIONS
+
+BUNDLED = Path(__file__).parent / "bundled"
+ENTITY_LABELS = ["entity_names.tsv"]
+RELATION_LABELS = [
+    "edge_map.json",
+    "relations.en.json",
+    "relation_names.tsv",
+    "relation2text.txt",
+]
+
+
+def load_graph(config: TripleData) -> KnowledgeGraph:
+    """Read the graph that a configuration asks for, with its labels."""
+    if config.name is not None:
+        folder = find_data_set(config.name)
+        return read_graph(config.name, _with_config(files_of_folder(folder), config))
+    if not config.train:
+        raise ConfigError(f"data.train is {config.train!r}; expected a file of training triples")
+    train = Path(config.train).expanduser()
+    return read_graph(_name_of_file(train), _with_config(GraphFiles(train), config))
+
+
+def named_data_sets() -> dict[str, Path]:
+    """Return the folders of all data sets that have a name, in order of their names."""
+    beside = os.environ.get(DATA_VARIABLE)
+    roots = [Path(beside).expanduser()] if beside else []
+    found = {
+        folder.name: folder
+        for root in [*roots, BUNDLED]  # the bundled ones last: they win
+        if root.is_dir()
+        for folder in root.iterdir()
+        if any((folder / name).is_file() for name in _split_names("train"))
+    }
+    return dict(sorted(found.items()))
+
+
+def find_data_set(name: str) -> Path:
+    """Return the folder of a named data set; an unknown name is an error that lists them all."""
+    known = named_data_sets()
+    if name in known:
+        return known[name]
+    beside = os.environ.get(DATA_VARIABLE)
+    where = f"{DATA_VARIABLE} is {beside}" if beside else f"set {DATA_VARIABLE} to a folder of more"
+    raise ConfigError(
+        f"data.name is {name!r}; expected one of {', '.join(known)} ({where}), or data.train with "
+        "a file of triples"
+    )
+
+
+def files_of_folder(folder: Path) -> GraphFiles:
+    """Return the files of a data set's folder; validation, test and labels may be missing."""
+    train = _only_file(folder, _split_names("train"))
+    if train is None:
+        raise DataError(f"{folder}: no train.txt, train.txt.gz or train.txt.zst in this folder")
+    return GraphFiles(
+        train,
+        valid=_only_file(folder, _split_names("valid")),
+        test=_only_file(folder, _split_names("test")),
+        entity_labels=_first_file(folder, ENTITY_LABELS),
+        relation_labels=_first_file(folder, RELATION_LABELS),
+    )
+
+
+def _with_config(files: GraphFiles, config: TripleData) -> GraphFiles:
+    """Replace files by those that the configuration names; an empty text names none."""
+    named = {
+        "valid": config.valid,
+        "test": config.test,
+        "entity_to_id": config.entity_to_id,
+        "relation_to_id": config.relation_to_id,
+        "entity_labels": config.node_name_dict,
+        "relation_labels": config.edge_map,
+    }
+    return replace(files, **{k: Path(text).expanduser() for k, text in named.items() if text})
+
+
+def _split_names(split: str) -> list[str]:
+    return [f"{split}.txt{suffix}" for suffix in ("", *COMPRESSIONS)]
+
+
+def _first_file(folder: Path, names: list[str]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _only_file(folder: Path, names: list[str]) -> Path | None:
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if len(found) > 1:
+        raise DataError(
+            f"{folder}: has {' and '.join(path.name for path in found)}; expected one of them"
+        )
+    return found[0] if found else None
+
+
+def _name_of_file(train: Path) -> str:
+    """Return the folder's name for `<folder>/train.txt`, else the file's name without suffixes."""
+    stem = train.name.split(".")[0] or train.name
+    return train.resolve().parent.name if stem == "train" else stem

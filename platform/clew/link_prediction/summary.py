@@ -1,0 +1,77 @@
+"""What is in a knowledge graph, in numbers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.triples import HEAD, SPLITS, TAIL, KnowledgeGraph, Triples
+
+
+@dataclass(frozen=True)
+class GraphSummary:
+    """Counts of a graph; degrees count both ends of every training triple."""
+
+    name: str
+    fingerprint: str
+    num_entities: int
+    num_relations: int
+    num_train: int
+    num_valid: int
+    num_test: int
+    num_unseen_entities: int
+    """Entities of validation or test triples that no training triple mentions."""
+    num_unused_entities: int
+    """Entities that no triple mentions (only with a dictionary)."""
+    num_duplicates: int
+    """Triples that repeat an earlier one of their split, over all splits."""
+    num_leaked: int
+    """Distinct validation and test triples that are training triples too."""
+    num_entity_labels: int
+    num_relation_labels: int
+    mean_degree: float
+    """Over entities of training triples."""
+    median_degree: float
+    """Over entities of training triples."""
+    max_degree: int
+    hub: str
+    """Label of the entity with the largest degree."""
+
+
+def describe(graph: KnowledgeGraph) -> GraphSummary:
+    """Count what is in a graph."""
+    degrees = _degrees(graph, graph.train)
+    held_out_degrees = _degrees(graph, graph.valid) + _degrees(graph, graph.test)
+    seen = degrees[degrees > 0]
+    train, valid, test = (_num_distinct(graph, graph.split(split)) for split in SPLITS)
+    num_triples = sum(len(graph.split(split)) for split in SPLITS)
+    return GraphSummary(
+        name=graph.name,
+        fingerprint=graph.fingerprint,
+        num_entities=graph.num_entities,
+        num_relations=graph.num_relations,
+        num_train=len(graph.train),
+        num_valid=len(graph.valid),
+        num_test=len(graph.test),
+        num_unseen_entities=graph.num_unseen_entities,
+        num_unused_entities=int((degrees + held_out_degrees == 0).sum()),
+        num_duplicates=num_triples - train - valid - test,
+        num_leaked=sum(
+            train + held_out - _num_distinct(graph, np.concatenate([graph.train, triples]))
+            for held_out, triples in ((valid, graph.valid), (test, graph.test))
+        ),
+        num_entity_labels=graph.entities.num_labels,
+        num_relation_labels=graph.relations.num_labels,
+        mean_degree=float(seen.mean()),
+        median_degree=float(np.median(seen)),
+        max_degree=int(seen.max()),
+        hub=graph.entities.label(int(degrees.argmax())),
+    )
+
+
+def _degrees(graph: KnowledgeGraph, triples: Triples) -> np.ndarray:
+    return np.bincount(triples[:, [HEAD, TAIL]].ravel(), minlength=graph.num_entities)
+
+
+def _num_distinct(graph: KnowledgeGraph, triples: Triples) -> int:
+    return len(FilterIndex.from_triples(triples, graph.num_relations).tails)

@@ -1,0 +1,162 @@
+"""Link prediction: a knowledge graph, ConvE, and a loss over all entities."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from clew import names
+from clew.config.data import TripleData
+from clew.config.loss import KvsAllLoss, OneVsAllLoss
+from clew.config.model import ConvEModel
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.one_vs_all import (
+    OneVsAll,
+    choose_implementation,
+    one_vs_all_loss,
+    one_vs_all_row_losses,
+)
+from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.rank_metrics import RankingResult
+from clew.link_prediction.ranking import RankingSettings, rank_triples
+from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
+from clew.link_prediction.triples import KnowledgeGraph, Split
+from clew.training.task import LossSum
+
+logger = logging.getLogger(__name__)
+
+
+class LinkPrediction:
+    """Predict the tail of (head, relation), and the head as the tail of the inverse relation.
+
+    Without inverse relations the model has no query for heads: they are ranked by encoding every
+    entity as a head, for each relation, which costs as many forward passes as there are entities.
+    """
+
+    kind = names.TASK_LINK_PREDICTION
+
+    def __init__(self, graph: KnowledgeGraph, config: RunConfig) -> None:
+        data, model, loss = config.data, config.model, config.loss
+        if not (
+            isinstance(data, TripleData)
+            and isinstance(model, ConvEModel)
+            and isinstance(loss, OneVsAllLoss | KvsAllLoss)
+        ):
+            raise ConfigError(
+                f"link prediction needs data.kind=triples, model.kind=conve and loss.kind "
+                f"one_vs_all or kvs_all; {data.kind}, {model.kind} and {loss.kind} given"
+            )
+        self.graph = graph
+        self.model_config = model
+        self.dataset = graph.name
+        self.data_fingerprint = graph.fingerprint
+        self.inverse_relations = data.inverse_relations
+        examples = KvsAllExamples if isinstance(loss, KvsAllLoss) else OneVsAllExamples
+        self._examples = examples.from_graph(graph, inverse_relations=self.inverse_relations)
+        self._known = FilterIndex.from_graph(graph)
+        self._ranking = RankingSettings(
+            config.evaluation.batch_size, int(config.evaluation.chunk_mib * 1024**2)
+        )
+        self._loss = OneVsAll(
+            function=loss.function,
+            label_smoothing=loss.label_smoothing,
+            implementation="fused" if loss.implementation == "auto" else loss.implementation,
+            chunk_bytes=int(loss.chunk_mib * 1024**2),
+        )
+        self._chooses = loss.implementation == "auto"
+        self._batch_size = config.training.batch_size
+        self._results: dict[str, RankingResult] = {}
+
+    def describe(self) -> dict[str, str]:
+        """Return what was chosen: the loss implementation in force."""
+        return {names.TAG_LOSS_IMPLEMENTATION: self._loss_for(self._batch_size).implementation}
+
+    def _loss_for(self, batch_size: int) -> OneVsAll:
+        """Return the loss for a batch of a size, where the choice is left to us."""
+        if not self._chooses:
+            return self._loss
+        implementation = choose_implementation(batch_size, self.graph.num_entities)
+        return replace(self._loss, implementation=implementation)
+
+    @property
+    def num_model_relations(self) -> int:
+        """Rows of the model's relation table."""
+        return self.graph.num_relations * (2 if self.inverse_relations else 1)
+
+    def build_model(self) -> ConvE:
+        """Build ConvE with fresh weights, on the CPU."""
+        return ConvE(self.graph.num_entities, self.num_model_relations, self.model_config)
+
+    def train_examples(self) -> OneVsAllExamples | KvsAllExamples:
+        """Return the training rows, one triple or one query each."""
+        return self._examples
+
+    def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
+        """Return the loss summed over rows; `count` is the number of rows."""
+        settings = self._loss_for(batch.num_examples)
+        total = one_vs_all_loss(*self._arguments(model, batch), settings=settings)
+        return LossSum(total, batch.count)
+
+    def example_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
+        """Return the loss of each row, `(batch,)`."""
+        return one_vs_all_row_losses(*self._arguments(model, batch), settings=self._loss)
+
+    def _arguments(
+        self, model: nn.Module, batch: TripleBatch
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        conve = _as_conve(model)
+        queries = model(batch.head, batch.relation)
+        return queries, conve.entity.weight, conve.entity_bias, batch.row, batch.entity
+
+    def has_examples(self, split: str) -> bool:
+        """Return whether a split has triples."""
+        return len(self.graph.split(_as_split(split))) > 0
+
+    def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
+        """Return filtered MRR, Hits@k and mean rank over both sides, and for each side."""
+        if not self.has_examples(split):
+            return {}
+        return self.rank(model, split).metrics(split)
+
+    def rank(self, model: nn.Module, split: str) -> RankingResult:
+        """Rank the heads and tails of a split's triples among all entities."""
+        result = rank_triples(
+            _as_conve(model),
+            self.graph.split(_as_split(split)),
+            self._known,
+            settings=self._ranking,
+        )
+        self._results[split] = result
+        return result
+
+    def write_artifacts(self, folder: Path) -> None:
+        """Write `vocabulary/`: ids, names and labels of entities and relations."""
+        target = folder / "vocabulary"
+        target.mkdir(parents=True, exist_ok=True)
+        self.graph.entities.write(target / "entities.parquet")
+        self.graph.relations.write(target / "relations.parquet")
+
+    def write_report(self, split: str, folder: Path) -> None:
+        """Write the ranks by relation and side of the last evaluation of a split, as Parquet."""
+        if split not in self._results:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._results[split].write_by_relation(
+            folder / f"{split}_by_relation.parquet", self.graph.relations
+        )
+
+
+def _as_conve(model: nn.Module) -> ConvE:
+    if not isinstance(model, ConvE):
+        raise TypeError(f"link prediction trains ConvE, {type(model).__name__} given")
+    return model
+
+
+def _as_split(split: str) -> Split:
+    if split not in ("train", "valid", "test"):
+        raise ValueError(f"split {split!r} given, expected train, valid or test")
+    return split  # type: ignore[return-value]

@@ -1,0 +1,131 @@
+"""Training rows of link prediction: a query (head, relation) and the tails that are right.
+
+Right tails are coordinates (row, entity); a matrix of zeros and ones over all entities is never
+made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples, add_inverses
+
+SHOWN_EXAMPLES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class TripleBatch:
+    """Queries that go through the model at once, and their positives as coordinates."""
+
+    head: Int64[Tensor, "batch"]
+    """Head of each query."""
+    relation: Int64[Tensor, "batch"]
+    """Relation of each query; r + R is the inverse of r."""
+    row: Int64[Tensor, "positive"]
+    """Query of each positive, rising."""
+    entity: Int64[Tensor, "positive"]
+    """Tail of each positive."""
+    example: Int64[Tensor, "batch"]
+    """Index of each query among the training examples."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of queries."""
+        return len(self.head)
+
+    @property
+    def count(self) -> int:
+        """What the summed loss is divided by: queries."""
+        return len(self.head)
+
+    def to(self, device: torch.device) -> Self:
+        """Return the batch on a device; from page-locked memory the copy does not wait."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Return the batch in page-locked memory; the loader calls this."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def units(self) -> dict[str, int]:
+        """Return the number of queries as `examples`."""
+        return {"examples": self.num_examples}
+
+    def describe(self) -> str:
+        """Return the first example numbers."""
+        shown = ", ".join(map(str, self.example[:SHOWN_EXAMPLES].tolist()))
+        if self.num_examples == 1:
+            return f"1 query (example {shown})"
+        more = ", …" if self.num_examples > SHOWN_EXAMPLES else ""
+        return f"{self.num_examples} queries (examples {shown}{more})"
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(**{f.name: move(getattr(self, f.name)) for f in fields(self)})
+
+
+class OneVsAllExamples:
+    """One training triple an example, its tail the only positive.
+
+    With inverse relations, example `i + n` of `n` triples asks for the head of triple `i`.
+    """
+
+    def __init__(self, triples: Triples, num_relations: int, *, inverse_relations: bool) -> None:
+        self.triples = triples
+        self.num_relations = num_relations
+        self.num_directions = 2 if inverse_relations else 1
+
+    @classmethod
+    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> Self:
+        """Take the training triples of a graph."""
+        return cls(graph.train, graph.num_relations, inverse_relations=inverse_relations)
+
+    def __len__(self) -> int:
+        return self.num_directions * len(self.triples)
+
+    def batch(self, indices: np.ndarray) -> TripleBatch:
+        """Return the examples at `indices` `(example,)` as one batch."""
+        example = indices.astype(np.int64)
+        triple = self.triples[example % len(self.triples)].astype(np.int64)
+        inverse = example >= len(self.triples)
+        head = np.where(inverse, triple[:, TAIL], triple[:, HEAD])
+        tail = np.where(inverse, triple[:, HEAD], triple[:, TAIL])
+        relation = triple[:, RELATION] + inverse * self.num_relations
+        row = np.arange(len(example))
+        return _as_batch(head, relation, row, tail, example)
+
+
+class KvsAllExamples:
+    """One distinct query (head, relation) an example, all its training tails positive.
+
+    Queries are numbered by rising head, then relation.
+    """
+
+    def __init__(self, triples: Triples, num_relations: int, *, inverse_relations: bool) -> None:
+        if inverse_relations:
+            triples = add_inverses(triples, num_relations)
+            num_relations *= 2
+        self.index = FilterIndex.from_triples(triples, num_relations)
+
+    @classmethod
+    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> Self:
+        """Take the training triples of a graph."""
+        return cls(graph.train, graph.num_relations, inverse_relations=inverse_relations)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batch(self, indices: np.ndarray) -> TripleBatch:
+        """Return the examples at `indices` `(example,)` as one batch."""
+        example = indices.astype(np.int64)
+        head, relation = np.divmod(self.index.keys[example], self.index.num_relations)
+        row, entity = self.index.tails_of(example)
+        return _as_batch(head, relation, row, entity, example)
+
+
+def _as_batch(*arrays: np.ndarray) -> TripleBatch:
+    return TripleBatch(*(torch.from_numpy(array) for array in arrays))

@@ -1,0 +1,161 @@
+"""Reads knowledge graphs from files of triples `head<TAB>relation<TAB>tail`.
+
+Without dictionaries, ids are the places of the names in code point order over all three files:
+the same names get the same ids, whatever the order of the lines. Triples keep the order of their
+lines, so that row `i` stands on line `i + 1`; duplicates are kept, counted and warned of.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clew.errors import DataError
+from clew.link_prediction.dictionaries import fields_to_ids, read_dictionary
+from clew.link_prediction.fields import Layout, read_coded
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.labels import read_edge_map, read_labels
+from clew.link_prediction.triples import (
+    HEAD,
+    RELATION,
+    SPLITS,
+    TAIL,
+    KnowledgeGraph,
+    Triples,
+    no_triples,
+)
+from clew.link_prediction.vocabulary import Kind, Vocabulary
+
+log = logging.getLogger(__name__)
+
+TRIPLE = Layout(("head", "relation", "tail"))
+COLUMNS: dict[Kind, list[int]] = {"entity": [HEAD, TAIL], "relation": [RELATION]}
+
+
+@dataclass(frozen=True)
+class GraphFiles:
+    """Where a graph's triples, dictionaries and labels are."""
+
+    train: Path
+    valid: Path | None = None
+    test: Path | None = None
+    entity_to_id: Path | None = None
+    relation_to_id: Path | None = None
+    entity_labels: Path | None = None
+    relation_labels: Path | None = None
+
+
+def read_graph(name: str, files: GraphFiles) -> KnowledgeGraph:
+    """Read a graph; entities that occur only in validation or test triples are allowed."""
+    given = {s: p for s in SPLITS if (p := getattr(files, s)) is not None}
+    paths = list(given.values())
+    _refuse_same_file(paths)
+    entities = read_dictionary(files.entity_to_id, "entity") if files.entity_to_id else None
+    relations = read_dictionary(files.relation_to_id, "relation") if files.relation_to_id else None
+    tables, values = read_coded(paths, TRIPLE)
+    entities = entities or _sorted_vocabulary("entity", tables, values)
+    relations = relations or _sorted_vocabulary("relation", tables, values)
+    triples = _translate(paths, tables, values, entities, relations)
+    del tables
+    _refuse_same_triples(paths, triples)
+    for path, rows in zip(paths, triples, strict=True):
+        _warn_of_duplicates(path, rows, len(relations))
+    if files.entity_labels:
+        entities = read_labels(files.entity_labels, entities)
+    if files.relation_labels:
+        is_json = files.relation_labels.suffix == ".json"
+        relations = (read_edge_map if is_json else read_labels)(files.relation_labels, relations)
+    splits = {split: no_triples() for split in SPLITS} | dict(zip(given, triples, strict=True))
+    return KnowledgeGraph(name, entities, relations, **splits)
+
+
+def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Triples:
+    """Read a file of triples over known names; an unknown name is an error."""
+    tables, values = read_coded([path], TRIPLE)
+    return _translate([path], tables, values, entities, relations)[0]
+
+
+def count_duplicates(triples: Triples, num_relations: int) -> int:
+    """Return how many triples repeat an earlier one."""
+    return len(triples) - len(FilterIndex.from_triples(triples, num_relations).tails)
+
+
+def _sorted_vocabulary(kind: Kind, tables: Sequence[np.ndarray], values: pa.Array) -> Vocabulary:
+    """Name the entities or relations of triples in code point order."""
+    names = values.take(pa.array(_used_codes(kind, tables, len(values))))
+    return Vocabulary(kind, names.take(pc.sort_indices(names)))
+
+
+def _used_codes(kind: Kind, tables: Sequence[np.ndarray], num_values: int) -> np.ndarray:
+    used = np.zeros(num_values, bool)
+    for table in tables:
+        for column in COLUMNS[kind]:
+            used[table[:, column]] = True
+    return np.flatnonzero(used)
+
+
+def _translate(
+    paths: Sequence[Path],
+    tables: Sequence[np.ndarray],
+    values: pa.Array,
+    entities: Vocabulary,
+    relations: Vocabulary,
+) -> list[Triples]:
+    """Replace codes of values by ids; the first unknown name is an error."""
+    translated = [np.empty_like(table) for table in tables]
+    for vocabulary in (entities, relations):
+        used = _used_codes(vocabulary.kind, tables, len(values))
+        ids = np.full(len(values), -1, np.int32)
+        ids[used] = fields_to_ids(values.take(pa.array(used)), vocabulary)
+        for table, triples in zip(tables, translated, strict=True):
+            for column in COLUMNS[vocabulary.kind]:
+                triples[:, column] = ids[table[:, column]]
+    for path, table, triples in zip(paths, tables, translated, strict=True):
+        unknown = np.argwhere(triples < 0)
+        if len(unknown):
+            row, column = map(int, unknown[0])
+            vocabulary = relations if column == RELATION else entities
+            raise _unknown_name(path, row, values[int(table[row, column])].as_py(), vocabulary)
+    return translated
+
+
+def _unknown_name(path: Path, row: int, name: str, vocabulary: Vocabulary) -> DataError:
+    message = f"{path}, line {row + 1}: {vocabulary.unknown_name_message(name)}"
+    if name.isdecimal() and not vocabulary.fields_may_be_ids:
+        message += "; ids are read only with a dictionary none of whose names is a whole number"
+    return DataError(message)
+
+
+def _refuse_same_file(paths: Sequence[Path]) -> None:
+    for first, second in combinations(paths, 2):
+        if first.exists() and second.exists() and first.samefile(second):
+            raise DataError(
+                f"{second}: is the same file as {first}; expected a file of its own for each of "
+                "train, valid and test"
+            )
+
+
+def _refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> None:
+    for (first, rows), (second, others) in combinations(zip(paths, triples, strict=True), 2):
+        if np.array_equal(rows, others):
+            raise DataError(
+                f"{second}: holds the same {len(rows)} triples as {first}; expected other triples "
+                "in each of train, valid and test"
+            )
+
+
+def _warn_of_duplicates(path: Path, triples: Triples, num_relations: int) -> None:
+    duplicates = count_duplicates(triples, num_relations)
+    if duplicates:
+        log.warning(
+            "%s: %d of %d triples repeat an earlier line; they are kept, and count again "
+            "in training rows of one triple",
+            path,
+            duplicates,
+            len(triples),
+        )

@@ -1,0 +1,93 @@
+"""A knowledge graph as arrays of integers, with the names behind them."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int32
+
+from clew.link_prediction.vocabulary import Vocabulary
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+HEAD, RELATION, TAIL = 0, 1, 2
+
+Triples = Int32[np.ndarray, "_triple 3"]
+"""Rows `[head, relation, tail]`; the underscore lets three splits differ in length."""
+
+
+@dataclass(frozen=True, eq=False)
+class KnowledgeGraph:
+    """Triples of three splits over shared entities and relations, without inverse relations.
+
+    Triples stand in the order of their files, duplicates included.
+    """
+
+    name: str
+    entities: Vocabulary
+    relations: Vocabulary
+    train: Triples
+    valid: Triples
+    test: Triples
+
+    @property
+    def num_entities(self) -> int:
+        """Number of entities, those that no triple mentions included."""
+        return len(self.entities)
+
+    @property
+    def num_relations(self) -> int:
+        """Number of relations, inverses not counted."""
+        return len(self.relations)
+
+    def split(self, name: Split) -> Triples:
+        """Return the triples of a split."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}[name]
+
+    def with_inverses(self, triples: Triples) -> Triples:
+        """Return triples followed by their inverses; see `add_inverses`."""
+        return add_inverses(triples, self.num_relations)
+
+    @cached_property
+    def num_unseen_entities(self) -> int:
+        """Number of entities that occur in validation or test triples but in no training triple."""
+        seen, held_out = (np.zeros(self.num_entities, bool) for _ in range(2))
+        seen[self.train[:, [HEAD, TAIL]]] = True
+        for triples in (self.valid, self.test):
+            held_out[triples[:, [HEAD, TAIL]]] = True
+        return int((held_out & ~seen).sum())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits over names in order of their ids and all triples in their order.
+
+        Labels, paths, compression and line ends do not change it.
+        """
+        digest = hashlib.sha256()
+        for vocabulary in (self.entities, self.relations):
+            digest.update(f"{vocabulary.kind}/{len(vocabulary)}\n".encode())
+            for start in range(0, len(vocabulary), 65_536):
+                names = vocabulary.name_array.slice(start, 65_536).to_pylist()
+                digest.update("".join(f"{name}\n" for name in names).encode())
+        for split in SPLITS:
+            triples = self.split(split)
+            digest.update(f"{split}/{len(triples)}\n".encode())
+            digest.update(np.ascontiguousarray(triples, dtype="<i4").data)
+        return digest.hexdigest()[:16]
+
+
+def no_triples() -> Triples:
+    """Return a split without triples."""
+    return np.empty((0, 3), np.int32)
+
+
+def add_inverses(triples: Triples, num_relations: int) -> Triples:
+    """Return `(2 triple, 3)`: the triples, then `[tail, relation + num_relations, head]` of each.
+
+    Row `i` and row `i + triple` are the two directions of one triple.
+    """
+    inverses = triples[:, [TAIL, RELATION, HEAD]]
+    inverses[:, RELATION] += num_relations
+    return np.concatenate([triples, inverses])

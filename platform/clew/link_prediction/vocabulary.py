@@ -1,0 +1,148 @@
+"""Names of entities or relations and the integers that stand for them."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self, SupportsInt
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from clew.errors import DataError
+from clew.link_prediction.near_matches import near_matches
+
+Kind = Literal["entity", "relation"]
+ID_FIELDS_KEY = b"clew.fields_may_be_ids"
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The names of entities or relations in the order of their ids.
+
+    Names and labels are Arrow string arrays: a million names take some 25 MB, and looking one up
+    is a binary search over an index of 4 bytes a name.
+    """
+
+    kind: Kind
+    name_array: pa.StringArray
+    """Names `(id,)`, all different."""
+    label_array: pa.StringArray | None = None
+    """Texts that people read `(id,)`, null where there is none."""
+    fields_may_be_ids: bool = False
+    """Whether data files may hold ids instead of names: a dictionary assigned the ids, and none
+    of its names is itself a whole number."""
+
+    @classmethod
+    def from_names(cls, kind: Kind, names: list[str]) -> Self:
+        """Build from names in the order of their ids."""
+        return cls(kind, pa.array(names, pa.string()))
+
+    def __len__(self) -> int:
+        return len(self.name_array)
+
+    def __iter__(self) -> Iterator[str]:
+        return (scalar.as_py() for scalar in self.name_array)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._position(name) is not None
+
+    def name(self, id: SupportsInt) -> str:
+        """Return the name of an id."""
+        return str(self.name_array[int(id)].as_py())
+
+    def label(self, id: SupportsInt) -> str:
+        """Return the text that people read for an id: its label, or its name without one."""
+        label = self.label_array[int(id)].as_py() if self.label_array is not None else None
+        return str(label) if label else self.name(id)
+
+    def id(self, name: str) -> int:
+        """Return the id of a name; an unknown name is an error that proposes near matches."""
+        position = self._position(name)
+        if position is None:
+            raise DataError(self.unknown_name_message(name))
+        return position
+
+    @property
+    def num_labels(self) -> int:
+        """Number of names that have a label."""
+        return len(self) - self.label_array.null_count if self.label_array is not None else 0
+
+    def find(self, names: pa.StringArray) -> np.ndarray:
+        """Return the ids of many names `(name,)`, int32, -1 for an unknown one."""
+        positions = pc.index_in(names, value_set=self.name_array)
+        return np.array(positions.fill_null(-1), dtype=np.int32)
+
+    def near_matches(self, text: str, *, limit: int = 3) -> list[str]:
+        """Return the names most like a text, also by their labels, the likest first."""
+        found = near_matches(text, self.name_array, limit=limit)
+        if self.label_array is not None and len(found) < limit:
+            for label in near_matches(text, self.label_array, limit=limit - len(found)):
+                found.append(self.name(pc.index(self.label_array, label).as_py()))
+        return list(dict.fromkeys(found))
+
+    def unknown_name_message(self, name: str) -> str:
+        """Say that a name is unknown and what may have been meant."""
+        found = self.near_matches(name)
+        shown = [self._shown(near) for near in found]
+        hint = f"; did you mean {' or '.join(shown)}?" if shown else ""
+        plural = {"entity": "entities", "relation": "relations"}[self.kind]
+        return f"unknown {self.kind} {name!r}; it is none of the {len(self):,} {plural}{hint}"
+
+    def with_labels(self, labels: pa.StringArray) -> Self:
+        """Return the same names with labels `(id,)`, null where there is none."""
+        return replace(self, label_array=labels)
+
+    def write(self, path: Path) -> None:
+        """Write a Parquet file with the columns id, name and label."""
+        labels = self.label_array
+        table = pa.table(
+            {
+                "id": pa.array(np.arange(len(self), dtype=np.int32)),
+                "name": self.name_array,
+                "label": labels if labels is not None else pa.nulls(len(self), pa.string()),
+            },
+            metadata={ID_FIELDS_KEY: str(int(self.fields_may_be_ids)).encode()},
+        )
+        pq.write_table(table, path)
+
+    @classmethod
+    def read(cls, path: Path, kind: Kind) -> Self:
+        """Read what `write` wrote."""
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; expected the {kind} vocabulary of a run")
+        try:
+            table = pq.read_table(path)
+            names, labels = (_single_array(table.column(c)) for c in ("name", "label"))
+        except (pa.ArrowInvalid, KeyError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{path}: not a vocabulary of a run ({reason})") from None
+        metadata = table.schema.metadata or {}
+        return cls(
+            kind,
+            names,
+            labels if labels.null_count < len(labels) else None,
+            fields_may_be_ids=metadata.get(ID_FIELDS_KEY) == b"1",
+        )
+
+    def _shown(self, name: str) -> str:
+        label = self.label(self.id(name))
+        return f"{name!r} ({label})" if label != name else repr(name)
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """Ids by rising name, int32 `(id,)`; Arrow compares bytes, which sorts by code point."""
+        return np.asarray(pc.sort_indices(self.name_array), dtype=np.int32)
+
+    def _position(self, name: str) -> int | None:
+        place = bisect_left(self._order, name, key=self.name)
+        if place < len(self) and self.name(self._order[place]) == name:
+            return int(self._order[place])
+        return None
+
+
+def _single_array(column: pa.ChunkedArray) -> pa.StringArray:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())

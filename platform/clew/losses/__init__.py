@@ -1,1 +1,0 @@
-"""Losses as sums with their counts: each fast path beside its plain reference."""

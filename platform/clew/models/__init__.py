@@ -1,1 +1,0 @@
-"""The networks; they know tensors, not files, losses or runs."""

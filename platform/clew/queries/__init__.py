@@ -1,6 +1,0 @@
-"""The read side of the tracking store, for the dashboard and the command line (no torch)."""
-
-from clew.store import prepare_client_environment
-
-# Before mlflow is imported anywhere in this room.
-prepare_client_environment()

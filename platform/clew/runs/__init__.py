@@ -1,0 +1,6 @@
+"""The write side of the tracking store; `clew.runs.base` is the seam, MLflow the adapter."""
+
+from clew.runs.store import prepare_client_environment
+
+# Before mlflow is imported anywhere in this folder.
+prepare_client_environment()

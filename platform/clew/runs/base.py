@@ -1,0 +1,192 @@
+"""The seam of tracking: what a run tells, and to whom.
+
+`Tracker` is also the no-op: a run that nobody records uses it as it is. `MemoryTracker` serves
+tests. The MLflow adapter is `clew.runs.mlflow_store`.
+"""
+
+import functools
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from clew import names
+from clew.errors import Interrupted
+
+logger = logging.getLogger(__name__)
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+_KEY = re.compile(r"[\w.\- :]+(/[\w.\- :]+)*")
+MAX_KEY_CHARACTERS = 250
+
+
+@functools.lru_cache(maxsize=4096)
+def check_key(key: str) -> None:
+    """Refuse a metric, parameter or tag key that a store would refuse much later."""
+    if not _KEY.fullmatch(key) or len(key) > MAX_KEY_CHARACTERS or ".." in key:
+        raise ValueError(
+            f"key {key!r}: expected at most {MAX_KEY_CHARACTERS} letters, digits, `_-. :`, in "
+            "parts separated by `/` (for example `valid/hits_at_10`, not `hits@10`)"
+        )
+
+
+def parameter_key(key: str) -> str:
+    """Return the key under which a parameter is stored: `cfg.` before it, once."""
+    key = names.PARAMETER_PREFIX + key.removeprefix(names.PARAMETER_PREFIX)
+    check_key(key)
+    return key
+
+
+class FiniteFilter:
+    """Lets finite metric values through and tells of the others, once for each key."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def __call__(
+        self, values: Mapping[str, float], step: int
+    ) -> tuple[dict[str, float], list[str]]:
+        """Return the finite values, and a warning for each key that first was not."""
+        finite: dict[str, float] = {}
+        warnings: list[str] = []
+        for key, value in values.items():
+            check_key(key)
+            number = float(value)
+            if math.isfinite(number):
+                finite[key] = number
+            elif key not in self._told:
+                self._told.add(key)
+                warnings.append(
+                    f"{key} was {number} at step {step}; values that are not finite are left out "
+                    "of the run"
+                )
+        return finite, warnings
+
+
+class Tracker:
+    """Receives what a run tells; this base class forgets it all.
+
+    As a context manager it ends the run: FINISHED, KILLED for an interruption, else FAILED.
+    """
+
+    @property
+    def run_id(self) -> str | None:
+        """Identity of the run in the store, if there is one."""
+        return None
+
+    def params(self, values: Mapping[str, object]) -> None:
+        """Record parameters, once each; keys are put under `cfg.` where they are not yet."""
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Record tags; a later value replaces an earlier one."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Record metric values at an optimizer step.
+
+        No store keeps infinity or NaN as such, so those values are left out, with a warning on
+        the run.
+        """
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Store a file, or a folder under its own name, in `folder` of the run.
+
+        `path` may change or go as soon as this returns.
+        """
+
+    def checkpoint(
+        self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
+    ) -> None:
+        """Store the files in `path` in `folder` of the run, and as a registrable model entry.
+
+        `path` may go as soon as this returns; its files must not be written in place after.
+        """
+
+    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
+        """Record a data set as an input of the run."""
+
+    def warn(self, message: str) -> None:
+        """Log a warning and record it on the run."""
+        logger.warning("%s", message)
+
+    def heartbeat(self) -> None:
+        """Say that the run is alive; implementations limit how often it is sent."""
+
+    def flush(self) -> None:
+        """Wait until the store has everything, or until it is clear that it does not answer."""
+
+    def finish(self, status: Status) -> None:
+        """Flush everything and end the run."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.finish("FINISHED")
+        elif isinstance(error, KeyboardInterrupt | Interrupted):
+            self.finish("KILLED")
+        else:
+            self.finish("FAILED")
+
+
+@dataclass
+class MemoryTracker(Tracker):
+    """Keeps everything in memory, for tests."""
+
+    parameters: dict[str, object] = field(default_factory=dict)
+    tag_values: dict[str, str] = field(default_factory=dict)
+    metric_values: list[tuple[str, float, int]] = field(default_factory=list)
+    artifacts: list[str] = field(default_factory=list)
+    checkpoints: list[tuple[str, int, dict[str, float]]] = field(default_factory=list)
+    datasets: list[tuple[str, str, str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    status: Status | None = None
+    _finite: FiniteFilter = field(default_factory=FiniteFilter)
+
+    def params(self, values: Mapping[str, object]) -> None:
+        """Keep parameters."""
+        self.parameters.update({parameter_key(key): value for key, value in values.items()})
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Keep tags."""
+        self.tag_values.update(values)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Keep metric values."""
+        finite, warnings = self._finite(values, step)
+        self.metric_values.extend((key, value, step) for key, value in finite.items())
+        for message in warnings:
+            self.warn(message)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Keep the artifact's name."""
+        self.artifacts.append(f"{folder}/{path.name}".lstrip("/"))
+
+    def checkpoint(
+        self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
+    ) -> None:
+        """Keep the checkpoint's folder, step and metrics."""
+        self.checkpoints.append((folder, step, dict(metrics)))
+
+    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
+        """Keep the data set."""
+        self.datasets.append((name, fingerprint, source, context))
+
+    def warn(self, message: str) -> None:
+        """Keep the warning."""
+        super().warn(message)
+        self.warnings.append(message)
+
+    def finish(self, status: Status) -> None:
+        """Keep the status."""
+        self.status = status

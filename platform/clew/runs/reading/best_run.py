@@ -1,0 +1,88 @@
+"""Chooses the best run of an experiment by a metric of its best checkpoint."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from clew import names
+from clew.config.directions import maximizes
+from clew.errors import TrackingError
+from clew.runs.reading.runs import RunRecord, client
+from clew.runs.reading.search import RunQuery, list_experiments, reading, search_runs
+
+PAGE = 100
+
+
+def find_best_run(experiment: str, metric: str, *, uri: str | None = None) -> RunRecord:
+    """Return the finished training run of an experiment with the best value of a metric.
+
+    A validation metric counts as it was at the run's best checkpoint, not as it was last.
+
+    Raises:
+        TrackingError: there is no such experiment, no finished training run in it, or no run with
+            a finite value of the metric.
+        ConfigError: the metric cannot tell the better of two runs.
+    """
+    runs = list(_training_runs(experiment, uri))
+    if not runs:
+        raise TrackingError(
+            f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
+            "name another experiment"
+        )
+    where = f" of experiment {experiment!r}"
+    return best_of_runs(runs, metric, where=where, uri=uri)
+
+
+def best_of_runs(
+    runs: Sequence[RunRecord],
+    metric: str,
+    *,
+    where: str = "",
+    uri: str | None = None,
+) -> RunRecord:
+    """Return the run with the best value of a metric, the first of equals.
+
+    Raises:
+        TrackingError: no run has the metric, or none has a finite value.
+        ConfigError: the metric cannot tell the better of two runs.
+    """
+    having = [run for run in runs if metric in run.metrics]
+    if not having:
+        known = sorted({key for run in runs for key in run.metrics})
+        raise TrackingError(
+            f"no run{where} has metric {metric!r}; they have "
+            f"{', '.join(key for key in known if key.startswith(('valid/', 'test/'))) or 'none'}"
+        )
+    choose = max if maximizes(metric) else min
+    rated = [(value_at_best(run, metric, uri=uri), run) for run in having]
+    finite = [(value, run) for value, run in rated if math.isfinite(value)]
+    if not finite:
+        raise TrackingError(
+            f"{metric!r} is NaN or infinite in all {len(having)} runs{where} that have it; choose "
+            "by another metric"
+        )
+    return choose(finite, key=lambda rating: rating[0])[1]
+
+
+def value_at_best(run: RunRecord, metric: str, *, uri: str | None = None) -> float:
+    """Return a metric's value at the run's best checkpoint; the last one if it has none there."""
+    best_step = run.tags.get(names.TAG_BEST_STEP, "")
+    if not metric.startswith("valid/") or not best_step.isdigit():
+        return run.metrics[metric]
+    with reading(f"metric {metric} of run {run.run_id}", uri):
+        history = client(uri).get_metric_history(run.run_id, metric)
+    at_best = [entry.value for entry in history if entry.step == int(best_step)]
+    return float(at_best[-1]) if at_best else run.metrics[metric]
+
+
+def _training_runs(experiment: str, uri: str | None) -> Iterator[RunRecord]:
+    ids = {found.name: found.experiment_id for found in list_experiments(uri)}
+    if experiment not in ids:
+        raise TrackingError(
+            f"no experiment {experiment!r}; there are {', '.join(map(repr, ids)) or 'none'}"
+        )
+    query = RunQuery((ids[experiment],), kind=names.KIND_TRAIN, status="FINISHED")
+    offset, more = 0, True
+    while more:
+        page = search_runs(query, offset=offset, limit=PAGE, uri=uri)
+        yield from page.runs
+        offset, more = offset + len(page.runs), page.more

@@ -1,0 +1,94 @@
+"""Reads the curves of metrics: every value with its step and its seconds since the run started."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from clew.config.directions import direction_of
+from clew.runs.reading.runs import RunRecord, client
+from clew.runs.reading.search import reading
+
+MAX_POINTS = 600
+NUM_THREADS = 8
+HISTORY_COLUMNS = ("run_id", "step", "seconds", "value")
+
+Pick = Literal["best", "last", "step"]
+
+
+def metric_histories(
+    runs: Sequence[RunRecord], key: str, *, uri: str | None = None
+) -> pd.DataFrame:
+    """Return a metric of several runs as rows `run_id, step, seconds, value`, in order of steps.
+
+    Runs without the metric have no rows. Each curve is thinned to `MAX_POINTS` values; its first,
+    last, smallest and largest value stay.
+    """
+    connected = client(uri)
+    having = [run for run in runs if key in run.metrics]
+
+    def read(run: RunRecord) -> pd.DataFrame:
+        with reading(f"metric {key} of run {run.run_id}", uri):
+            history = connected.get_metric_history(run.run_id, key)
+        frame = pd.DataFrame(
+            {
+                "run_id": run.run_id,
+                "step": [metric.step for metric in history],
+                "seconds": [(metric.timestamp - run.started_ms) / 1000 for metric in history],
+                "value": [metric.value for metric in history],
+            },
+            columns=list(HISTORY_COLUMNS),
+        )
+        return thin(frame.sort_values(["step", "seconds"], kind="stable"))
+
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        frames = [frame for frame in threads.map(read, having) if len(frame)]
+    if not frames:
+        return pd.DataFrame(columns=list(HISTORY_COLUMNS))
+    return pd.concat(frames, ignore_index=True)
+
+
+def thin(frame: pd.DataFrame, max_points: int = MAX_POINTS) -> pd.DataFrame:
+    """Return at most about `max_points` rows of a curve, its extremes among them."""
+    if len(frame) <= max_points:
+        return frame
+    places = np.linspace(0, len(frame) - 1, max_points).astype(int)
+    values = frame["value"].to_numpy(float)
+    if np.isfinite(values).any():
+        places = np.union1d(places, [int(np.nanargmin(values)), int(np.nanargmax(values))])
+    return frame.iloc[places]
+
+
+def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
+    """Return the curves with `value` smoothed exponentially, each run by itself.
+
+    `weight` in [0, 1) is the share of what came before; the start is corrected for its short past.
+    """
+    if weight <= 0 or frame.empty:
+        return frame
+    smoothed = frame.groupby("run_id", sort=False)["value"].transform(
+        lambda values: values.ewm(alpha=1 - weight, adjust=True).mean()
+    )
+    return frame.assign(value=smoothed)
+
+
+def pick_values(
+    frame: pd.DataFrame, key: str, pick: Pick, step: int | None = None
+) -> dict[str, float]:
+    """Return one value a run: its best, its last, or the last one up to `step`.
+
+    Of a metric whose larger and smaller values are equally good, the best is the last.
+    """
+    if frame.empty:
+        return {}
+    if pick == "step" and step is not None:
+        frame = frame[frame["step"] <= step]
+    values = frame.dropna(subset=["value"]).groupby("run_id", sort=False)["value"]
+    direction = direction_of(key) if pick == "best" else None
+    if direction is None:
+        chosen = values.last()
+    else:
+        chosen = values.max() if direction == "larger" else values.min()
+    return {str(run_id): float(value) for run_id, value in chosen.items()}

@@ -1,0 +1,99 @@
+"""Finds the files of an influence report, on this disk or in the store's artifacts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow.utils.file_utils import local_file_uri_to_path
+from mlflow.utils.uri import is_local_uri
+
+from clew import names
+from clew.runs import store
+from clew.errors import DataError, TrackingError
+from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
+from clew.runs.reading.search import reading
+from clew.runs.window_records import (
+    SEQUENCE_INFLUENCE_JSON,
+    SEQUENCE_INFLUENCE_PICTURE,
+    TEXT_INFLUENCE_JSON,
+)
+
+REPORT_FILES = {
+    "json": names.INFLUENCE_JSON,
+    "parquet": names.INFLUENCE_PARQUET,
+    "csv": names.INFLUENCE_CSV,
+    "text": TEXT_INFLUENCE_JSON,
+    "sequence": SEQUENCE_INFLUENCE_JSON,
+    "picture": SEQUENCE_INFLUENCE_PICTURE,
+}
+"""File of each field of `ReportFiles`."""
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files of one report on this machine's disk; what is missing is None."""
+
+    json: Path | None = None
+    parquet: Path | None = None
+    csv: Path | None = None
+    text: Path | None = None
+    """The explanation of a text instead of triples."""
+    sequence: Path | None = None
+    """The explanation of an image sequence instead of triples."""
+    picture: Path | None = None
+    """Its frames."""
+
+    @property
+    def identity(self) -> tuple[tuple[str, int, int], ...]:
+        """Path, time and size of each file: changes when a file does.
+
+        Raises:
+            DataError: a file has gone since it was found.
+        """
+        every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
+        present = [path for path in every if path]
+        try:
+            states = [(path, path.stat()) for path in present]
+        except OSError as error:
+            raise DataError(
+                f"{error.filename}: gone since it was found ({error.strerror}); reload the page, "
+                "or trace again"
+            ) from None
+        return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
+
+
+def report_files(run_id: str, folder: Path, *, uri: str | None = None) -> ReportFiles:
+    """Return the report of a trace run; what is not on this disk is fetched into `folder` once.
+
+    Raises:
+        TrackingError: there is no such run, or it has no report that can be fetched.
+    """
+    run = find_run(run_id, uri)
+    with reading(f"the explanations of run {run_id}", uri):
+        infos = client(uri).list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
+    sizes = {info.path: info.file_size for info in infos}
+    found: dict[str, Path] = {}
+    for kind, file in REPORT_FILES.items():
+        path = f"{names.ARTIFACT_INFLUENCE}/{file}"
+        if path in sizes:
+            found[kind] = _local_copy(run, path, sizes[path], folder, uri)
+    if not found:
+        raise TrackingError(
+            f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
+            f"in {store.shown(uri or store.tracking_uri())}; it may still be working, or have "
+            "failed: look at its state"
+        )
+    return ReportFiles(**found)
+
+
+def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path, uri: str | None) -> Path:
+    """Return where an artifact lies on this disk, fetched where the store keeps it elsewhere.
+
+    MLflow's own download copies even what is here already, to a new place each time.
+    """
+    if run.artifact_uri and is_local_uri(run.artifact_uri):  # type: ignore[no-untyped-call]
+        local = local_file_uri_to_path(run.artifact_uri)  # type: ignore[no-untyped-call]
+        return Path(local) / path
+    target = folder / run.run_id / str(size)
+    if not (target / path).is_file():
+        download_artifact(run.run_id, path, target, uri)
+    return target / path

@@ -1,0 +1,237 @@
+"""Reads influence reports for display: the head once, the training facts of one test at a time.
+
+A report is up to three files side by side. The JSON file has the head: model, settings, and each
+test triple with its score and rank. The Parquet file has every training fact and is read by test;
+where it is missing, the facts are those of the JSON file's lists, or of the CSV file. The
+explanation of a text is one file of its own, see `clew.runs.window_records`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from clew.errors import DataError
+from clew.runs.reading.report_files import ReportFiles
+from clew.runs.reading.report_json import read_report_head, read_report_test
+from clew.runs.records import (
+    CHECKPOINT_PREFIX,
+    COSINE_COLUMN,
+    CSV_COLUMNS,
+    PART_PREFIX,
+    RANK_COLUMN,
+    SCORE_COLUMN,
+    TERM_COLUMNS,
+    TEST_INDEX_COLUMN,
+    CheckpointWeight,
+    InfluenceReport,
+    TripleRecord,
+)
+
+# Columns of the frames that this module returns; `_id` columns hold the data set's own names.
+TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
+TEST_COLUMNS = (
+    *TRIPLE_COLUMNS,
+    "score",
+    "rank",
+    "self_influence",
+    "candidates",
+    "truncated",
+)
+MAX_HOPS = 6
+
+
+@dataclass(frozen=True)
+class ReportHead:
+    """What a report says apart from the training facts.
+
+    `tests` has a row a test triple, `TEST_COLUMNS` in its columns, its place as index. `problem`
+    says what could not be read, where another file stood in for it.
+    """
+
+    tests: pd.DataFrame
+    run_id: str = ""
+    checkpoints: tuple[CheckpointWeight, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sign: str = ""
+    train_size: int | None = None
+    seconds: float | None = None
+    device: str = ""
+    problem: str = ""
+
+
+def read_head(files: ReportFiles) -> ReportHead:
+    """Return the report's head: from the JSON file, else the test triples of the other files.
+
+    Raises:
+        DataError: no file can be read.
+    """
+    problem = ""
+    if files.json is not None:
+        try:
+            return _head_of(read_report_head(files.json))
+        except DataError as error:
+            problem = str(error)
+            if files.parquet is None and files.csv is None:
+                raise
+    return ReportHead(_tests_of_rows(_all_rows(files)), problem=problem)
+
+
+def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
+    """Return the training facts of one test triple, most helpful first.
+
+    Columns: `TRIPLE_COLUMNS`, `rank` from 1, `influence`, `cosine` where the file has it, and
+    `part_*` and `checkpoint_*` as in the Parquet file. The index is the place by falling influence.
+
+    Raises:
+        DataError: the file cannot be read or lacks columns.
+    """
+    rows = _rows_of(files, test_index)
+    facts = pd.DataFrame(
+        {column: rows[name] for column, name in zip(TRIPLE_COLUMNS, TERM_COLUMNS[6:], strict=True)}
+    )
+    facts["influence"] = rows[SCORE_COLUMN].astype(float)
+    if COSINE_COLUMN in rows:
+        facts["cosine"] = rows[COSINE_COLUMN].astype(float)
+    for column in rows.columns:
+        if str(column).startswith((PART_PREFIX, CHECKPOINT_PREFIX)):
+            facts[str(column)] = rows[column].astype(float)
+    facts = facts.sort_values("influence", ascending=False, kind="stable", ignore_index=True)
+    facts.insert(0, "rank", np.arange(1, len(facts) + 1))
+    return facts
+
+
+def add_hops(facts: pd.DataFrame, head_id: str, tail_id: str) -> pd.DataFrame:
+    """Return the facts with `hops`: steps from the test triple to the fact, over these facts.
+
+    0: the fact shares an entity with the test triple; missing: no way within `MAX_HOPS`.
+    """
+    ends = np.concatenate([facts["head_id"].to_numpy(str), facts["tail_id"].to_numpy(str)])
+    entities, numbers = np.unique(ends, return_inverse=True)
+    heads, tails = np.split(numbers, 2)
+    distance = np.where(np.isin(entities, [head_id, tail_id]), 0, MAX_HOPS + 1)
+    for step in range(MAX_HOPS):
+        reached = (distance[heads] == step) | (distance[tails] == step)
+        both = np.concatenate([heads[reached], tails[reached]])
+        distance[both] = np.minimum(distance[both], step + 1)
+    hops = np.minimum(distance[heads], distance[tails]) if len(facts) else np.array([], int)
+    return facts.assign(hops=pd.Series(hops, dtype="Int64").where(lambda found: found <= MAX_HOPS))
+
+
+def _head_of(report: InfluenceReport) -> ReportHead:
+    rows = [
+        (*_texts(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
+        for t in report.tests
+    ]
+    return ReportHead(
+        tests=pd.DataFrame(rows, columns=list(TEST_COLUMNS)),
+        run_id=report.model.run_id,
+        checkpoints=report.model.checkpoints,
+        settings=report.settings,
+        sign=report.sign,
+        train_size=report.train_size,
+        seconds=report.seconds,
+        device=report.device,
+    )
+
+
+def _texts(triple: TripleRecord) -> tuple[str, ...]:
+    terms = (triple.head, triple.relation, triple.tail)
+    return tuple(text for term in terms for text in (term.id, term.label))
+
+
+def _tests_of_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the test triples that occur in rows, with what can be told without the JSON file."""
+    grouped = rows.groupby(TEST_INDEX_COLUMN, sort=True)
+    tests = grouped[list(TERM_COLUMNS[:6])].first()
+    tests.columns = pd.Index(TRIPLE_COLUMNS)
+    tests["candidates"] = grouped.size()
+    tests = tests.assign(score=np.nan, rank=np.nan, self_influence=np.nan, truncated=False)
+    return tests[list(TEST_COLUMNS)].rename_axis(None)
+
+
+def _rows_of(files: ReportFiles, test_index: int) -> pd.DataFrame:
+    if files.parquet is not None:
+        return _read_parquet(files.parquet, test_index)
+    if files.json is not None:
+        return _json_rows(files.json, test_index)
+    rows = _all_rows(files)
+    return rows[rows[TEST_INDEX_COLUMN] == test_index]
+
+
+def _all_rows(files: ReportFiles) -> pd.DataFrame:
+    if files.parquet is not None:
+        return _read_parquet(files.parquet, None)
+    if files.csv is not None:
+        return _read_csv(files.csv)
+    raise DataError("no influence file; expected influence.json, influence.parquet or .csv")
+
+
+def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
+    """Read a test's rows, or of all tests the columns that tell them apart."""
+    needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
+    try:
+        present = pq.read_schema(path).names
+        if missing := [column for column in needed if column not in present]:
+            raise DataError(f"{path}: column {missing[0]} is missing; expected an influence table")
+        if test_index is None:
+            columns, chosen = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN], None
+        else:
+            kept = (PART_PREFIX, CHECKPOINT_PREFIX)
+            more = [c for c in present if c in {RANK_COLUMN, COSINE_COLUMN} or c.startswith(kept)]
+            columns, chosen = needed + more, [(TEST_INDEX_COLUMN, "=", test_index)]
+        table = pq.read_table(path, columns=columns, filters=chosen)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise DataError(f"{path}: cannot be read as Parquet ({reason})") from None
+    rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
+    return rows
+
+
+def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
+    report = read_report_test(path, test_index)
+    test = report.tests[0]
+    steps = [f"{CHECKPOINT_PREFIX}{checkpoint.step}" for checkpoint in report.model.checkpoints]
+    rows = []
+    for entry in (*test.proponents, *reversed(test.opponents)):
+        row: dict[str, object] = dict(
+            zip(TERM_COLUMNS, (*_texts(test.test), *_texts(entry.train)), strict=True)
+        )
+        row |= {SCORE_COLUMN: entry.influence, TEST_INDEX_COLUMN: test_index}
+        row |= {PART_PREFIX + part: value for part, value in entry.by_part.items()}
+        row |= dict(zip(steps, entry.by_checkpoint, strict=False))
+        if entry.cosine is not None:
+            row[COSINE_COLUMN] = entry.cosine
+        rows.append(row)
+    return pd.DataFrame(rows, columns=None if rows else [*TERM_COLUMNS, SCORE_COLUMN])
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    try:
+        with path.open(encoding="utf-8") as file:
+            header = tuple(file.readline().rstrip("\r\n").split(","))
+        if header != CSV_COLUMNS:
+            raise DataError(
+                f"{path}: the header is {','.join(header)[:200]!r}; expected "
+                f"{','.join(CSV_COLUMNS)}"
+            )
+        types = dict.fromkeys(CSV_COLUMNS[:12], pa.string()) | {CSV_COLUMNS[12]: pa.float64()}
+        table = pa.csv.read_csv(
+            path,
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pa.csv.ConvertOptions(column_types=types),
+        )
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise DataError(f"{path}: cannot be read as CSV ({reason})") from None
+    rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
+    rows.columns = pd.Index([*TERM_COLUMNS, SCORE_COLUMN])
+    triple = ["test_head", "test_rel", "test_tail"]
+    rows[TEST_INDEX_COLUMN] = rows.groupby(triple, sort=False, observed=True).ngroup()
+    return rows

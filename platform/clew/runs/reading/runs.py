@@ -1,0 +1,184 @@
+"""Finds a run and reads what it recorded: tags, parameters, configuration, artifacts."""
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from mlflow import MlflowClient
+from mlflow.entities import FileInfo, Run
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from clew import names
+from clew.runs import store
+from clew.errors import TrackingError
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as the store has it."""
+
+    run_id: str
+    name: str
+    experiment_id: str
+    status: str
+    started_ms: int
+    ended_ms: int | None
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    """The last value of each metric."""
+    artifact_uri: str = ""
+    """Where the store keeps its files."""
+
+
+def client(uri: str | None = None) -> MlflowClient:
+    """Return a client of a store that answers; nothing is created.
+
+    Raises:
+        TrackingError: it does not answer or cannot be used, or there is no store yet.
+    """
+    uri = uri or store.tracking_uri()
+    store.check_answers(uri)
+    path = store.database_path(uri)
+    if path is not None and not path.is_file():
+        raise TrackingError(
+            f"no tracking store at {path}; train a first run (`clew train`), or set "
+            "MLFLOW_TRACKING_URI to where runs are kept"
+        )
+    try:
+        return _client(uri)
+    except (MlflowException, SQLAlchemyError, ImportError) as error:
+        raise store.unusable(uri, error) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _client(uri: str) -> MlflowClient:
+    return MlflowClient(uri)
+
+
+def find_run(run_id: str, uri: str | None = None) -> RunRecord:
+    """Return the run with this id.
+
+    Raises:
+        TrackingError: there is no such run, or the store does not answer.
+    """
+    return record_of(_get_run(client(uri), run_id))
+
+
+def record_of(run: Run) -> RunRecord:
+    """Return an MLflow run as a record."""
+    return RunRecord(
+        run_id=run.info.run_id,
+        name=run.info.run_name or "",
+        experiment_id=run.info.experiment_id,
+        status=run.info.status,
+        started_ms=run.info.start_time or 0,
+        ended_ms=run.info.end_time,
+        tags=dict(run.data.tags),
+        params=dict(run.data.params),
+        metrics=dict(run.data.metrics),
+        artifact_uri=run.info.artifact_uri or "",
+    )
+
+
+def read_config(run_id: str, folder: Path, uri: str | None = None) -> dict[str, object]:
+    """Return the run's resolved configuration, downloaded into `folder`.
+
+    Raises:
+        TrackingError: there is no such run, or it has no configuration.
+    """
+    path = download_artifact(run_id, names.ARTIFACT_CONFIG_YAML, folder, uri)
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise TrackingError(
+            f"run {run_id}: {names.ARTIFACT_CONFIG_YAML} holds {type(content).__name__}, expected "
+            "a mapping of sections"
+        )
+    return content
+
+
+def list_artifacts(run_id: str, path: str = "", uri: str | None = None) -> list[str]:
+    """Return the names of files and folders directly under `path` of the run's artifacts."""
+    return [Path(info.path).name for info in _infos(run_id, path, uri)]
+
+
+def list_artifact_folders(run_id: str, path: str = "", uri: str | None = None) -> list[str]:
+    """Return the names of the folders directly under `path` of the run's artifacts."""
+    return [Path(info.path).name for info in _infos(run_id, path, uri) if info.is_dir]
+
+
+def download_artifact(run_id: str, path: str, folder: Path, uri: str | None = None) -> Path:
+    """Copy a file or folder of the run's artifacts to `folder / path`, and return where it is.
+
+    Raises:
+        TrackingError: the run has no such artifact.
+    """
+    connected = client(uri)
+    _get_run(connected, run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        # A local store and a server lay a download out differently; here it is one way.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
+            found = Path(connected.download_artifacts(run_id, path, temporary))
+            return _put(found, folder / path)
+    except (MlflowException, OSError) as error:
+        parent, _, name = path.rpartition("/")
+        present = list_artifacts(run_id, parent, uri)
+        if name in present:
+            raise TrackingError(
+                f"run {run_id}: artifact {path} cannot be read ({_first_line(error)}); is its "
+                "artifact store reachable from here?"
+            ) from None
+        raise TrackingError(
+            f"run {run_id} has no artifact {path}; {parent or 'it'} has "
+            f"{', '.join(present) or 'none'}"
+        ) from None
+
+
+def _put(found: Path, target: Path) -> Path:
+    """Move what was downloaded to its place, instead of what an earlier download left there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        shutil.rmtree(target)
+    return found.rename(target)
+
+
+def _infos(run_id: str, path: str, uri: str | None) -> list[FileInfo]:
+    connected = client(uri)
+    _get_run(connected, run_id)
+    try:
+        return list(connected.list_artifacts(run_id, path or None))
+    except (MlflowException, OSError) as error:
+        raise TrackingError(
+            f"run {run_id}: artifacts under {path or 'its root'} cannot be listed "
+            f"({_first_line(error)}); is its artifact store reachable from here?"
+        ) from None
+
+
+def _get_run(connected: MlflowClient, run_id: str) -> Run:
+    try:
+        run = connected.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+            raise TrackingError(
+                f"no run {run_id} in {store.shown(connected.tracking_uri)}; take the id of a run "
+                "that is there, or set MLFLOW_TRACKING_URI to its store"
+            ) from None
+        raise TrackingError(
+            f"run {run_id} cannot be read from {store.shown(connected.tracking_uri)}: "
+            f"{_first_line(error)}"
+        ) from None
+    if run.info.lifecycle_stage != "active":
+        raise TrackingError(
+            f"run {run_id} is deleted; bring it back with `mlflow runs restore --run-id {run_id}`"
+        )
+    return run
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,220 @@
+"""Searches runs page by page, so that a store of many thousand runs answers as fast as a small one.
+
+The tracking server filters, orders and cuts; nothing here reads more than it shows. MLflow has no
+call that counts: `count_runs` finds the number of runs by asking which offsets are past the end.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.utils.search_utils import SearchUtils
+from sqlalchemy.exc import SQLAlchemyError
+
+from clew import names
+from clew.runs import store
+from clew.errors import TrackingError
+from clew.runs.reading.runs import RunRecord, client, record_of
+
+HEARTBEAT_LIMIT_SECONDS = 120.0
+"""A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
+MAX_COUNT = 1_000_000
+MAX_IDS_PER_FILTER = 50
+
+State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment of the store."""
+
+    experiment_id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class RunQuery:
+    """Which runs, in which order; what is empty does not restrict."""
+
+    experiment_ids: tuple[str, ...] = ()
+    text: str = ""
+    """Part of the run's name, or a whole run id."""
+    kind: str = ""
+    task: str = ""
+    dataset: str = ""
+    variant: str = ""
+    status: str = ""
+    """One of MLflow's: RUNNING, FINISHED, FAILED, KILLED, SCHEDULED."""
+    source_run: str = ""
+    order_by: str = "attributes.start_time DESC"
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Runs from `offset` on; `more` says whether there are others after them."""
+
+    runs: tuple[RunRecord, ...]
+    offset: int
+    more: bool
+
+
+@contextmanager
+def reading(what: str, uri: str | None = None) -> Iterator[None]:
+    """Turn what MLflow or the database raises into one line that says what to do.
+
+    Raises:
+        TrackingError: `what` cannot be read.
+    """
+    address = store.shown(uri or store.tracking_uri())
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            raise TrackingError(
+                f"{what} is not in {address} any more ({reason}); it may have been deleted"
+            ) from None
+        raise TrackingError(
+            f"{what} cannot be read from {address} ({reason}); check that the store is there and "
+            "made by this version of MLflow, or set MLFLOW_TRACKING_URI to another"
+        ) from None
+
+
+def list_experiments(uri: str | None = None) -> list[Experiment]:
+    """Return the active experiments, the latest first."""
+    with reading("the list of experiments", uri):
+        found = client(uri).search_experiments(max_results=500)
+    return [Experiment(str(e.experiment_id), e.name) for e in found]
+
+
+def search_runs(
+    query: RunQuery, *, offset: int = 0, limit: int = 50, uri: str | None = None
+) -> RunPage:
+    """Return up to `limit` runs from `offset` on."""
+    with reading("the list of runs", uri):
+        connected = client(uri)
+        found = connected.search_runs(
+            _experiment_ids(connected, query),
+            filter_string(query),
+            ViewType.ACTIVE_ONLY,
+            max_results=limit,
+            order_by=[query.order_by],
+            page_token=_token(offset),
+        )
+    return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
+
+
+def count_runs(query: RunQuery, *, uri: str | None = None) -> int:
+    """Return how many runs match, by doubling and halving the offset of a page of one."""
+    with reading("the number of runs", uri):
+        connected = client(uri)
+        ids, text = _experiment_ids(connected, query), filter_string(query)
+
+        def reaches(offset: int) -> bool:
+            page = connected.search_runs(
+                ids, text, ViewType.ACTIVE_ONLY, max_results=1, page_token=_token(offset)
+            )
+            return len(page) > 0
+
+        return first_unreached(reaches)
+
+
+def first_unreached(reaches: Callable[[int], bool]) -> int:
+    """Return the smallest offset that `reaches` denies, given that it denies all after it."""
+    reached, beyond = -1, 0
+    while beyond < MAX_COUNT and reaches(beyond):
+        reached, beyond = beyond, max(2 * beyond, 64)
+    while beyond - reached > 1:
+        middle = (reached + beyond) // 2
+        if reaches(middle):
+            reached = middle
+        else:
+            beyond = middle
+    return beyond
+
+
+def find_runs(run_ids: Sequence[str], *, uri: str | None = None) -> list[RunRecord]:
+    """Return the runs with these ids in this order; deleted and unknown ones are left out."""
+    wanted = [run_id for run_id in dict.fromkeys(run_ids) if re.fullmatch(r"\w{1,64}", run_id)]
+    found: dict[str, RunRecord] = {}
+    with reading("the chosen runs", uri):
+        connected = client(uri)
+        experiments = _experiment_ids(connected, RunQuery())
+        for first in range(0, len(wanted), MAX_IDS_PER_FILTER):
+            ids = ", ".join(f"'{run_id}'" for run_id in wanted[first : first + MAX_IDS_PER_FILTER])
+            page = connected.search_runs(
+                experiments, f"attributes.run_id IN ({ids})", max_results=MAX_IDS_PER_FILTER
+            )
+            found |= {run.info.run_id: record_of(run) for run in page}
+    return [found[run_id] for run_id in wanted if run_id in found]
+
+
+def filter_string(query: RunQuery) -> str:
+    """Return MLflow's filter for a query."""
+    tags = {
+        names.TAG_KIND: query.kind,
+        names.TAG_TASK: query.task,
+        names.TAG_DATASET: query.dataset,
+        names.TAG_VARIANT: query.variant,
+        names.TAG_SOURCE_RUN: query.source_run,
+    }
+    clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]
+    if query.status:
+        clauses.append(f"attributes.status = {quoted(query.status)}")
+    if re.fullmatch(r"[0-9a-f]{32}", query.text.strip()):
+        clauses.append(f"attributes.run_id = '{query.text.strip()}'")
+    elif query.text.strip():
+        clauses.append(f"attributes.run_name ILIKE {quoted(f'%{query.text.strip()}%')}")
+    return " AND ".join(clauses)
+
+
+def quoted(text: str) -> str:
+    """Return a literal of MLflow's filter language, which has quotes but no way to escape them."""
+    if "'" not in text:
+        return f"'{text}'"
+    return '"' + text.replace('"', "_") + '"'
+
+
+def _experiment_ids(connected: MlflowClient, query: RunQuery) -> list[str]:
+    if query.experiment_ids:
+        return list(query.experiment_ids)
+    return [str(e.experiment_id) for e in connected.search_experiments(max_results=500)]
+
+
+def _token(offset: int) -> str | None:
+    """Return the token of the page that starts at `offset`; MLflow's own are made the same way."""
+    if offset == 0:
+        return None
+    return str(SearchUtils.create_page_token(offset).decode())  # type: ignore[no-untyped-call]
+
+
+def state_of(run: RunRecord, now: float | None = None) -> State:
+    """Return the run's state; one that says RUNNING but has long been silent is stuck."""
+    state = run.status.lower()
+    if state != "running":
+        return state  # type: ignore[return-value]
+    silent = (time.time() if now is None else now) - last_sign_of_life(run)
+    return "stuck" if silent > HEARTBEAT_LIMIT_SECONDS else "running"
+
+
+def last_sign_of_life(run: RunRecord) -> float:
+    """Return when the run was last heard of, in seconds since the epoch."""
+    try:
+        return float(run.tags[names.TAG_HEARTBEAT])
+    except (KeyError, ValueError):
+        return run.started_ms / 1000
+
+
+def progress_of(run: RunRecord) -> float | None:
+    """Return the share of the training that is done, None where it is not known."""
+    try:
+        epochs = float(run.params[f"{names.PARAMETER_PREFIX}training.num_epochs"])
+        return min(1.0, run.metrics.get(names.TRAIN_EPOCH, 0.0) / epochs)
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None

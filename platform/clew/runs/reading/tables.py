@@ -1,0 +1,128 @@
+"""Writes a comparison as CSV, Markdown or LaTeX."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from clew.runs.reading.comparison import Cell, Comparison, Statistic
+
+PLUS_MINUS = "±"
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+}
+_FORMULA = re.compile(r"^[=+\-@\t\r]")
+
+
+def number_text(value: float, digits: int = 4) -> str:
+    """Return a number with `digits` significant digits, without an exponent where it is short."""
+    if not 1e-4 <= abs(value) < 1e6:
+        return "0" if value == 0 else f"{value:.{digits - 1}e}"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def statistic_text(value: Statistic | None) -> str:
+    """Return `mean ± deviation`, or the value alone where it does not vary."""
+    if value is None:
+        return ""
+    if value.deviation is None or value.deviation <= 1e-9 * abs(value.mean):
+        return number_text(value.mean)
+    return f"{number_text(value.mean)} {PLUS_MINUS} {number_text(value.deviation, 2)}"
+
+
+def ratio_text(cell: Cell) -> str:
+    """Return `×0.58`, nothing where there is no ratio."""
+    return "" if cell.ratio is None else f"×{cell.ratio:.3f}"
+
+
+def delta_text(cell: Cell) -> str:
+    """Return the signed difference, nothing where there is none."""
+    if cell.delta is None:
+        return ""
+    sign = "+" if cell.delta > 0 else "−" if cell.delta < 0 else "±"
+    return f"{sign}{number_text(abs(cell.delta), 3)}"
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Return one row a group; mean, deviation, ratio and delta of each metric in columns."""
+    parts = ("mean", "std", "ratio", "delta")
+    header = ["group", "runs", "run_ids"]
+    header += [f"{metric} {part}" for metric in comparison.metrics for part in parts]
+    rows = []
+    for group in comparison.groups:
+        row: list[object] = [_plain(group.label), len(group.run_ids), " ".join(group.run_ids)]
+        for metric in comparison.metrics:
+            cell = comparison.cells[group.label, metric]
+            value = cell.value
+            row += [value and value.mean, value and value.deviation, cell.ratio, cell.delta]
+        rows.append(row)
+    return csv_text(header, rows)
+
+
+def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return CSV whose texts no spreadsheet takes for formulas."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        cells = [_plain(cell) if isinstance(cell, str) else cell for cell in row]
+        writer.writerow(["" if cell is None else cell for cell in cells])
+    return file.getvalue()
+
+
+def _plain(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Return a Markdown table of values, with the ratio to the reference behind each."""
+    rows = _text_rows(comparison, _escape_markdown)
+    widths = "|".join(["---"] + ["---:"] * (len(rows[0]) - 1))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{widths}|", *lines[1:]]) + "\n"
+
+
+def to_latex(comparison: Comparison) -> str:
+    """Return a LaTeX table (booktabs) of values, with the ratio to the reference behind each."""
+    rows = _text_rows(comparison, escape_latex)
+    lines = [" & ".join(row) + r" \\" for row in rows]
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    inner = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *inner, r"\end{tabular}"]) + "\n"
+
+
+def _text_rows(comparison: Comparison, escape: Callable[[str], str]) -> list[list[str]]:
+    rows = [[escape(text) for text in ("variant", "runs", *comparison.metrics)]]
+    for group in comparison.groups:
+        cells = (comparison.cells[group.label, metric] for metric in comparison.metrics)
+        texts = [f"{statistic_text(cell.value)} {_behind(cell)}".strip() for cell in cells]
+        rows.append([escape(text) for text in (group.label, str(len(group.run_ids)), *texts)])
+    return rows
+
+
+def _behind(cell: Cell) -> str:
+    return f"({ratio_text(cell)})" if cell.ratio is not None else ""
+
+
+def escape_latex(text: str) -> str:
+    """Return text that LaTeX prints as it is."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#$~])", r"\\\1", text)

@@ -1,0 +1,94 @@
+"""TensorBoard files beside the tracking store: the same metrics, for those who watch them there.
+
+    tensorboard --logdir runs/
+
+The package tensorboard is optional; asking for its files without it is an error.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from clew.errors import ConfigError
+from clew.runs.base import FiniteFilter, Status, Tracker
+
+
+def require_tensorboard() -> None:
+    """Check that the package is there, before a run is opened that could not be recorded."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "tracking.tensorboard is true, but the package tensorboard is not installed; "
+            "install it with pip install tensorboard, or set it to false"
+        ) from None
+
+
+class TensorBoardTracker(Tracker):
+    """Passes everything on to another tracker and writes metrics to event files as well.
+
+    Args:
+        inner: Where the run is recorded.
+        folder: Holds one folder of event files a run.
+    """
+
+    def __init__(self, inner: Tracker, folder: Path) -> None:
+        require_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.inner = inner
+        name = inner.run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        self.folder = folder / name
+        self._writer = SummaryWriter(log_dir=str(self.folder))
+        self._finite = FiniteFilter()
+
+    @property
+    def run_id(self) -> str | None:
+        """Identity of the run in the store."""
+        return self.inner.run_id
+
+    def params(self, values: Mapping[str, object]) -> None:
+        """Pass on."""
+        self.inner.params(values)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Pass on."""
+        self.inner.tags(values)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Pass on, and write finite values to the event file."""
+        self.inner.metrics(values, step)
+        for key, value in self._finite(values, step)[0].items():
+            self._writer.add_scalar(key, value, step)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Pass on."""
+        self.inner.artifact(path, folder)
+
+    def checkpoint(
+        self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
+    ) -> None:
+        """Pass on."""
+        self.inner.checkpoint(path, folder=folder, step=step, metrics=metrics)
+
+    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
+        """Pass on."""
+        self.inner.dataset(name=name, fingerprint=fingerprint, source=source, context=context)
+
+    def warn(self, message: str) -> None:
+        """Pass on."""
+        self.inner.warn(message)
+
+    def heartbeat(self) -> None:
+        """Pass on."""
+        self.inner.heartbeat()
+
+    def flush(self) -> None:
+        """Write event files out, and pass on."""
+        self._writer.flush()
+        self.inner.flush()
+
+    def finish(self, status: Status) -> None:
+        """Close the event files and end the run."""
+        self._writer.close()
+        self.inner.finish(status)

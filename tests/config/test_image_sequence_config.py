@@ -1,0 +1,152 @@
+"""Sections of image-sequence regression: what is filled in and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clew.config.load import from_mapping, load, parse_assignments
+from clew.errors import ConfigError
+
+DATA = {"kind": "image_sequences", "path": "frames.h5"}
+
+
+def test_the_kind_of_data_fills_in_model_loss_and_metric() -> None:
+    config = from_mapping({"data": DATA})
+    assert config.model.kind == "sequence_regression"
+    assert config.loss.kind == "huber"
+    assert config.evaluation.metric == "valid/mae"
+    assert not config.evaluation.maximize
+
+
+def test_an_architecture_may_be_a_mapping_with_a_name() -> None:
+    config = from_mapping({"data": DATA, "model": {"kind": "sequence_regression",
+                           "architecture": {"name": "ssm"}}})  # fmt: skip
+    assert config.model.architecture == "ssm"
+    assert from_mapping(config.model_dump(mode="json")) == config
+
+
+# Word for word as people know them.
+FULL = """
+# Memory & Performance
+memory_optimized: false              # Use full model
+gradient_checkpointing: true         # Save memory
+torch_compile: true                  # Speed up training
+torch_compile_mode: "reduce-overhead"
+
+# Training
+batch_size: 20
+temporal_frames: 5
+epochs: 50
+
+# Model
+architecture:
+  name: "transformer"  # Full MultimodalRegressionModel
+"""
+MINIMAL = """
+# Memory & Performance
+memory_optimized: true  # Use smaller model
+gradient_checkpointing: false
+torch_compile: false
+
+# Training
+batch_size: 16
+temporal_frames: 5
+epochs: 50
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "preset", "channels", "recompute", "batch_size"),
+    [
+        (FULL, "colab_optimized_full", (64, 128, 256), True, 20),
+        (MINIMAL, "colab_optimized", (32, 64, 128), False, 16),
+    ],
+)
+def test_short_keys_mean_what_they_say(
+    text: str, preset: str, channels: tuple[int, ...], recompute: bool, batch_size: int
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    short = from_mapping(yaml.safe_load(text), {"data.path": "frames.h5"})
+    long = load(root / f"experiments/image_sequences/{preset}.yaml")
+    for config in (short, long):
+        assert config.model.kind == "sequence_regression"
+        assert config.model.channels == channels
+        assert config.model.architecture == "transformer"
+        assert config.optimizations.use_gradient_checkpointing is recompute
+        assert config.optimizations.torch_compile is recompute
+        assert config.data.temporal_frames == 5
+        assert (config.training.batch_size, config.training.num_epochs) == (batch_size, 50)
+    assert short.optimizations.torch_compile_mode == ("reduce-overhead" if recompute else "default")
+
+
+def test_lists_on_the_command_line() -> None:
+    given = ["model.kind=sequence_regression", "model.channels=[8, 16]", "data.scalars=[]"]
+    config = from_mapping({"data": DATA}, parse_assignments(given))
+    assert config.model.channels == (8, 16)
+    assert config.data.scalars == ()
+    with pytest.raises(ConfigError, match="is not a list"):
+        parse_assignments(["model.channels=[8, 16"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"batch_size": 4, "training": {"batch_size": 8}}, "batch_size and training.batch_size"),
+        ({"memory_optimized": "yes"}, "memory_optimized is 'yes'; expected true or false"),
+        ({"epochs": 3, "training": 5}, "training: holds 5, expected keys, since epochs is given"),
+        ({"epochs": "many"}, "training.num_epochs: 'many' given, expected a valid integer"),
+    ],
+)
+def test_short_keys_that_cannot_be(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_mapping({"data": DATA} | content)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data.name": "clouds"}, "both of data.name and data.path given"),
+        ({"data.test_group": "a", "data.validation_group": "a"}, "'a' is test_group and valid"),
+        ({"data.target_range": [3, 1]}, r"target_range \(3.0, 1.0\) is empty"),
+        ({"data.azimuth_scalars": ["s"], "data.zenith_scalars": ["s"]}, "'s' is in azimuth"),
+        ({"data.leave_one_group_out": True, "data.test_group": "a"}, "takes each group in turn"),
+        (
+            {"data.validation_group": "a", "data.hold_out_validation": False},
+            "validation_group is 'a', but hold_out_validation is false",
+        ),
+        (
+            {"data.leave_one_group_out": True, "evaluation.test_after_training": False},
+            "leave_one_group_out reports the tests of all groups",
+        ),
+        (
+            {"data.leave_one_group_out": True, "evaluation.enabled": False},
+            "leave_one_group_out reports the tests of all groups",
+        ),
+        ({"model.channels": [10]}, "channels 10 is no multiple of norm_groups 8"),
+        ({"model.heads": 3}, "the last of channels is 256, no multiple of 2 x heads = 6"),
+        ({"model.architecture": "lstm"}, "'lstm' given, expected 'transformer', 'ssm'"),
+        ({"loss.kind": "kvs_all"}, "data.kind 'image_sequences' needs huber or mae"),
+        ({"evaluation.metric": "valid/mrr"}, "valid: valid/mae, valid/rmse, valid/r2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(overrides: dict[str, Any], message: str) -> None:
+    model = {"kind": "sequence_regression"}
+    with pytest.raises(ConfigError, match=message):
+        from_mapping({"data": DATA, "model": model}, overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"evaluation.every_epochs": 20, "training.early_stopping_patience": 2},
+        {"evaluation.every_epochs": 20, "schedule.kind": "plateau"},
+    ],
+)
+def test_the_test_group_may_choose_nothing(overrides: dict[str, Any]) -> None:
+    alone = {"data.hold_out_validation": False}
+    with pytest.raises(ConfigError, match="nothing may be chosen by the test group"):
+        from_mapping({"data": DATA}, alone | overrides)
+    from_mapping({"data": DATA}, alone | {"evaluation.every_epochs": 20})

@@ -1,0 +1,139 @@
+"""Errors in units, baselines on the same windows, and intervals whose coverage is measured."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sklearn.linear_model import Ridge
+
+from clew.config.image_sequences import ImageSequenceData
+from clew.image_sequences import baselines as regression_baselines
+from clew.image_sequences.baselines import baseline_predictions, ridge_predictions
+from clew.image_sequences.errors import (
+    RegressionResult,
+    conformal_half_width,
+    group_half_widths,
+    quality,
+)
+from clew.image_sequences.plots import draw_attention
+from clew.image_sequences.report import write_regression_report
+from clew.image_sequences.splits import load_sequences
+from clew.image_sequences.windows import SequenceWindows
+from tests.image_sequences.sequence_files import sequence_columns, write_folder
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> dict[str, SequenceWindows]:
+    config = ImageSequenceData(path=str(write_folder(tmp_path, sequence_columns(groups=6))))
+    return load_sequences(config).windows
+
+
+def test_quality_in_closed_form() -> None:
+    values = quality(np.array([1.0, 2.0, 6.0]), np.array([1.0, 3.0, 5.0]))
+    assert values["mae"] == pytest.approx(2 / 3)
+    assert values["rmse"] == pytest.approx((2 / 3) ** 0.5)
+    assert values["r2"] == pytest.approx(1 - 2 / 8)
+    assert quality(np.zeros(2), np.ones(2))["r2"] == 0.0
+
+
+def test_metrics_rows_and_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    target = rng.normal(size=40)
+    result = RegressionResult(
+        prediction=target + np.linspace(-1, 1, 40),
+        target=target,
+        group=np.repeat(["a", "b"], 20),
+        last_frame=np.arange(40),
+        baselines={"mean": np.zeros(40)},
+        interval=np.full(40, 0.5),
+    )
+    metrics = result.metrics("test")
+    assert metrics["test/abs_error_q50"] == pytest.approx(np.median(abs(result.errors)))
+    assert metrics["test/mean_mae"] == pytest.approx(abs(target).mean())
+    assert metrics["test/interval_coverage"] == pytest.approx(0.5)
+    rows = result.by_group()
+    assert [row["windows"] for row in rows] == [20, 20]
+    assert rows[0]["bias"] == pytest.approx(-rows[1]["bias"])
+    json.dumps(rows)
+    result.write(tmp_path / "p.parquet")
+    table = pq.read_table(tmp_path / "p.parquet").to_pandas()
+    assert list(table["group"]) == list(result.group)
+    np.testing.assert_allclose(table["upper"] - table["lower"], 1.0)
+    np.testing.assert_allclose(table["baseline_mean"], 0.0)
+    again = RegressionResult.read(tmp_path / "p.parquet")
+    np.testing.assert_array_equal(again.prediction, result.prediction)
+    np.testing.assert_array_equal(again.group, result.group)
+    assert set(again.baselines) == {"mean"}
+    both = RegressionResult.together([again, again])
+    assert both.metrics("test")["test/mae"] == pytest.approx(metrics["test/mae"])
+    assert both.interval is not None
+
+
+def test_pictures_are_drawn(tmp_path: Path) -> None:
+    result = RegressionResult(
+        np.arange(4.0),
+        np.ones(4),
+        np.array(["a", "a", "b", "b"]),
+        np.arange(4),
+        {"mean": np.ones(4)},
+    )
+    write_regression_report(result, "test", "km", tmp_path)
+    images = np.random.default_rng(0).normal(size=(2, 3, 5, 6))
+    draw_attention(images, abs(images[..., ::2, ::2]), ["one", "two"], tmp_path / "looks.png")
+    written = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert len(written) == 5
+    assert all(size > 100 for size in written.values())
+
+
+def test_intervals_hold_the_share_that_they_promise() -> None:
+    rng = np.random.default_rng(1)
+    coverage = [
+        abs(rng.normal()) <= conformal_half_width(rng.normal(size=39), 0.9) for _ in range(4000)
+    ]
+    assert np.mean(coverage) == pytest.approx(0.9, abs=0.02)
+    assert conformal_half_width(np.arange(9.0), 0.9) == 8.0
+    assert conformal_half_width(np.arange(8.0), 0.9) == np.inf
+
+
+def test_a_groups_interval_comes_from_the_others() -> None:
+    errors = np.concatenate([np.full(30, 0.1), np.full(30, 5.0)])
+    widths = group_half_widths(errors, np.repeat(["a", "b"], 30))
+    assert (widths[:30] == 5.0).all()
+    assert (widths[30:] == 0.1).all()
+
+
+def test_ridge_is_ridge(
+    windows: dict[str, SequenceWindows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regression_baselines, "RIDGE_PENALTIES", (100.0,))
+    train, test = windows["train"], windows["test"]
+    features = []
+    for part in (train, test):
+        batch = part.batch(np.arange(len(part)))
+        flat = batch.images.flatten(1).double().numpy()
+        features.append(np.concatenate([flat, batch.scalars[:, -1].double().numpy()], axis=1))
+    mean, deviation = features[0].mean(0), features[0].std(0)
+    model = Ridge(alpha=100.0).fit((features[0] - mean) / deviation, train.targets)
+    expected = model.predict((features[1] - mean) / deviation)
+    np.testing.assert_allclose(ridge_predictions(train, test), expected, rtol=1e-6)
+
+
+def test_the_penalty_is_chosen_without_the_test(windows: dict[str, SequenceWindows]) -> None:
+    found = baseline_predictions(windows["train"], windows["test"])
+    errors = {k: abs(v - windows["test"].targets).mean() for k, v in found.items()}
+    assert set(errors) == {"mean", "persistence", "ridge"}
+    assert errors["ridge"] < 0.5 * errors["mean"]
+    assert errors["persistence"] == pytest.approx(0.4, abs=0.25)
+    np.testing.assert_array_equal(found["mean"], windows["train"].targets.mean())
+
+
+def test_large_frames_are_averaged(
+    windows: dict[str, SequenceWindows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = np.arange(2 * 4 * 6.0).reshape(2, 4, 6)
+    monkeypatch.setattr(regression_baselines, "RIDGE_PIXELS", 6)
+    averaged = regression_baselines._averaged(images)
+    assert averaged.shape == (2, 2, 3)
+    assert averaged[0, 0, 0] == images[0, :2, :2].mean()

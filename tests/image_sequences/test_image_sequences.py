@@ -1,0 +1,221 @@
+"""Frames from files, windows that cross nothing, splits by group, scalers, and what is refused."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clew.config.image_sequences import ImageSequenceData
+from clew.errors import ConfigError, DataError
+from clew.image_sequences.files import read_frames
+from clew.image_sequences.scalar_encoding import ScalarEncoding
+from clew.image_sequences.splits import fit_scalers, load_sequences
+from tests.image_sequences.sequence_files import (
+    Columns,
+    sequence_columns,
+    write_folder,
+    write_hdf5,
+)
+
+
+def settings(path: Path, **values: Any) -> ImageSequenceData:
+    return ImageSequenceData(path=str(path), temporal_frames=3, **values)
+
+
+def changed(**columns: Any) -> Columns:
+    return sequence_columns() | columns
+
+
+def test_a_folder_and_a_file_hold_the_same(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    folder = load_sequences(settings(write_folder(tmp_path / "arrays", columns)))
+    file = load_sequences(settings(write_hdf5(tmp_path / "frames.h5", columns)))
+    assert folder.table.unit == file.table.unit == "km"
+    assert folder.table.scalar_names == ("zenith", "azimuth", "height")
+    assert folder.fingerprint == file.fingerprint
+    chosen = np.array([7, 0, 7])
+    a, b = (s.windows["train"].batch(chosen) for s in (folder, file))
+    for name in ("images", "scalars", "target", "present", "last_frame"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+    assert a.images.shape == (3, 3, 1, 9, 13)
+
+
+def test_one_file_for_each_frame(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    folder = write_folder(tmp_path / "a", columns)
+    (folder / "images.npy").unlink()
+    (folder / "images").mkdir()
+    for i, frame in enumerate(columns["images"]):
+        np.save(folder / "images" / f"{i:05d}.npy", frame)
+    read = read_frames(folder).images.read(np.array([5, 2]))
+    np.testing.assert_array_equal(read[:, 0], columns["images"][[5, 2]])
+    np.save(folder / "images" / "00007.npy", np.zeros((4, 4)))
+    with pytest.raises(DataError, match=r"00007.npy \(frame 7\): shape \(4, 4\), but 00000"):
+        read_frames(folder)
+
+
+@pytest.mark.parametrize("write", [write_folder, write_hdf5])
+def test_windows_travel_to_other_processes(tmp_path: Path, write: Any) -> None:
+    windows = load_sequences(settings(write(tmp_path / "x.h5", sequence_columns()))).windows
+    expected = windows["train"].batch(np.array([1]))
+    again = pickle.loads(pickle.dumps(windows["train"])).batch(np.array([1]))
+    assert torch.equal(again.images, expected.images)
+    none = windows["train"].batch(np.array([], dtype=int))
+    assert none.images.shape == (0, 3, 1, 9, 13)
+
+
+def test_a_window_holds_consecutive_frames_and_the_last_ones_target(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    windows = load_sequences(settings(write_folder(tmp_path, columns))).windows["train"]
+    batch = windows.batch(np.array([4]))
+    end = int(batch.last_frame[0])
+    np.testing.assert_array_equal(batch.images[0, :, 0], columns["images"][end - 2 : end + 1])
+    assert batch.target[0] == pytest.approx(columns["target"][end])
+    assert batch.units() == {"examples": 1, "frames": 3}
+
+
+def test_no_window_crosses_a_group_or_a_gap(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    columns["time"][5:12] += 3.0  # a gap in the first group, between frames 4 and 5
+    splits = load_sequences(settings(write_folder(tmp_path, columns)))
+    ends = np.concatenate([w.ends for w in splits.windows.values()])
+    assert sorted(ends) == [2, 3, 4, *range(7, 12)] + [
+        start + i for start in (12, 24, 36) for i in range(2, 12)
+    ]
+    wide = load_sequences(settings(tmp_path, max_gap=10.0))
+    assert {5, 6} <= set(wide.windows["train"].ends.tolist())
+
+
+def test_windows_may_cross_groups_if_asked_to(tmp_path: Path) -> None:
+    columns = changed(time=np.arange(48.0))
+    windows = load_sequences(
+        settings(write_folder(tmp_path, columns), windows_cross_groups=True)
+    ).windows
+    assert sum(map(len, windows.values())) == 46
+    assert set(windows["test"].groups) == {"flight 3"}
+
+
+def test_frames_without_a_target_end_no_window(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    columns["target"][[2, 20]] = np.nan
+    windows = load_sequences(settings(write_folder(tmp_path, columns))).windows["train"]
+    assert not {2, 20} & set(windows.ends.tolist())
+
+
+def test_splits_are_whole_groups(tmp_path: Path) -> None:
+    write_folder(tmp_path, sequence_columns())
+    groups = {k: set(w.groups) for k, w in load_sequences(settings(tmp_path)).windows.items()}
+    assert groups == {
+        "train": {"flight 0", "flight 1"},
+        "valid": {"flight 2"},
+        "test": {"flight 3"},
+    }
+    chosen = settings(tmp_path, test_group="flight 0", validation_group="flight 3")
+    groups = {k: set(w.groups) for k, w in load_sequences(chosen).windows.items()}
+    assert groups["train"] == {"flight 1", "flight 2"}
+    alone = settings(tmp_path, test_group="flight 1", hold_out_validation=False)
+    splits = load_sequences(alone).windows
+    assert set(splits["train"].groups) == {"flight 0", "flight 2", "flight 3"}
+    assert set(splits["valid"].groups) == {"flight 1"}
+
+
+def test_blocks_of_consecutive_frames_are_groups(tmp_path: Path) -> None:
+    columns = sequence_columns(groups=1, frames_in_group=40)
+    write_folder(tmp_path, columns)
+    with pytest.raises(ConfigError, match=r"1 group\(s\), 3 needed .* data.num_blocks"):
+        load_sequences(settings(tmp_path))
+    windows = load_sequences(settings(tmp_path, num_blocks=5)).windows
+    assert [len(windows[s]) for s in ("train", "valid", "test")] == [18, 6, 6]
+    assert windows["test"].ends.min() == 34
+    write_folder(tmp_path / "flights", sequence_columns())
+    windows = load_sequences(settings(tmp_path / "flights", num_blocks=3)).windows
+    assert windows["train"].ends.tolist() == [*range(2, 12), 14, 15]
+
+
+def test_scalers_know_nothing_of_held_out_groups(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    for name in ("images", "target", "scalars"):
+        columns[name][24:] += 1000.0
+    windows = load_sequences(settings(write_folder(tmp_path, columns))).windows["train"]
+    scalers = fit_scalers(windows, change=False)
+    train = columns["images"][:24].astype(float)
+    assert scalers.image_mean[0] == pytest.approx(train.mean())
+    assert scalers.image_std[0] == pytest.approx(train.std(), rel=1e-6)
+    assert scalers.scalar_mean == pytest.approx(columns["scalars"][:24].mean(0), rel=1e-6)
+    assert scalers.target_mean == pytest.approx(windows.targets.mean())
+    change = fit_scalers(windows, change=True)
+    difference = (columns["target"] - columns["present"])[windows.ends]
+    assert change.target_std == pytest.approx(difference.std())
+
+
+def test_directions_enter_as_sine_and_cosine_and_mirror() -> None:
+    config = ImageSequenceData(path="x", azimuth_scalars=("a",), zenith_scalars=("z",))
+    encoding = ScalarEncoding.from_config(("h", "z", "a"), config, "x")
+    encoded = encoding.encode(np.array([[7.0, 60.0, 90.0]]))
+    np.testing.assert_allclose(encoded, [[7.0, 0.5, 1.0, 0.0]], atol=1e-7)
+    east, west = (encoding.encode(np.array([[7.0, 60.0, a]])) for a in (40.0, 320.0))
+    np.testing.assert_allclose(encoding.mirrored(torch.from_numpy(east)), west, atol=1e-6)
+    assert encoding.size == 4
+
+
+def test_nan_pixels_are_refused_with_their_frame(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    columns["images"][17, 3, 4] = np.nan
+    write_folder(tmp_path, columns)
+    windows = load_sequences(settings(tmp_path)).windows["train"]
+    with pytest.raises(DataError, match=r"frame 17 has a pixel .*\[0, 3, 4\].*data.nan_pixels"):
+        fit_scalers(windows, change=False)
+    windows = load_sequences(settings(tmp_path, nan_pixels="mean")).windows["train"]
+    clean = np.delete(columns["images"][:24].astype(float).ravel(), 17 * 9 * 13 + 3 * 13 + 4)
+    assert fit_scalers(windows, change=False).image_mean[0] == pytest.approx(clean.mean())
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "error", "message"),
+    [
+        ({"target": np.zeros(5)}, {}, DataError, "target has 5 rows, images has 48 frames"),
+        ({"target": np.zeros((48, 2))}, {}, DataError, r"target has shape \(48, 2\)"),
+        ({"images": np.zeros((48, 3))}, {}, DataError, r"images have shape \(48, 3\)"),
+        ({"scalars": np.full((48, 3), np.inf)}, {}, DataError, r"scalars\[0, 0\] is inf"),
+        ({"time": np.zeros(48)}, {}, DataError, r"time\[1\] is 0 after 0"),
+        (
+            {"group": np.repeat([0.0, 1.2, 1.7], 16)},
+            {},
+            DataError,
+            r"group\[16\] is 1.2; groups are whole",
+        ),
+        ({}, {"target_range": (0.0, 2.0)}, DataError, r"target\[\d+\] is .* outside data.target"),
+        ({}, {"test_group": "flight 9"}, ConfigError, "test_group is 'flight 9'.*flight 0, fl"),
+        ({}, {"scalars": ("sun",)}, ConfigError, "scalars names 'sun'; expected one of zenith"),
+        (
+            {"group": np.repeat(["a", "b", "c"], [2, 26, 20])},
+            {"max_gap": 50.0},
+            DataError,
+            r"group 'a' \(frames 0 to 1\) has no 3 consecutive frames",
+        ),
+    ],
+)
+def test_bad_input_is_named(
+    tmp_path: Path, columns: Columns, more: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if "group" in columns:
+        columns = columns | {"time": np.arange(48.0)}
+    write_folder(tmp_path, changed(**columns))
+    with pytest.raises(error, match=message):
+        load_sequences(settings(tmp_path, **more))
+
+
+def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        load_sequences(settings(tmp_path / "none"))
+    (tmp_path / "text.h5").write_text("no HDF5")
+    with pytest.raises(DataError, match="not a readable HDF5 file"):
+        load_sequences(settings(tmp_path / "text.h5"))
+    with pytest.raises(DataError, match=r"no images\.npy and no folder images/"):
+        load_sequences(settings(tmp_path))
+    monkeypatch.setenv("CLEW_DATA", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"expected one of clouds, clouds\.h5"):
+        load_sequences(ImageSequenceData(name="clouds"))

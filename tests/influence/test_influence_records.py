@@ -1,0 +1,119 @@
+import json
+
+import pytest
+
+from clew.errors import DataError
+from clew.runs.records import (
+    CSV_COLUMNS,
+    TERM_COLUMNS,
+    CheckpointWeight,
+    InfluenceEntry,
+    InfluenceReport,
+    ReportModel,
+    Term,
+    TestInfluence,
+    TripleRecord,
+    read_influence_json,
+    write_influence_json,
+)
+
+
+def triple(*names: str) -> TripleRecord:
+    head, relation, tail = (Term(name, name.upper()) for name in names)
+    return TripleRecord(head, relation, tail)
+
+
+def report(score: float = 1.5) -> InfluenceReport:
+    entry = InfluenceEntry(
+        rank=1,
+        train=triple("a\t,\"'", "r", "=é"),
+        influence=0.25,
+        by_checkpoint=(0.2, 0.05),
+        by_part={"dense": 0.25},
+        cosine=0.5,
+        train_index=7,
+    )
+    test = TestInfluence(triple("a", "r", "b"), score, 1.5, 2.0, 10, True, (entry,), (entry,))
+    model = ReportModel("run", "link_prediction", (CheckpointWeight(5, 100, 1e-3),))
+    return InfluenceReport(model, {"top_k": 1}, 10, 0.5, "cpu", (test,))
+
+
+def test_round_trip_and_schema(tmp_path):
+    path = tmp_path / "influence.json"
+    write_influence_json(report(), path)
+    assert read_influence_json(path) == report()
+    content = json.loads(path.read_text())
+    assert list(content) == [
+        "schema_version",
+        "sign",
+        "model",
+        "settings",
+        "train_size",
+        "seconds",
+        "device",
+        "tests",
+    ]
+    test = content["tests"][0]
+    assert test["test"]["head"] == {"id": "a", "label": "A"}
+    assert set(test) == {
+        "test",
+        "score",
+        "rank",
+        "self_influence",
+        "candidates",
+        "truncated",
+        "proponents",
+        "opponents",
+    }
+
+
+def test_other_schema_version_is_named(tmp_path):
+    path = tmp_path / "influence.json"
+    write_influence_json(report(), path)
+    content = json.loads(path.read_text())
+    content["schema_version"] = 2
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="schema_version is 2, this version of Clew reads 1"):
+        read_influence_json(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "no schema_version"),
+        ('{"schema_version": 1}', "'model' is missing"),
+        (
+            '{"schema_version": 1, "model": 3}',
+            "a value of the wrong kind",
+        ),
+    ],
+)
+def test_malformed_files(tmp_path, text, message):
+    path = tmp_path / "influence.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_influence_json(path)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_influence_json(tmp_path / "none.json")
+
+
+def test_not_a_number_is_refused_and_leaves_no_file(tmp_path):
+    path = tmp_path / "influence.json"
+    with pytest.raises(DataError, match="cannot"):
+        write_influence_json(report(score=float("nan")), path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_columns_correspond():
+    assert ",".join(CSV_COLUMNS) == (
+        "TestHead,TestHead_label,TestRel,TestRel_label,TestTail,TestTail_label,TrainHead,"
+        "TrainHead_label,TrainRel,TrainRel_label,TrainTail,TrainTail_label,TracInScore"
+    )
+    snake = [
+        name.replace("Test", "test_").replace("Train", "train_").lower() for name in CSV_COLUMNS
+    ]
+    assert tuple(snake[:-1]) == TERM_COLUMNS

@@ -1,0 +1,168 @@
+import csv
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from clew.influence.link_prediction import report as report_module
+from clew.influence.link_prediction.report import Findings, ReportSource, build_report, write_report
+from clew.influence.link_prediction.tracin import Explanation
+from clew.influence.scores import Scored
+from clew.link_prediction.triples import KnowledgeGraph, no_triples
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.records import CONVE_PARTS, CSV_COLUMNS, read_influence_json
+from clew.training.checkpoints import CheckpointRecord
+
+NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]
+LABELS = [None, "tab\tlabel", "a, b", '"quoted"', "=cmd()", "@label", "two\nlines", ""]
+
+
+def graph() -> KnowledgeGraph:
+    entities = Vocabulary.from_names("entity", NAMES).with_labels(pa.array(LABELS, pa.string()))
+    relations = Vocabulary.from_names("relation", ["r", "+s"])
+    train = np.array([[i, i % 2, (i + 1) % 8] for i in range(8)], np.int32)
+    return KnowledgeGraph("g", entities, relations, train, no_triples(), no_triples())
+
+
+def scored(train: np.ndarray, influence: np.ndarray, cosine: bool = True) -> Scored:
+    parts = np.stack([influence * (i + 1) / 21 for i in range(6)]).astype(np.float32)
+    return Scored(
+        train,
+        influence,
+        np.stack([influence * 0.25, influence * 0.75]).astype(np.float32),
+        parts,
+        (influence / 10).astype(np.float32) if cosine else None,
+    )
+
+
+def findings(complete: bool) -> Findings:
+    if complete:
+        train = np.array([[3, 1, 0, 2], [5, 6, 7, -1]])
+        values = np.array([[2.0, 0.5, -1e-9, -3.0], [0.25, -1.0, -2.0, 0.0]])
+        lists = (scored(train, values),) * 2
+    else:
+        lists = (
+            scored(np.array([[3, 1], [5, -1]]), np.array([[2.0, 0.5], [0.25, 0.0]])),
+            scored(np.array([[2, 0], [7, 6]]), np.array([[-3.0, -1e-9], [-2.0, -1.0]])),
+        )
+    explanation = Explanation(*lists, complete, np.array([4.0, 5.0]), CONVE_PARTS, 8)
+    return Findings(
+        tests=np.array([[0, 1, 4], [7, 0, 6]], np.int32),
+        explanations=[explanation],
+        scores=np.array([1.5, -2.5]),
+        ranks=np.array([1.0, 2.5]),
+        candidates=np.array([4 if complete else 8, 3 if complete else 8]),
+        seconds=0.5,
+    )
+
+
+def source(tmp_path) -> ReportSource:
+    records = [CheckpointRecord(10, 1, 0.1, tmp_path), CheckpointRecord(20, 2, 0.2, tmp_path)]
+    return ReportSource(graph(), "link_prediction", "run", records, {"top_k": 2}, "cpu")
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_three_files_say_the_same(tmp_path, complete):
+    written = write_report(tmp_path, source(tmp_path), findings(complete))
+    report = read_influence_json(tmp_path / "influence.json")
+    assert report == written
+    table = pq.read_table(tmp_path / "influence.parquet").to_pylist()
+    text = (tmp_path / "influence.csv").read_bytes().decode()
+    assert text.startswith(",".join(CSV_COLUMNS) + "\n")
+    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert len(lines) == len(table) == 7
+    for line, row in zip(lines, table, strict=True):
+        assert float(line["TracInScore"]) == row["tracin_score"]
+        for column in CSV_COLUMNS[:-1]:
+            snake = column.replace("Test", "test_").replace("Train", "train_").lower()
+            if not column.endswith("_label"):
+                assert line[column] == row[snake]
+            else:
+                assert line[column].removeprefix("'") == row[snake]
+        test = report.tests[row["test_index"]]
+        entries = test.proponents if row["tracin_score"] > 0 else test.opponents
+        (entry,) = [e for e in entries if e.train_index == row["train_index"]]
+        assert entry.influence == row["tracin_score"]
+        assert entry.train.head.id == row["train_head"] == NAMES[row["train_head_id"]]
+        assert entry.by_part["dense"] == pytest.approx(row["part_dense"], rel=1e-6)
+        assert entry.by_checkpoint[1] == pytest.approx(row["checkpoint_20"], rel=1e-6)
+        assert entry.cosine == pytest.approx(row["cosine"], rel=1e-6)
+
+
+def test_order_ranks_and_truncation(tmp_path):
+    report = write_report(tmp_path, source(tmp_path), findings(complete=False))
+    first, second = report.tests
+    assert [e.train_index for e in first.proponents] == [3, 1]
+    assert [e.train_index for e in first.opponents] == [2, 0]
+    assert [e.rank for e in first.opponents] == [1, 2]
+    assert [len(second.proponents), len(second.opponents)] == [1, 2]
+    assert first.truncated
+    assert second.truncated
+    table = pq.read_table(tmp_path / "influence.parquet")
+    assert table["rank"].to_pylist() == [1, 2, 7, 8, 1, 7, 8]
+    whole = build_report(source(tmp_path), findings(complete=True))
+    assert not any(test.truncated for test in whole.tests)
+    assert [e.train_index for e in whole.tests[0].opponents] == [2, 0]
+
+
+def test_labels_that_look_like_formulas_are_disarmed_and_names_are_not(tmp_path):
+    write_report(tmp_path, source(tmp_path), findings(complete=False))
+    text = (tmp_path / "influence.csv").read_text()
+    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert lines[0]["TestTail"] == "=1+1"
+    assert lines[0]["TestTail_label"] == "'=cmd()"
+    assert lines[0]["TestRel_label"] == "'+s"
+    assert "tab\there" in {line["TrainHead"] for line in lines}
+
+
+def test_json_keeps_the_strongest_where_all_would_be_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(report_module, "JSON_ENTRIES", 4)
+    report = build_report(source(tmp_path), findings(complete=True))
+    assert [e.train_index for e in report.tests[0].proponents] == [3]
+    assert [e.train_index for e in report.tests[0].opponents] == [2]
+    assert all(test.truncated for test in report.tests)
+
+
+def test_without_details_and_cosine(tmp_path):
+    bare = Scored(
+        np.array([[1, 2]]), np.array([[1.0, -1.0]]), np.empty((0, 1, 2)), np.empty((0, 1, 2)), None
+    )
+    explanation = Explanation(bare, bare, True, np.array([1.0]), CONVE_PARTS, 2)
+    one = Findings(
+        np.array([[0, 0, 1]], np.int32),
+        [explanation],
+        np.zeros(1),
+        np.ones(1),
+        np.array([2]),
+        0.1,
+    )
+    report = write_report(tmp_path, source(tmp_path), one)
+    assert report.tests[0].proponents[0].by_part == {}
+    assert report.tests[0].proponents[0].cosine is None
+    assert "cosine" not in pq.read_schema(tmp_path / "influence.parquet").names
+
+
+def test_thirty_thousand_scores_for_each_of_some_tests(tmp_path, monkeypatch):
+    """Not timed, but it would take minutes if rows were put together one by one in Python."""
+    monkeypatch.setattr(report_module, "JSON_ENTRIES", 1000)
+    count, tests = 30_000, 10
+    vocabulary = Vocabulary.from_names("entity", [f"entity, {i}" for i in range(1000)])
+    generator = np.random.default_rng(0)
+    train = generator.integers(0, 1000, (count, 3)).astype(np.int32)
+    train[:, 1] = 0
+    relations = Vocabulary.from_names("relation", ["r"])
+    large = KnowledgeGraph("l", vocabulary, relations, train, no_triples(), no_triples())
+    order = np.tile(np.arange(count), (tests, 1))
+    values = np.sort(generator.normal(size=(tests, count)), axis=1)[:, ::-1].copy()
+    lists = scored(order, values)
+    explanation = Explanation(lists, lists, True, np.ones(tests), CONVE_PARTS, 1)
+    every = Findings(
+        train[:tests], [explanation], np.zeros(tests), np.ones(tests), np.full(tests, count), 1.0
+    )
+    records = [CheckpointRecord(10, 1, 0.1, tmp_path), CheckpointRecord(20, 2, 0.2, tmp_path)]
+    report = write_report(tmp_path, ReportSource(large, "t", "run", records, {}, "cpu"), every)
+    assert (tmp_path / "influence.csv").read_bytes().count(b"\n") == tests * count + 1
+    assert pq.read_metadata(tmp_path / "influence.parquet").num_rows == tests * count
+    assert sum(len(t.proponents) + len(t.opponents) for t in report.tests) == 1000

@@ -1,0 +1,278 @@
+"""Packing a corpus: every source, resuming, what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from clew.errors import ConfigError, DataError
+from clew.language_modeling import documents
+from clew.language_modeling import pretokenize as module
+from clew.language_modeling.packed_tokens import TOKENS_FILE, open_packed
+from clew.language_modeling.pretokenize import PackSettings, pretokenize
+from clew.language_modeling.tokenizers import END_OF_TEXT, ByteTokenizer, load_tokenizer
+
+END = 256
+TEXTS = ["First document.\n", "Zweites: äöü €\n", "third\nin two lines"]
+
+
+def packed_text(folder: Path) -> list[str]:
+    """Return the documents of a pack of bytes."""
+    tokens = open_packed(folder).tokens
+    *documents_, rest = np.split(tokens, np.flatnonzero(tokens == END) + 1)
+    assert not len(rest)
+    return [d[:-1].astype(np.uint8).tobytes().decode() for d in documents_]
+
+
+def settings(path: Path | str, **options: object) -> PackSettings:
+    return PackSettings(**({"dataset": str(path), "chunk_size": 8} | options))  # type: ignore[arg-type]
+
+
+def write_json_lines(path: Path) -> Path:
+    lines = (json.dumps({"id": i, "text": t}) for i, t in enumerate(TEXTS))
+    path.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path) -> Path:
+    pq.write_table(pa.table({"text": TEXTS, "id": [0, 1, 2]}), path, row_group_size=2)
+    return path
+
+
+def write_zst(path: Path) -> Path:
+    plain = write_json_lines(path.with_suffix(""))
+    path.write_bytes(zstandard.compress(plain.read_bytes()))
+    plain.unlink()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_json_lines, "a.jsonl"), (write_parquet, "a.parquet"), (write_zst, "a.jsonl.zst")],
+)
+def test_documents_are_separated_whatever_the_source(tmp_path: Path, write, name: str):
+    manifest = pretokenize(settings(write(tmp_path / name)), tmp_path / "packed")
+    assert packed_text(tmp_path / "packed") == TEXTS
+    assert manifest.num_documents == 3
+    assert manifest.num_bytes == sum(len(t.encode()) for t in TEXTS)
+    assert manifest.num_tokens == manifest.num_bytes + 3
+    assert (manifest.vocabulary_size, manifest.dtype) == (257, "<u2")
+
+
+def test_a_folder_is_read_in_order_of_names(tmp_path: Path):
+    folder = tmp_path / "corpus"
+    (folder / "b").mkdir(parents=True)
+    (folder / "b" / "2.txt").write_text("two")
+    (folder / "a.txt").write_text("one")
+    (folder / "LICENSE.md").write_text("not text")
+    write_json_lines(folder / "c.jsonl")
+    pretokenize(settings(folder), tmp_path / "packed")
+    assert packed_text(tmp_path / "packed") == ["one", "two", *TEXTS]
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 7, 64, 10_000])
+def test_a_text_file_is_one_document_however_it_is_cut(
+    tmp_path: Path, unit_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    text = "".join(f"line {i} of ümläuts\n" * (i % 3) for i in range(60)) + "no newline at the end"
+    path = tmp_path / "corpus.txt"
+    path.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(documents, "PIECE_BYTES", 11)
+    monkeypatch.setattr(documents, "LONGEST_LINE_BYTES", 30)
+    monkeypatch.setattr(
+        module, "plan_units", lambda d: documents.plan_units(d, unit_bytes=unit_bytes)
+    )
+    pretokenize(settings(path), tmp_path / "packed")
+    assert packed_text(tmp_path / "packed") == [text]
+
+
+def test_a_very_long_line_is_cut_between_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(documents, "PIECE_BYTES", 7)
+    monkeypatch.setattr(documents, "LONGEST_LINE_BYTES", 20)
+    path = tmp_path / "line.txt"
+    path.write_text("€" * 100, encoding="utf-8")
+    pieces = list(documents.read_unit(documents.plan_units(str(path))[0], "text"))
+    assert len(pieces) > 3
+    assert "".join(piece.text.decode() for piece in pieces) == "€" * 100
+
+
+def test_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "corpus.txt"
+    path.write_text("some words in a line\n" * 500)
+    monkeypatch.setattr(module, "plan_units", lambda d: documents.plan_units(d, unit_bytes=4000))
+    alone = pretokenize(settings(path), tmp_path / "one")
+    together = pretokenize(settings(path), tmp_path / "two", num_proc=2)
+    assert alone == together
+
+
+def test_a_finished_pack_is_left_as_it_is_and_force_begins_anew(tmp_path: Path):
+    path, output = tmp_path / "a.txt", tmp_path / "packed"
+    path.write_text("hello")
+    first = pretokenize(settings(path), output)
+    before = (output / TOKENS_FILE).stat().st_mtime_ns
+    assert pretokenize(replace(settings(path), chunk_size=99), output) == first
+    assert (output / TOKENS_FILE).stat().st_mtime_ns == before
+    path.write_text("other text")
+    with pytest.raises(DataError, match="holds a pack of other data or settings; choose another"):
+        pretokenize(settings(path), output)
+    assert pretokenize(settings(path), output, force=True).num_bytes == 10
+
+
+def test_max_chunks_keeps_whole_windows_and_their_last_successor(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 1000)
+    manifest = pretokenize(settings(path, max_chunks=3), tmp_path / "packed")
+    assert manifest.num_tokens == 3 * 8 + 1
+
+
+def test_units_that_are_done_are_not_tokenized_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, output = tmp_path / "a.txt", tmp_path / "packed"
+    path.write_text("some words\n" * 100)
+    monkeypatch.setattr(module, "plan_units", lambda d: documents.plan_units(d, unit_bytes=100))
+    expected = pretokenize(settings(path), tmp_path / "whole")
+    read, calls = module.read_unit, []
+
+    def failing(unit: documents.Unit, column: str):
+        calls.append(unit.start)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return read(unit, column)
+
+    monkeypatch.setattr(module, "read_unit", failing)
+    with pytest.raises(KeyboardInterrupt):
+        pretokenize(settings(path), output)
+    assert not (output / "manifest.json").exists()
+    interrupted_at, calls[:] = calls[-1], [-1] * 5
+    assert pretokenize(settings(path), output) == expected
+    assert calls[5] == interrupted_at
+
+
+def test_a_killed_run_goes_on(tmp_path: Path):
+    path, output = tmp_path / "a.txt", tmp_path / "packed"
+    path.write_text("some words in a line\n" * 2000)
+    program = f"""
+import time
+from clew.language_modeling import documents, pretokenize as m
+m.plan_units = lambda d: documents.plan_units(d, unit_bytes=2000)
+read = m.read_unit
+def slowly(unit, column):
+    time.sleep(0.05)
+    return read(unit, column)
+m.read_unit = slowly
+m.pretokenize(m.PackSettings({str(path)!r}, 8), m.Path({str(output)!r}))
+"""
+    environment = os.environ | {"PYTHONPATH": "platform"}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    parts, deadline = output / "parts", time.monotonic() + 60
+    while len(list(parts.glob("*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = {p.name: p.stat().st_mtime_ns for p in parts.glob("*.bin")}
+    assert done
+    assert not (output / "manifest.json").exists()
+    subprocess.run(
+        [sys.executable, "-c", program.replace("0.05", "0")], env=environment, check=True
+    )
+    assert packed_text(output) == [path.read_text()]
+
+
+def test_bytes_round_trip():
+    tokenizer = ByteTokenizer()
+    tokens = tokenizer.encode("Grüße".encode())
+    assert tokenizer.decode(tokens) == "Grüße"
+    assert tokenizer.decode(np.array([72, 105, 256, 89])) == f"Hi\n{END_OF_TEXT}\nY"
+
+
+def test_a_local_bpe_vocabulary(tmp_path: Path):
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    path, output = tmp_path / "a.txt", tmp_path / "packed"
+    path.write_text("the cat sat on the mat, the cat sat\n" * 50)
+    chosen = settings(path, tokenizer="bpe", vocabulary_size=280)
+    manifest = pretokenize(chosen, output)
+    tokenizer = load_tokenizer("bpe", output)
+    packed = open_packed(output, tokenizer)
+    assert manifest.vocabulary_size == tokenizer.vocabulary_size <= 280
+    assert manifest.num_tokens < manifest.num_bytes / 2
+    assert tokenizer.decode(packed.tokens[:-1]) == path.read_text()
+    assert packed.tokens[-1] == tokenizer.end_of_text == manifest.end_of_text
+    lengths = tokenizer.byte_lengths()
+    assert lengths is not None
+    assert lengths[packed.tokens].sum() == manifest.num_bytes
+    # The same vocabulary from its file.
+    other = settings(path, tokenizer=str(output / "tokenizer.json"))
+    again = pretokenize(other, tmp_path / "again")
+    assert again.fingerprint == manifest.fingerprint
+
+
+def test_a_tokenizer_that_did_not_pack_the_data_is_refused(tmp_path: Path):
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    path = tmp_path / "a.txt"
+    path.write_text("the cat sat on the mat\n" * 50)
+    pretokenize(settings(path, tokenizer="bpe", vocabulary_size=270), tmp_path / "bpe")
+    with pytest.raises(DataError, match=r"packed with tokenizer 'bpe' .* but data.tokenizer gives"):
+        open_packed(tmp_path / "bpe", ByteTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "an empty corpus; expected text"),
+        ("a.txt", b"fine\n\xff\xfe broken", r"near byte 5: b'\\xff\\xfe broke' is not"),
+        ("a.txt", b"cut off \xe2\x82", "is not UTF-8 text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "line 2: no text under 'text'; it has text"),
+        ("a.jsonl", b'{"text": "x"}\nnonsense\n', "line 2: b'nonsense' is not JSON"),
+        ("a.jsonl", b'{"body": "x"}\n', "no text under 'text'; it has body: set data.text_column"),
+        ("a.parquet", b"nonsense", "not a readable Parquet file"),
+        ("a.txt.gz", b"nonsense", "cannot be read"),
+    ],
+)
+def test_bad_input_is_named(tmp_path: Path, name: str, content: bytes, message: str):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        pretokenize(settings(path), tmp_path / "packed")
+
+
+def test_a_missing_column_or_source_is_named(tmp_path: Path):
+    path = write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"no column 'body'; it has text, id: set data.text_column"):
+        pretokenize(settings(path, text_column="body"), tmp_path / "packed")
+    with pytest.raises(DataError, match="no such file or folder"):
+        pretokenize(settings(tmp_path / "missing.txt"), tmp_path / "packed")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no file of text in this folder; expected .txt"):
+        pretokenize(settings(tmp_path / "empty"), tmp_path / "packed")
+    with pytest.raises(DataError, match="no tokenizer can be read there"):
+        pretokenize(settings(path, tokenizer="missing.json"), tmp_path / "packed")
+
+
+def test_a_truncated_memory_map_is_noticed(tmp_path: Path):
+    path, output = tmp_path / "a.txt", tmp_path / "packed"
+    path.write_text("x" * 100)
+    pretokenize(settings(path), output)
+    with (output / TOKENS_FILE).open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(DataError, match="100 bytes, but the manifest promises 101 tokens of 2"):
+        open_packed(output)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises((ConfigError, DataError), match="package tokenizers"):
+        load_tokenizer(str(tmp_path / "t.json"))

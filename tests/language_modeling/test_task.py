@@ -1,0 +1,285 @@
+"""The language-modelling task, and whole runs of it by the trainer."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from clew.config.directions import direction_of
+from clew.config.load import from_mapping
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError, DataError
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import TokenBatch, continuation_batch, load_tokens
+from clew.runs.base import MemoryTracker
+from clew.training.checkpoints import Manifest
+from clew.training.distributed import World
+from clew.training.setup import build_trainer, measure_before_training
+from clew.training.trainer import Trainer
+from clew.workflows.tasks import build_task
+
+CPU = torch.device("cpu")
+TEXT = "".join(f"{i % 7} green bottles hanging on the wall\n" for i in range(120))
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Any:
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    content = {
+        "data": {
+            "kind": "tokens",
+            "dataset": str(tmp_path / "corpus.txt"),
+            "packed": str(tmp_path / "packed"),
+        },
+        "model": {
+            "kind": "eigenstate_lm",
+            "d_model": 16,
+            "n_layers": 2,
+            "num_eigenstates": 8,
+            "max_seq_len": 32,
+            "chunk_size": 8,
+            "scales": [1, 2],
+            "dropout": 0.1,
+        },
+        "optimizer": {"kind": "adamw", "learning_rate": 0.01, "weight_decay": 0.1},
+        "schedule": {"kind": "warmup_cosine"},
+        "training": {
+            "batch_size": 8,
+            "gradient_accumulation": 4,
+            "num_epochs": 2,
+            "log_every_steps": 1,
+            "device": "cpu",
+        },
+        "tracking": {"log_mfu": False},
+    }
+
+    def make(**overrides: Any) -> RunConfig:
+        return from_mapping(content, {k.replace("__", "."): v for k, v in overrides.items()})
+
+    return make
+
+
+def language_task(config: RunConfig) -> LanguageModeling:
+    task = build_task(config)
+    assert isinstance(task, LanguageModeling)
+    return task
+
+
+def some_batch(task: LanguageModeling) -> TokenBatch:
+    return task.train_examples().batch(np.array([5, 0, 17]))
+
+
+def trainer_of(config: RunConfig, folder: Path, world: World | None = None) -> Trainer[Any]:
+    task = language_task(config)
+    return build_trainer(
+        config,
+        task,
+        MemoryTracker(),
+        device=CPU,
+        world=world or World(),
+        folder=folder,
+        origin=Manifest(0, 0, 0.0, task.kind, {}, "hash", task.data_fingerprint),
+        keep_all_checkpoints=True,
+    )
+
+
+def losses_of(trainer: Trainer[Any]) -> list[float]:
+    return [e.value for e in trainer.history.entries if e.key == "train/loss"]
+
+
+def test_what_checkpointing_computes_twice_does_not_count_as_work(make_config: Any, tmp_path: Path):
+    counted = []
+    for checkpointing in (False, True):
+        config = make_config(
+            tracking__log_mfu=True, optimizations__use_gradient_checkpointing=checkpointing
+        )
+        trainer = trainer_of(config, tmp_path)
+        measure_before_training(trainer, config)
+        counted.append(trainer.throughput.flops_per_example)
+    assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize("further_tokens", [0, 2])
+@pytest.mark.parametrize("implementation", ["plain", "chunked"])
+def test_the_examples_losses_add_up_to_the_batchs(
+    make_config: Any, implementation: str, further_tokens: int
+):
+    task = language_task(
+        make_config(
+            loss__kind="language",
+            loss__implementation=implementation,
+            model__further_tokens=further_tokens,
+        )
+    )
+    model, batch = task.build_model().double().eval(), some_batch(task)
+    total = task.loss(model, batch)
+    torch.testing.assert_close(task.example_losses(model, batch).sum(), total.total)
+    assert total.count == batch.count == 3 * 32
+
+
+def test_further_tokens_are_predicted_from_the_same_hidden_vector(make_config: Any):
+    config = make_config(loss__kind="language", loss__further_weight=0.25, model__further_tokens=2)
+    task = language_task(config)
+    model, batch = task.build_model().double().eval(), some_batch(task)
+    for ahead in model.further:
+        torch.testing.assert_close(ahead.weight, torch.eye(16, dtype=torch.float64))
+        torch.nn.init.normal_(ahead.weight)
+    hidden, expected = model(batch.inputs), 0.0
+    for window in range(3):
+        for time in range(32):
+            for distance, weight in enumerate((1.0, 0.25, 0.25)):
+                if time + distance < 32:
+                    ahead = model.further[distance - 1] if distance else torch.nn.Identity()
+                    scores = model.embedding.weight @ ahead(hidden[window, time])
+                    wanted = batch.targets[window, time + distance]
+                    expected -= weight * scores.log_softmax(0)[wanted]
+    torch.testing.assert_close(task.loss(model, batch).total, expected)
+
+
+def test_a_continuation_asks_about_the_next_token_alone(make_config: Any):
+    tasks = [language_task(make_config(model__further_tokens=n)) for n in (0, 2)]
+    model = tasks[1].build_model().eval()
+    batch = continuation_batch(tasks[0].splits.tokenizer, "green", " bottles")
+    plain, further = (task.loss(model, batch) for task in tasks)
+    assert plain.total.item() == further.total.item()
+    assert tasks[1].metrics(model, "valid", CPU) == tasks[0].metrics(model, "valid", CPU)
+
+
+def test_every_metric_is_better_when_smaller(make_config: Any):
+    task = language_task(make_config())
+    model = task.build_model().eval()
+    values = task.metrics(model, "valid", CPU) | task.metrics(model, "test", CPU)
+    assert "test/loss_at_00000" in values
+    assert {direction_of(key) for key in values} == {"smaller"}
+
+
+def test_chunked_and_plain_losses_have_equal_gradients(make_config: Any):
+    gradients = []
+    model = language_task(make_config(model__further_tokens=1)).build_model().double().eval()
+    for implementation in ("plain", "chunked"):
+        config = make_config(
+            loss__kind="language", loss__implementation=implementation, model__further_tokens=1
+        )
+        task, own = language_task(config), copy.deepcopy(model)
+        task.loss(own, some_batch(task)).total.backward()
+        gradients.append({n: p.grad for n, p in own.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], msg=name)
+
+
+def test_examples_do_not_influence_each_other(make_config: Any):
+    task = language_task(make_config())
+    model = task.build_model().double().eval()
+    together = task.example_losses(model, some_batch(task))
+    alone = [task.example_losses(model, task.train_examples().batch(np.array([i])))[0]
+             for i in (5, 0, 17)]  # fmt: skip
+    torch.testing.assert_close(together, torch.stack(alone))
+
+
+def test_a_run_learns_and_reports(make_config: Any, tmp_path: Path):
+    config = make_config(training__num_epochs=6, training__gradient_accumulation=1)
+    trainer = trainer_of(config, tmp_path / "run")
+    trainer.record(measure_before_training(trainer, config))
+    trainer.train()
+    tracker = trainer.history.tracker
+    assert isinstance(tracker, MemoryTracker)
+    values = {key: value for key, value, _ in tracker.metric_values}
+    found = [v for key, v, _ in tracker.metric_values if key == "valid/bits_per_byte"]
+    assert len(found) == 6
+    assert found[-1] < 0.7 * found[0] < 8
+    assert values["throughput/tokens_per_second"] > 0
+    assert values["valid/perplexity"] == pytest.approx(np.exp(values["valid/loss"]))
+    assert {"valid/loss_at_00000", "valid/loss_at_00016"} <= values.keys()
+    values = trainer.task.metrics(trainer.model.eval(), "test", CPU)
+    assert values["test/bits_per_byte"] > 0
+    trainer.task.write_report("test", tmp_path / "report")
+    buckets = json.loads((tmp_path / "report" / "test_loss_by_position.json").read_text())
+    assert [b["first"] for b in buckets] == [0, 1, 2, 4, 8, 16]
+    assert "⟶" in (tmp_path / "report" / "test_samples.txt").read_text()
+
+
+def test_accumulation_and_recomputation_change_no_number(make_config: Any, tmp_path: Path):
+    # Without dropout, whose masks depend on the grouping of windows.
+    options = {"model__dropout": 0.0}
+    reference = make_config(training__batch_size=32, training__gradient_accumulation=1, **options)
+    expected = trainer_of(reference, tmp_path / "a")
+    expected.train()
+    for i, more in enumerate(
+        [{}, {"training__batch_size": 16, "training__gradient_accumulation": 2}]
+    ):
+        config = make_config(optimizations__use_gradient_checkpointing="true", **options, **more)
+        trainer = trainer_of(config, tmp_path / f"b{i}")
+        trainer.train()
+        assert losses_of(trainer) == pytest.approx(losses_of(expected), rel=2e-5)
+
+
+@pytest.mark.parametrize("further_tokens", [0, 1])
+def test_a_resumed_run_repeats_the_uninterrupted_one(
+    further_tokens: int, make_config: Any, tmp_path: Path
+):
+    config = make_config(
+        training__checkpoint_every_steps=2,
+        training__gradient_accumulation=2,
+        model__further_tokens=further_tokens,
+    )
+    whole = trainer_of(config, tmp_path / "whole")
+    whole.train()
+    again = trainer_of(config, tmp_path / "again")
+    again.checkpointer.resumable.restore(tmp_path / "whole" / "checkpoints" / "step-00000004")
+    again.train()
+    assert losses_of(again) == losses_of(whole)
+    for (name, a), b in zip(
+        whole.model.state_dict().items(), again.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+
+
+def test_mixed_precision_keeps_scan_and_loss_in_float32(make_config: Any, tmp_path: Path):
+    task = language_task(make_config())
+    model, batch, kinds = task.build_model().eval(), some_batch(task), []
+
+    def watch(module: torch.nn.Module, inputs: Any, output: Tensor) -> None:
+        kinds.append(inputs[0].dtype)
+
+    for block in model.blocks:
+        block.mixer.output.register_forward_hook(watch)
+    single = task.loss(model, batch).total
+    kinds.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = task.loss(model, batch)
+    assert kinds == [torch.float32] * 2
+    assert half.total.dtype == torch.float32
+    assert half.total.item() == pytest.approx(single.item(), rel=0.01)
+
+
+def test_weight_decay_leaves_eigenvalues_alone(make_config: Any, tmp_path: Path):
+    trainer = trainer_of(make_config(), tmp_path)
+    decays = {}
+    for group in trainer.optimizer.param_groups:
+        decays |= {id(p): group["weight_decay"] for p in group["params"]}
+    for name, parameter in trainer.model.named_parameters():
+        expected = 0.0 if parameter.dim() == 1 else 0.1
+        assert decays.pop(id(parameter)) == expected, name
+    assert not decays
+
+
+def test_windows_longer_than_the_text_are_refused(make_config: Any):
+    with pytest.raises(DataError, match="fewer than one window"):
+        build_task(make_config(model__max_seq_len=100_000))
+
+
+def test_another_task_is_refused(make_config: Any):
+    config = make_config()
+    splits = load_tokens(config.data, window=32)
+    with pytest.raises(ConfigError, match="language modelling needs"):
+        LanguageModeling(splits, from_mapping({"data": {"name": "umls"}}))
+
+
+def test_a_corpus_without_test_text_has_no_test_metrics(make_config: Any):
+    task = language_task(make_config(data__test_fraction=0))
+    assert task.metrics(task.build_model().eval(), "test", CPU) == {}

@@ -1,0 +1,78 @@
+"""Dictionaries `name<TAB>id` and the one meaning of a field."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clew.errors import DataError
+from clew.link_prediction.dictionaries import fields_to_ids, read_dictionary
+from clew.link_prediction.vocabulary import Vocabulary
+
+
+def test_ids_may_stand_in_any_order(write) -> None:
+    vocabulary = read_dictionary(write("ids.txt", "c\t2\na\t0\nb\t1\n"), "entity")
+    assert list(vocabulary) == ["a", "b", "c"]
+    assert vocabulary.fields_may_be_ids
+
+
+def meaning(field: str, names: list[str], may_be_ids: bool) -> int:
+    """The rule of the module, a field at a time."""
+    if field in names:
+        return names.index(field)
+    if may_be_ids and field.isascii() and field.isdecimal() and str(int(field)) == field:
+        return int(field) if int(field) < len(names) else -1
+    return -1
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "01", "-1", "1.0", "c"]), min_size=1, unique=True),
+    st.lists(
+        st.sampled_from(["a", "c", "0", "1", "2", "01", "-1", "+1", "1.0", "9", "x", "٣", "9" * 30])
+    ),
+    st.booleans(),
+)
+def test_fields_mean_what_the_rule_says(names: list[str], fields: list[str], may: bool) -> None:
+    vocabulary = Vocabulary("entity", pa.array(names), fields_may_be_ids=may)
+    found = fields_to_ids(pa.array(fields, pa.string()), vocabulary)
+    assert found.tolist() == [meaning(field, names, may) for field in fields]
+
+
+def test_names_that_are_whole_numbers_leave_no_room_for_ids(write) -> None:
+    vocabulary = read_dictionary(write("ids.txt", "7\t0\na\t1\n"), "entity")
+    assert not vocabulary.fields_may_be_ids
+    assert fields_to_ids(pa.array(["7", "0", "a"]), vocabulary).tolist() == [0, -1, 1]
+
+
+def test_numbers_with_leading_zeros_are_names(write) -> None:
+    vocabulary = read_dictionary(write("ids.txt", "00260881\t0\n00000001\t1\n"), "entity")
+    assert fields_to_ids(pa.array(["00000001", "0"]), vocabulary).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("a\t0\nb\t1\na\t2\n", "line 3: name 'a' stands on line 1 already; each name must be"),
+        ("a\t0\nb\t1\nc\t1\n", "line 3: id 1 (of 'c') stands on line 2 already; each id must be"),
+        (
+            "a\t0\nb\t3\nc\t1\n",
+            "line 2: id 3 of 'b', but id 2 is missing; 3 lines need the ids 0 to 2",
+        ),
+        ("a\t1\nb\t2\n", "line 2: id 2 of 'b', but id 0 is missing"),
+        ("0\ta\n1\tb\n", "line 1: 'a' is no id; expected name<TAB>id, the columns look exchanged"),
+        (
+            "a\t0\nb\tx\n",
+            "line 2: 'x' is no id; expected name<TAB>id, ids are whole numbers from 0",
+        ),
+        ("a\t-1\n", "line 1: '-1' is no id"),
+        ("2\na\t0\nb\t1\n", "line 1: 1 column in '2'; expected 2 columns, name<TAB>id"),
+        ("a\t0\n\nb\t1\n", "line 2: blank line"),
+        ("", "empty file"),
+    ],
+)
+def test_bad_dictionaries_are_refused(write, content: str, complaint: str) -> None:
+    path = write("ids.txt", content)
+    with pytest.raises(DataError) as caught:
+        read_dictionary(path, "entity")
+    assert complaint in str(caught.value)
+    assert str(caught.value).startswith(str(path))

@@ -1,0 +1,134 @@
+"""Link prediction as a task: losses that agree, metrics, what it writes and what it refuses."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from clew import names
+from clew.config.directions import direction_of
+from clew.config.load import from_mapping
+from clew.errors import ConfigError
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triples import KnowledgeGraph, no_triples
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.training.task import Task
+
+NUM_ENTITIES, NUM_RELATIONS = 30, 4
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    random = np.random.default_rng(0)
+    sizes = (NUM_ENTITIES, NUM_RELATIONS, NUM_ENTITIES)
+    triples = np.stack([random.integers(0, size, 160) for size in sizes], axis=1).astype(np.int32)
+    return KnowledgeGraph(
+        "random",
+        Vocabulary.from_names("entity", [f"e{i}" for i in range(NUM_ENTITIES)]),
+        Vocabulary.from_names("relation", [f"r{i}" for i in range(NUM_RELATIONS)]),
+        triples[:120],
+        triples[120:140],
+        triples[140:],
+    )
+
+
+def build(graph, **overrides):
+    config = from_mapping(
+        {"data": {"name": "random"}, "model": {"kind": "conve", "embedding_dim": 20}}, overrides
+    )
+    torch.manual_seed(0)
+    task = LinkPrediction(graph, config)
+    return task, task.build_model()
+
+
+@pytest.mark.parametrize("kind", ["one_vs_all", "kvs_all"])
+@pytest.mark.parametrize("function", ["binary_cross_entropy", "softmax_cross_entropy"])
+@pytest.mark.parametrize("implementation", ["plain", "fused"])
+@pytest.mark.parametrize("inverse_relations", [True, False])
+def test_losses_of_examples_add_up_to_the_loss(
+    graph, kind, function, implementation, inverse_relations
+):
+    task, model = build(
+        graph,
+        **{
+            "loss.kind": kind,
+            "loss.function": function,
+            "loss.implementation": implementation,
+            "data.inverse_relations": inverse_relations,
+        },
+    )
+    assert isinstance(task, Task)
+    model.eval().double()
+    source = task.train_examples()
+    for indices in (np.arange(7), np.arange(len(source))):
+        batch = source.batch(indices)
+        losses = task.example_losses(model, batch)
+        loss = task.loss(model, batch)
+        assert loss.count == batch.count == len(losses) == len(indices)
+        torch.testing.assert_close(losses.sum(), loss.total, rtol=1e-12, atol=0)
+        loss.total.backward()
+    assert model.entity.weight.grad.abs().sum() > 0
+
+
+def test_the_automatic_choice_follows_the_sizes_and_is_told(graph):
+    task, _ = build(graph)
+    assert task.describe() == {names.TAG_LOSS_IMPLEMENTATION: "plain"}
+    task, _ = build(graph, **{"training.batch_size": 100_000})
+    assert task.describe() == {names.TAG_LOSS_IMPLEMENTATION: "fused"}
+    task, _ = build(graph, **{"loss.implementation": "fused"})
+    assert task.describe() == {names.TAG_LOSS_IMPLEMENTATION: "fused"}
+
+
+@pytest.mark.parametrize("inverse_relations", [True, False])
+def test_metrics_of_both_sides(graph, inverse_relations):
+    task, model = build(graph, **{"data.inverse_relations": inverse_relations})
+    assert model.relation.num_embeddings == NUM_RELATIONS * (1 + inverse_relations)
+    values = task.metrics(model, "valid", CPU)
+    wanted = ["mrr", "mean_rank", "hits_at_1", "hits_at_3", "hits_at_10"]
+    assert set(values) == {
+        f"valid/{name}{side}" for name in wanted for side in ("", "_head", "_tail")
+    }
+    better = {key: direction_of(key) for key in values}
+    assert better == {key: "smaller" if "mean_rank" in key else "larger" for key in values}
+    mean = (values["valid/mrr_head"] + values["valid/mrr_tail"]) / 2
+    assert values["valid/mrr"] == pytest.approx(mean)
+
+
+def test_a_split_without_triples_has_no_metrics(graph):
+    empty = KnowledgeGraph(
+        "empty", graph.entities, graph.relations, graph.train, no_triples(), no_triples()
+    )
+    task, model = build(empty)
+    assert task.metrics(model, "valid", CPU) == {}
+
+
+def test_names_and_report_are_written(graph, tmp_path):
+    task, model = build(graph)
+    task.write_artifacts(tmp_path)
+    for kind, vocabulary in (("entities", graph.entities), ("relations", graph.relations)):
+        table = pq.read_table(tmp_path / "vocabulary" / f"{kind}.parquet")
+        assert table.column("name").to_pylist() == list(vocabulary)
+    task.write_report("test", tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists(), "nothing was evaluated yet"
+    task.metrics(model, "test", CPU)
+    task.write_report("test", tmp_path / "evaluation")
+    rows = pq.read_table(tmp_path / "evaluation" / "test_by_relation.parquet").to_pylist()
+    assert sum(row["num_queries"] for row in rows) == 2 * len(graph.test)
+    assert {row["side"] for row in rows} == {"head", "tail"}
+
+
+def test_another_model_is_refused(graph):
+    task, _ = build(graph)
+    with pytest.raises(TypeError, match="ConvE"):
+        task.rank(torch.nn.Linear(2, 2), "test")
+
+
+def test_a_language_loss_is_refused(graph):
+    config = from_mapping({"data": {"name": "random"}}, {})
+    with pytest.raises(ConfigError, match="link prediction needs"):
+        LinkPrediction(graph, config.model_copy(update={"loss": _LanguageLoss()}))
+
+
+class _LanguageLoss:
+    kind = "language"

@@ -1,0 +1,213 @@
+"""The arithmetic of comparisons, against values worked out by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from clew.runs.reading import comparison, metrics, tables
+from clew.runs.reading.runs import RunRecord
+
+
+def run(
+    run_id: str, variant: str = "fp32", *, seed: int = 0, status: str = "FINISHED", **params: object
+) -> RunRecord:
+    return RunRecord(
+        run_id=run_id,
+        name=run_id,
+        experiment_id="1",
+        status=status,
+        started_ms=0,
+        ended_ms=1,
+        tags={"clew.variant": variant, "clew.dataset": "umls", "clew.task": "link_prediction"},
+        params={
+            "cfg.training.seed": str(seed),
+            "cfg.optimizations.use_mixed_precision": str(variant != "fp32"),
+            **{f"cfg.{key}": str(value) for key, value in params.items()},
+        },
+        metrics={},
+    )
+
+
+def test_mean_and_sample_deviation() -> None:
+    found = comparison.statistic([1.0, 2.0, None, 4.0, math.nan])
+    assert found is not None
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.deviation == pytest.approx(
+        math.sqrt(((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) / 2)
+    )
+    assert found.count == 3
+    assert comparison.statistic([3.0]) == comparison.Statistic(3.0, None, 1)
+    assert comparison.statistic([None, math.inf]) is None
+
+
+def test_seeds_are_one_group() -> None:
+    runs = [run("a"), run("b", seed=1), run("c", "fp16"), run("d", width=100), run("e", seed=2)]
+    groups = comparison.group_runs(runs, by_seed=True)
+    assert [group.run_ids for group in groups] == [("a", "b", "e"), ("c",), ("d",)]
+    labels = [group.label for group in groups]
+    assert labels == ["fp32 · width –", "fp16", "fp32 · width 100"]
+    alone = comparison.group_runs(runs, by_seed=False)
+    assert len({group.label for group in alone}) == 5
+
+
+def test_identical_runs_are_told_apart_by_their_id() -> None:
+    labels = comparison.distinct_labels([run("aaaaaaaa"), run("bbbbbbbb")])
+    assert labels == {"aaaaaaaa": "fp32 · seed 0 · aaaaaa", "bbbbbbbb": "fp32 · seed 0 · bbbbbb"}
+
+
+def test_changes_against_the_reference() -> None:
+    groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
+    values = {
+        "time/epoch_seconds": {"a": 40.0, "b": 20.0},
+        "throughput/examples_per_second": {"a": 100.0, "b": 90.0},
+        "valid/mrr": {"a": 0.3},
+    }
+    found = comparison.compare(groups, values, reference="fp16")
+    assert [group.label for group in found.groups] == ["fp16", "fp32"]
+    seconds = found.cells["fp32", "time/epoch_seconds"]
+    assert (seconds.ratio, seconds.delta, seconds.better) == (2.0, 20.0, False)
+    speed = found.cells["fp32", "throughput/examples_per_second"]
+    assert speed.ratio == pytest.approx(100 / 90)
+    assert speed.better is True
+    quality = found.cells["fp32", "valid/mrr"]
+    assert (quality.ratio, quality.delta, quality.better) == (None, None, None)
+    assert found.cells["fp16", "valid/mrr"].value is None
+
+
+def test_a_change_within_the_scatter_is_neither_good_nor_bad() -> None:
+    groups = [comparison.Group("fp32", ("a", "b")), comparison.Group("fp16", ("c", "d"))]
+    values = {"valid/mrr": {"a": 0.30, "b": 0.32, "c": 0.305, "d": 0.306}}
+    cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
+    assert cell.delta == pytest.approx(-0.0045)
+    assert cell.better is None
+
+
+def test_errors_are_better_when_smaller_and_a_bias_is_neither() -> None:
+    groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
+    keys = ("test/mean_rank_head", "test/ridge_mae", "test/abs_error_q90", "test/bias")
+    values = {key: {"a": 2.0, "b": 1.0} for key in keys}
+    cells = comparison.compare(groups, values, reference="fp32").cells
+    assert [cells["fp16", key].better for key in keys] == [True, True, True, None]
+
+
+def test_a_reference_of_zero_has_no_ratio() -> None:
+    groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
+    found = comparison.compare(groups, {"valid/mrr": {"a": 0.0, "b": 0.2}}, reference="fp32")
+    cell = found.cells["fp16", "valid/mrr"]
+    assert cell.ratio is None
+    assert cell.delta == 0.2
+
+
+def test_pareto_front() -> None:
+    points = {"a": (1.0, 0.2), "b": (2.0, 0.4), "c": (3.0, 0.3), "d": (2.0, 0.4), "e": (4.0, 0.5)}
+    front = comparison.pareto_front(points)
+    assert front[0] == "a"
+    assert front[-1] == "e"
+    assert len(front) == 3, "equal points count once"
+    for label, (cost, quality) in points.items():
+        beaten = any(
+            (c <= cost and q > quality) or (c < cost and q >= quality) for c, q in points.values()
+        )
+        assert not (beaten and label in front)
+
+
+def test_only_what_differs() -> None:
+    runs = [run("a", depth=1), run("b", seed=5, depth=2, width=3)]
+    found = comparison.differing_parameters(runs, ignore=["cfg.training.seed"])
+    assert found == {"cfg.depth": {"a": "1", "b": "2"}, "cfg.width": {"a": "", "b": "3"}}
+
+
+def test_the_preset_takes_the_newest_setting_with_two_variants() -> None:
+    runs = [
+        run("lonely", width=7),
+        run("new16", "fp16", width=5),
+        run("old32", width=1),
+        run("new32", width=5, seed=1),
+        run("failed", width=5, status="FAILED"),
+        run("old16", "fp16", width=1),
+    ]
+    assert [found.run_id for found in comparison.preset_runs(runs)] == ["new32", "new16"]
+    assert comparison.preset_runs(runs[:1]) == []
+
+
+def test_picking_values() -> None:
+    frame = pd.DataFrame(
+        {
+            "run_id": ["a"] * 4 + ["b"],
+            "step": [1, 2, 3, 4, 9],
+            "seconds": 0.0,
+            "value": [0.1, 0.5, 0.4, math.nan, 0.2],
+        }
+    )
+    assert metrics.pick_values(frame, "valid/mrr", "best") == {"a": 0.5, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/rmse", "best") == {"a": 0.1, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/abs_error_q95", "best") == {"a": 0.1, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/bias", "best") == {"a": 0.4, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/mrr", "last") == {"a": 0.4, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/mrr", "step", 2) == {"a": 0.5}
+
+
+def test_smoothing_keeps_runs_apart() -> None:
+    frame = pd.DataFrame(
+        {"run_id": ["a", "b", "a", "b"], "step": [1, 1, 2, 2], "value": [0.0, 10.0, 1.0, 10.0]}
+    )
+    smoothed = metrics.smooth(frame, 0.5)
+    assert list(smoothed["value"]) == pytest.approx([0.0, 10.0, 2 / 3, 10.0])
+    assert metrics.smooth(frame, 0.0) is frame
+
+
+def test_thinning_keeps_the_extremes() -> None:
+    frame = pd.DataFrame({"step": range(5000), "value": 0.5})
+    frame.loc[1234, "value"] = 9.0
+    frame.loc[4321, "value"] = -9.0
+    thinned = metrics.thin(frame, 100)
+    assert len(thinned) <= 102
+    assert {thinned["value"].max(), thinned["value"].min()} == {9.0, -9.0}
+    assert thinned["step"].iloc[[0, -1]].tolist() == [0, 4999]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.3371, "0.3371"),
+        (0.0012345, "0.001234"),
+        (12.3456, "12.35"),
+        (123456.7, "123457"),
+        (1e7, "1.000e+07"),
+        (-0.5, "-0.5000"),
+        (1e-5, "1.000e-05"),
+    ],
+)
+def test_numbers(value: float, text: str) -> None:
+    assert tables.number_text(value) == text
+
+
+@pytest.fixture
+def small() -> comparison.Comparison:
+    groups = [comparison.Group("fp32_a & b|c", ("a", "b")), comparison.Group("=cmd()", ("c",))]
+    values = {"time/epoch_seconds": {"a": 40.0, "b": 42.0, "c": 20.5}}
+    return comparison.compare(groups, values, reference="fp32_a & b|c")
+
+
+def test_csv_is_safe_for_spreadsheets(small: comparison.Comparison) -> None:
+    header, first, second = tables.to_csv(small).splitlines()
+    assert header.startswith("group,runs,run_ids,time/epoch_seconds mean,")
+    assert first == "fp32_a & b|c,2,a b,41.0,1.4142135623730951,,"
+    assert second.startswith("'=cmd(),1,c,20.5,,0.5,-20.5")
+
+
+def test_markdown_escapes_cells(small: comparison.Comparison) -> None:
+    text = tables.to_markdown(small)
+    assert r"fp32\_a & b\|c" in text
+    assert "20.50 (×0.500)" in text
+    assert len({line.replace(r"\|", "").count("|") for line in text.splitlines()}) == 1
+
+
+def test_latex_escapes_cells(small: comparison.Comparison) -> None:
+    text = tables.to_latex(small)
+    assert r"fp32\_a \& b|c" in text
+    assert r"41.00 $\pm$ 1.4" in text
+    assert r"($\times$0.500)" in text
+    assert text.count(r"\\") == 3

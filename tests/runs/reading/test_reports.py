@@ -1,0 +1,204 @@
+"""Reading influence reports: all three files, parts of them, and files that are none."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from clew.errors import DataError
+from clew.runs.reading.agreement import agreement
+from clew.runs.reading.report_files import ReportFiles
+from clew.runs.reading.report_json import cut_report, read_report_head, read_report_test
+from clew.runs.reading.reports import add_hops, read_facts, read_head
+from clew.runs.records import read_influence_json
+from tests.ui.seed_influence import write_report
+
+NUM_TESTS = 4
+NUM_PAIRS = 80
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+    folder = tmp_path_factory.mktemp("report")
+    write_report(
+        folder, model_run="r", num_tests=NUM_TESTS, num_pairs=NUM_PAIRS, top_k=200, hostile=True
+    )
+    found = {kind: folder / f"influence.{kind}" for kind in ("json", "parquet", "csv")}
+    return ReportFiles(**found)
+
+
+def test_the_head_agrees_with_the_whole_report(files: ReportFiles) -> None:
+    assert files.json is not None
+    report = read_influence_json(files.json)
+    head = read_head(files)
+    assert len(head.tests) == NUM_TESTS
+    assert head.checkpoints == report.model.checkpoints
+    assert head.settings == report.settings
+    for place, test in enumerate(report.tests):
+        row = head.tests.loc[place]
+        assert (row["head_id"], row["head"]) == (test.test.head.id, test.test.head.label)
+        assert (row["tail_id"], row["relation"]) == (test.test.tail.id, test.test.relation.label)
+        assert (row["score"], row["rank"]) == (test.score, test.rank)
+        assert row["candidates"] == NUM_PAIRS
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+@pytest.mark.parametrize("place", range(NUM_TESTS))
+def test_each_file_tells_the_same_facts(files: ReportFiles, kind: str, place: int) -> None:
+    one = ReportFiles(**{kind: getattr(files, kind)})
+    columns = ["rank", "head_id", "relation_id", "tail_id", "influence"]
+    facts = read_facts(files, place)[columns].astype({c: str for c in columns[1:4]})
+    same = read_facts(one, place)[columns].astype({c: str for c in columns[1:4]})
+    pd.testing.assert_frame_equal(facts, same)
+
+
+def test_parts_and_checkpoints_add_up(files: ReportFiles) -> None:
+    facts = read_facts(files, 1)
+    for prefix in ("part_", "checkpoint_"):
+        split = facts[[c for c in facts.columns if c.startswith(prefix)]]
+        assert split.shape[1] > 3
+        np.testing.assert_allclose(split.sum(axis=1), facts["influence"], atol=1e-9)
+
+
+def test_facts_are_ordered(files: ReportFiles) -> None:
+    facts = read_facts(files, 0)
+    assert facts["influence"].is_monotonic_decreasing
+    assert facts["rank"].tolist() == list(range(1, NUM_PAIRS + 1))
+
+
+@pytest.mark.parametrize("indent", [None, 0, 3])
+def test_the_json_file_is_cut_whatever_its_layout(
+    files: ReportFiles, tmp_path: Path, indent: int | None
+) -> None:
+    assert files.json is not None
+    content = json.loads(files.json.read_text())
+    path = tmp_path / "influence.json"
+    path.write_text(json.dumps(content, indent=indent))
+    cut = cut_report(path.read_text())
+    assert cut is not None
+    assert len(cut.tests) == NUM_TESTS
+    whole = read_influence_json(path)
+    heads = tuple(replace(test, proponents=(), opponents=()) for test in whole.tests)
+    assert read_report_head(path) == replace(whole, tests=heads)
+    for place in range(NUM_TESTS):
+        assert read_report_test(path, place).tests == (whole.tests[place],)
+
+
+def test_names_cannot_be_taken_for_structure(files: ReportFiles, tmp_path: Path) -> None:
+    assert files.json is not None
+    content = json.loads(files.json.read_text())
+    trap = '"}]}, {"test": {"head": 1}, "proponents": [], "tests": ['
+    content["settings"] = {"test": trap, "tests": [{"test": 1}]}
+    content["tests"][0]["test"]["head"]["label"] = trap
+    content["tests"][1]["proponents"][0]["train"]["tail"]["label"] = trap
+    path = tmp_path / "influence.json"
+    path.write_text(json.dumps(content))
+    whole = read_influence_json(path)
+    assert [t.test for t in read_report_head(path).tests] == [t.test for t in whole.tests]
+    assert read_report_test(path, 1).tests == (whole.tests[1],)
+
+
+def test_another_order_of_keys_is_read_as_a_whole(files: ReportFiles, tmp_path: Path) -> None:
+    assert files.json is not None
+    content = json.loads(files.json.read_text())
+    turned = dict(reversed(content.items()))
+    turned["tests"] = [dict(reversed(test.items())) for test in content["tests"]]
+    path = tmp_path / "influence.json"
+    path.write_text(json.dumps(turned))
+    assert len(read_report_head(path).tests) == NUM_TESTS
+    assert read_report_test(path, 2).tests == (read_influence_json(path).tests[2],)
+
+
+def test_without_the_json_file(files: ReportFiles) -> None:
+    for kind in ("parquet", "csv"):
+        head = read_head(ReportFiles(**{kind: getattr(files, kind)}))
+        assert len(head.tests) == NUM_TESTS
+        assert head.tests["rank"].isna().all()
+        assert set(head.tests["candidates"]) == {NUM_PAIRS}
+
+
+def test_a_broken_json_file_beside_a_good_table(files: ReportFiles, tmp_path: Path) -> None:
+    path = tmp_path / "influence.json"
+    path.write_text("{")
+    head = read_head(replace(files, json=path))
+    assert "not valid JSON" in head.problem
+    assert len(head.tests) == NUM_TESTS
+
+
+def change(content: Any, *path: str | int, to: object) -> Any:
+    for key in path[:-1]:
+        content = content[key]
+    content[path[-1]] = to
+    return content
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not valid JSON"),
+        ("[]", "no schema_version"),
+        ('{"schema_version": 2, "tests": []}', "schema_version is 2"),
+        ('{"schema_version": 1, "tests": []}', "is missing"),
+        ('{"schema_version": 1, "tests": [{"test": 1}]}', "missing|wrong kind"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_file_that_is_no_report(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "influence.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_head(ReportFiles(json=path))
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "csv"])
+def test_bytes_that_are_no_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"influence.{kind}"
+    path.write_bytes(b"\xff\xfe\x00 nonsense \x80" * 50)
+    with pytest.raises(DataError):
+        read_head(ReportFiles(**{kind: path}))
+
+
+def test_a_table_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "influence.parquet"
+    pd.DataFrame({"a": [1]}).to_parquet(path)
+    with pytest.raises(DataError, match="column test_head is missing"):
+        read_facts(ReportFiles(parquet=path), 0)
+    other = tmp_path / "influence.csv"
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="the header is 'a,b'"):
+        read_facts(ReportFiles(csv=other), 0)
+
+
+def test_a_test_that_is_not_there(files: ReportFiles) -> None:
+    with pytest.raises(DataError, match="no test triple 99"):
+        read_facts(ReportFiles(json=files.json), 99)
+    assert read_facts(files, 99).empty
+
+
+def test_hops_by_hand() -> None:
+    chain = [("H", "a"), ("a", "b"), ("b", "c"), ("x", "y"), ("z", "T")]
+    facts = pd.DataFrame({"head_id": [h for h, _ in chain], "tail_id": [t for _, t in chain]})
+    hops = add_hops(facts, "H", "T")["hops"]
+    assert hops.astype(object).where(hops.notna(), None).tolist() == [0, 1, 2, None, 0]
+    assert add_hops(facts.head(0), "H", "T").empty
+
+
+def test_agreement_of_equal_and_reversed_lists(files: ReportFiles) -> None:
+    facts = read_facts(files, 0)
+    same = agreement(facts, facts)
+    assert same.spearman == pytest.approx(1.0)
+    assert set(same.overlap.values()) == {1.0}
+    assert same.facts["moved"].abs().sum() == 0
+    turned = facts.assign(influence=-facts["influence"], rank=len(facts) + 1 - facts["rank"])
+    assert agreement(facts, turned).spearman == pytest.approx(-1.0)
+    assert agreement(facts, turned).overlap[10] == 0.0
+
+
+def test_agreement_without_common_facts(files: ReportFiles) -> None:
+    facts = read_facts(files, 0)
+    found = agreement(facts, facts.head(0))
+    assert (found.common, found.spearman, found.overlap) == (0, None, {})

@@ -1,0 +1,122 @@
+"""Reviews: nothing is overwritten, whoever writes at the same time; summaries and exports."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clew.errors import DataError, TrackingError
+from clew.runs.reading.reviews import (
+    FOLDER,
+    Fact,
+    Review,
+    append_review,
+    count_verdicts,
+    latest_of_each,
+    read_reviews,
+    reviews_csv,
+    wrong_facts,
+    wrong_facts_tsv,
+)
+from tests.ui.seed import Seeder, empty_store
+
+TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")
+FACT = Fact("D1", "inhibits", "P1", "Metformin", "inhibits", "=cmd()")
+OTHER = Fact("D2", "treats", "X1")
+
+
+@pytest.fixture
+def seeder(tmp_path: Path) -> Seeder:
+    return Seeder(empty_store(tmp_path))
+
+
+def review(run_id: str, **changes: object) -> Review:
+    base = Review(run_id=run_id, test=TEST, verdict="plausible", reviewer="Ada")
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_a_review_comes_back_as_written(seeder: Seeder) -> None:
+    run_id = seeder.train()
+    comment = 'ünï\n<b>"quoted"</b>'
+    written = append_review(
+        review(run_id, comment=comment, convincing=(FACT,), wrong=(OTHER,)), uri=seeder.uri
+    )
+    found = read_reviews(run_id, uri=seeder.uri)
+    assert found.reviews == (written,)
+    assert found.problems == ()
+    assert written.created
+    assert written.review_id
+
+
+def test_two_reviewers_at_once_lose_nothing(seeder: Seeder) -> None:
+    run_id = seeder.train()
+    reviews = [review(run_id, reviewer=f"reviewer {n}", comment=str(n)) for n in range(24)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda r: append_review(r, uri=seeder.uri), reviews))
+    found = read_reviews(run_id, uri=seeder.uri).reviews
+    assert {r.comment for r in found} == {str(n) for n in range(24)}
+
+
+def test_files_that_are_no_reviews_are_named(seeder: Seeder) -> None:
+    run_id = seeder.train()
+    append_review(review(run_id), uri=seeder.uri)
+    later = {"schema_version": 7}
+    half = {"schema_version": 1, "verdict": "unsure"}
+    for name, text in (
+        ("broken", "{"),
+        ("later", json.dumps(later)),
+        ("half", json.dumps(half)),
+        ("list", "[1]"),
+    ):
+        seeder.client.log_text(run_id, text, f"{FOLDER}/{name}.json")
+    found = read_reviews(run_id, uri=seeder.uri)
+    assert len(found.reviews) == 1
+    assert sorted(problem.split(".")[0] for problem in found.problems) == [
+        "broken",
+        "half",
+        "later",
+        "list",
+    ]
+
+
+def test_what_is_refused(seeder: Seeder) -> None:
+    run_id = seeder.train()
+    with pytest.raises(DataError, match="verdict is 'maybe'"):
+        append_review(review(run_id, verdict="maybe"), uri=seeder.uri)
+    with pytest.raises(DataError, match="comment of 10001 characters"):
+        append_review(review(run_id, comment="x" * 10_001), uri=seeder.uri)
+    with pytest.raises(TrackingError, match="no run"):
+        append_review(review("0" * 32), uri=seeder.uri)
+    assert read_reviews(run_id, uri=seeder.uri).reviews == ()
+
+
+def test_a_change_of_mind_replaces() -> None:
+    reviews = [
+        review("r", created="1", verdict="plausible"),
+        review("r", created="2", verdict="unsure"),
+        review("r", created="1", verdict="implausible", reviewer="Grace"),
+        review("r", created="1", reviewer="", review_id="a"),
+        review("r", created="2", reviewer="", review_id="b"),
+        review("other", created="3"),
+    ]
+    kept = latest_of_each(reviews)
+    assert len(kept) == 5
+    (count,) = count_verdicts(kept)
+    assert (count.group, count.plausible, count.implausible, count.unsure) == ("treats", 3, 1, 1)
+    by_run = count_verdicts(kept, "run")
+    assert [(count.group, count.total) for count in by_run] == [("r", 4), ("other", 1)]
+
+
+def test_exports() -> None:
+    tab = Fact("a\tb", "r", "t")
+    reviews = [
+        review("r", convincing=(FACT,), wrong=(FACT, OTHER), comment="=HYPERLINK(1)"),
+        review("r", wrong=(OTHER, tab), reviewer="Grace"),
+    ]
+    assert wrong_facts(reviews)[0] == (OTHER, 2)
+    assert wrong_facts_tsv(reviews) == "D2\ttreats\tX1\nD1\tinhibits\tP1\n"
+    text = reviews_csv(reviews)
+    assert "'=HYPERLINK(1)" in text
+    assert text.count("\n") == 3

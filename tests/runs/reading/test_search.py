@@ -1,0 +1,140 @@
+"""Searches over a real sqlite store: filters, pages, counts, states."""
+
+from pathlib import Path
+
+import pytest
+
+from clew.errors import TrackingError
+from clew.runs.reading import search
+from clew.runs.reading.metrics import metric_histories
+from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.search import RunQuery
+from tests.ui.seed import EPOCHS, Seeder, empty_store
+from tests.ui.seed_many import large_store
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return large_store(tmp_path_factory.mktemp("large"), 150)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Seeder:
+    seeder = Seeder(empty_store(tmp_path_factory.mktemp("odd")))
+    for name in ("it's", 'a "quoted" one', "both ' and \"", "plain", "50%"):
+        seeder.train("fp32", name=name)
+    return seeder
+
+
+def test_every_run_is_on_one_page(large: str) -> None:
+    found: list[str] = []
+    for offset in range(0, 200, 40):
+        page = search.search_runs(RunQuery(), offset=offset, limit=40, uri=large)
+        found += [run.run_id for run in page.runs]
+        assert page.more == (offset + 40 < 150)
+    assert len(found) == len(set(found)) == 150
+
+
+@pytest.mark.parametrize(
+    "query",
+    [RunQuery(), RunQuery(variant="fp16"), RunQuery(status="FAILED"), RunQuery(text="no such run")],
+)
+def test_counting_agrees_with_reading(large: str, query: RunQuery) -> None:
+    everything = search.search_runs(query, limit=1000, uri=large)
+    assert search.count_runs(query, uri=large) == len(everything.runs)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])
+def test_the_first_offset_past_the_end(size: int) -> None:
+    calls = []
+
+    def reaches(offset: int) -> bool:
+        calls.append(offset)
+        return offset < size
+
+    assert search.first_unreached(reaches) == size
+    assert len(calls) < 20
+
+
+def test_filters_combine(large: str) -> None:
+    query = RunQuery(variant="fp16+ckpt", status="FINISHED", kind="train", text="CKPT")
+    runs = search.search_runs(query, limit=100, uri=large).runs
+    assert runs
+    assert {run.tags["clew.variant"] for run in runs} == {"fp16+ckpt"}
+    assert {run.status for run in runs} == {"FINISHED"}
+
+
+def test_the_server_orders(large: str) -> None:
+    query = RunQuery(order_by="metrics.`valid/mrr` DESC")
+    runs = search.search_runs(query, limit=30, uri=large).runs
+    values = [run.metrics["valid/mrr"] for run in runs]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("text", ["it's", 'a "quoted" one', "plain", "PLAIN", "both '"])
+def test_any_text_can_be_searched_for(odd: Seeder, text: str) -> None:
+    found = search.search_runs(RunQuery(text=text), uri=odd.uri).runs
+    assert len(found) == 1
+
+
+def test_text_is_no_filter_language(odd: Seeder) -> None:
+    attack = "x' OR attributes.status = 'FINISHED"
+    assert search.search_runs(RunQuery(text=attack), uri=odd.uri).runs == ()
+
+
+def test_a_run_is_found_by_its_id(odd: Seeder) -> None:
+    wanted = search.search_runs(RunQuery(), uri=odd.uri).runs[2].run_id
+    (found,) = search.search_runs(RunQuery(text=wanted), uri=odd.uri).runs
+    assert found.run_id == wanted
+
+
+def test_runs_by_id_keep_their_order(large: str) -> None:
+    ids = [run.run_id for run in search.search_runs(RunQuery(), limit=120, uri=large).runs]
+    wanted = [*reversed(ids), "0" * 32, "no'id"]
+    assert [run.run_id for run in search.find_runs(wanted, uri=large)] == list(reversed(ids))
+
+
+def test_a_deleted_run_is_gone(tmp_path: Path) -> None:
+    seeder = Seeder(empty_store(tmp_path))
+    gone, kept = seeder.train(), seeder.train()
+    seeder.client.delete_run(gone)
+    assert [run.run_id for run in search.find_runs([gone, kept], uri=seeder.uri)] == [kept]
+    assert search.count_runs(RunQuery(), uri=seeder.uri) == 1
+
+
+def test_histories(tmp_path: Path) -> None:
+    seeder = Seeder(empty_store(tmp_path))
+    ids = [seeder.train(), seeder.train("fp16", epochs_done=3)]
+    runs = search.find_runs(ids, uri=seeder.uri)
+    frame = metric_histories(runs, "valid/mrr", uri=seeder.uri)
+    assert frame.groupby("run_id").size().to_dict() == {ids[0]: EPOCHS, ids[1]: 3}
+    first = frame[frame["run_id"] == ids[0]]
+    assert first["step"].is_monotonic_increasing
+    assert first["seconds"].iloc[0] == pytest.approx(43, abs=2)
+    assert metric_histories(runs, "no/metric", uri=seeder.uri).empty
+
+
+def record(status: str, **tags: str) -> RunRecord:
+    return RunRecord("id", "name", "1", status, 1_000_000, None, tags, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("run", "state"),
+    [
+        (record("FINISHED"), "finished"),
+        (record("RUNNING", **{"clew.heartbeat": "1900"}), "running"),
+        (record("RUNNING", **{"clew.heartbeat": "1500"}), "stuck"),
+        (record("RUNNING", **{"clew.heartbeat": "nonsense"}), "stuck"),
+        (record("RUNNING"), "stuck"),
+        (record("KILLED", **{"clew.heartbeat": "1900"}), "killed"),
+    ],
+)
+def test_states(run: RunRecord, state: str) -> None:
+    assert search.state_of(run, now=2000.0) == state
+
+
+def test_a_store_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(TrackingError, match=r"mlflow\.db: .*file is not a database"):
+        search.search_runs(RunQuery(), uri=f"sqlite:///{path}")

@@ -1,0 +1,142 @@
+"""The description of the machine, and the peak of the process's memory."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clew.runs import hardware
+
+
+def test_this_machine_is_described() -> None:
+    machine = hardware.describe_machine(torch_version="2.13.0")
+    assert machine.cpu
+    assert machine.num_cores >= 1
+    assert machine.memory_gib > 0.5
+    assert machine.torch == "2.13.0"
+    assert hardware.hardware_summary().startswith(machine.cpu)
+    assert f"{machine.num_cores} cores" in machine.summary
+    assert machine.as_dict()["gpus"] == tuple({**gpu.__dict__} for gpu in machine.gpus)
+
+
+class NoDriver(Exception):
+    pass
+
+
+def fake_nvml(**functions: object) -> types.ModuleType:
+    module = types.ModuleType("pynvml")
+    module.NVMLError = NoDriver  # type: ignore[attr-defined]
+    for name, function in functions.items():
+        setattr(module, name, function)
+    return module
+
+
+def test_gpus_are_named_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = types.SimpleNamespace(total=141 * 2**30)
+    module = fake_nvml(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=lambda handle: memory,
+        nvmlSystemGetDriverVersion=lambda: "570.1",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    machine = hardware.describe_machine()
+    assert machine.gpus == (hardware.Gpu("NVIDIA H200", 141.0),)
+    assert machine.driver == "570.1"
+    assert machine.summary.endswith("NVIDIA H200 141 GiB")
+
+
+def _fail(*_: object) -> None:
+    raise NoDriver("driver not loaded")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        None,
+        fake_nvml(nvmlInit=_fail),
+        fake_nvml(nvmlInit=lambda: None, nvmlDeviceGetCount=_fail, nvmlShutdown=lambda: None),
+    ],
+    ids=["no library", "no driver", "driver does not answer"],
+)
+def test_without_a_gpu_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, module: types.ModuleType | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert hardware.describe_machine().gpus == ()
+
+
+def test_the_peak_follows_memory_and_can_be_reset() -> None:
+    if not hardware.reset_process_peak():
+        pytest.skip("this system does not let a process reset its peak")
+    before = hardware.process_peak_gib()
+    block = np.ones(2**28, dtype=np.uint8)  # 0.25 GiB
+    assert hardware.process_peak_gib() - before > 0.2
+    del block
+    assert hardware.process_peak_gib() - before > 0.2, "a peak does not fall by itself"
+    hardware.reset_process_peak()
+    assert hardware.process_peak_gib() - before < 0.1
+
+
+def test_without_proc_the_peak_counts_from_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hardware, "PROC", tmp_path)
+    assert hardware.process_peak_gib() > 0.01
+    assert hardware.reset_process_peak() is False
+
+
+def test_a_container_limits_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(hardware, "CGROUP_MEMORY_LIMIT", limit)
+    limit.write_text(f"{2**29}\n")
+    assert hardware.memory_gib() == 0.5
+    limit.write_text("max\n")
+    assert hardware.memory_gib() > 0.5
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "hardware.py").write_text("first\n")
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "hardware.py"))
+    return tmp_path
+
+
+def commit() -> str | None:
+    return hardware.git_commit.__wrapped__()
+
+
+def test_the_commit_is_that_of_the_source(checkout: Path) -> None:
+    assert commit() is None, "an environment inside a checkout is not the checkout"
+    git(checkout, "add", "hardware.py")
+    git(checkout, "commit", "-qm", "first")
+    git(checkout, "tag", "-a", "v1", "-m", "v1")
+    head = git(checkout, "rev-parse", "HEAD")
+    assert commit() == head
+    (checkout / "hardware.py").write_text("second\n")
+    assert commit() == f"{head}-dirty"
+
+
+def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(checkout))
+    assert commit() is None
+
+
+def test_outside_a_checkout_there_is_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "hardware.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() is None

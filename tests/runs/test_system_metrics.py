@@ -1,0 +1,49 @@
+"""Sampling of the machine goes on when a device goes away."""
+
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from clew.runs import system_metrics
+from clew.runs.system_metrics import SystemMetrics
+
+
+class Steady:
+    def collect_metrics(self) -> object:
+        return None
+
+    def aggregate_metrics(self) -> Mapping[str, float]:
+        return {"cpu": 50.0}
+
+    def clear_metrics(self) -> None:
+        pass
+
+
+class Unplugged(Steady):
+    calls = 0
+
+    def collect_metrics(self) -> object:
+        self.calls += 1
+        raise OSError("GPU is lost")
+
+
+def test_a_device_that_goes_away_ends_its_metrics_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(system_metrics, "SAMPLING_SECONDS", 0.01)
+    recorded: list[tuple[dict[str, float], int]] = []
+    gone = Unplugged()
+    sampling = SystemMetrics(
+        [gone, Steady()], lambda values, step: recorded.append((dict(values), step))
+    )
+    sampling.start()
+    while len(recorded) < 3:
+        time.sleep(0.01)
+    sampling.stop()
+    count = len(recorded)
+    assert recorded == [({"system/cpu": 50.0}, step) for step in range(count)]
+    assert gone.calls == 1
+    assert "no longer sampled: GPU is lost" in caplog.text
+    time.sleep(0.05)
+    assert len(recorded) == count

@@ -1,0 +1,119 @@
+"""torch.compile: its cost apart, its keys those of the eager model, its errors before training."""
+
+import functools
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from clew import names
+from clew.errors import ConfigError
+from clew.training import compilation
+from clew.training.checkpoints import load_tensors
+from clew.training.compilation import warm_up
+from clew.training.setup import measure_before_training
+from clew.training.throughput import WARM_UP_STEPS
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="needs a C++ compiler"
+)
+
+
+@needs_compiler
+# Inductor parses with a deprecated node of Python's own ast module.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_training_is_eager_training_with_the_same_keys(
+    make_trainer: Any, toy_task: Any, config: Any
+) -> None:
+    # Not Adam: it blows up the rounding of a gradient that is zero, the bias before the norm's.
+    common = {"training__num_epochs": 2, "optimizer__kind": "sgd", "optimizer__learning_rate": 0.1}
+    settings = common | {"optimizations__torch_compile": True}
+    eager = make_trainer(toy_task(batch_norm=True), **common)
+    compiled = make_trainer(toy_task(batch_norm=True), **settings)
+    values = measure_before_training(compiled, config(**settings))
+    assert values[names.TIME_COMPILE_SECONDS] > 0.1
+    eager.train()
+    compiled.train()
+    ours, theirs = (
+        load_tensors(t.checkpointer.folder / "checkpoints/epoch-0002/model.safetensors")
+        for t in (compiled, eager)
+    )
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_without_a_compiler_the_error_comes_first(
+    make_trainer: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
+    settings = {"optimizations__torch_compile": True}
+    with pytest.raises(ConfigError, match=r"none of g\+\+, c\+\+, clang\+\+ is on PATH"):
+        measure_before_training(make_trainer(**settings), config(**settings))
+
+
+def test_a_compiler_that_fails_stops_training_unless_it_was_optional(
+    make_trainer: Any, toy_task: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise torch._dynamo.exc.TorchDynamoException("no such instruction")
+
+    compile_with = functools.partialmethod(torch.nn.Module.compile, backend=fail)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_with)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: name)
+    settings = {"optimizations__torch_compile": True}
+    with pytest.raises(ConfigError, match=r"torch\.compile failed .* no such instruction"):
+        measure_before_training(make_trainer(**settings), config(**settings))
+    optional = settings | {"optimizations__torch_compile_optional": True}
+    trainer = make_trainer(**optional)
+    values = measure_before_training(trainer, config(**optional))
+    assert names.TIME_COMPILE_SECONDS not in values
+    assert "no such instruction" in trainer.history.tracker.tag_values["clew.compile_failed"]
+    trainer.train()
+
+
+def test_warming_up_leaves_no_trace(make_trainer: Any, toy_task: Any) -> None:
+    trainer = make_trainer(toy_task(dropout=0.5, batch_norm=True))
+    before = {name: t.clone() for name, t in trainer.model.state_dict().items()}
+    generator = torch.get_rng_state()
+    batch = next(trainer._windows(trainer._loader()))[0]
+    trainer.model.train()
+    seconds = warm_up(trainer.task, trainer.model, trainer.precision, [batch])
+    assert seconds > 0
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_flops_are_counted_by_tracing(make_trainer: Any, config: Any) -> None:
+    """6 x 8 + 8 x 1 weights: 2 FLOP forward, and backward 2 for weights and 2 for activations.
+
+    The first layer's input needs no gradient.
+    """
+    settings = {"tracking__log_mfu": True, "optimizations__torch_compile": False}
+    trainer = make_trainer(**settings)
+    measure_before_training(trainer, config(**settings))
+    assert trainer.throughput.flops_per_example == 2 * (2 * 48 + 3 * 8)
+    assert trainer.throughput.peak_flops_per_second > 1e8
+
+
+def test_throughput_leaves_warm_up_steps_out(make_trainer: Any) -> None:
+    trainer = make_trainer(training__num_epochs=2, evaluation__enabled=False)
+    seen: list[tuple[int, int]] = []
+    original = trainer.throughput.close_epoch
+
+    def close_epoch() -> dict[str, float]:
+        timed = trainer.throughput.timed_steps, trainer.throughput.timed_units.get("examples", 0)
+        seen.append(timed)
+        return original()
+
+    trainer.throughput.close_epoch = close_epoch
+    trainer.train()
+    assert seen == [(5 - WARM_UP_STEPS, 37 - 8 * WARM_UP_STEPS), (5, 37)]
+    rates = [
+        v for k, v, _ in trainer.history.tracker.metric_values if k == names.EXAMPLES_PER_SECOND
+    ]
+    assert len(rates) == 2
+    assert all(rate > 0 for rate in rates)

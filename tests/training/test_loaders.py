@@ -1,0 +1,130 @@
+"""The order of examples is a function of seed, epoch and cursor, whoever prepares the batches."""
+
+import itertools
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clew.training.loaders import BatchLoader, LoaderSettings, batches_per_epoch, epoch_order
+
+
+class SaysWho:
+    """Examples whose batch carries the process that prepared it."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def batch(self, indices: np.ndarray) -> Any:
+        return torch.tensor([os.getpid(), *indices])
+
+
+def ids(
+    source: Any, *, seed: int, epoch: int, cursor: int = 0, settings: LoaderSettings | None = None
+) -> list[list[int]]:
+    loader = BatchLoader(source, batch_size=5, seed=seed, settings=settings)
+    return [batch.ids.tolist() for batch in loader.epoch(epoch, cursor)]
+
+
+@pytest.fixture
+def source(toy_task: Any) -> Any:
+    return toy_task(num_examples=23).train_examples()
+
+
+def test_any_cursor_continues_the_same_epoch(source: Any) -> None:
+    whole = ids(source, seed=1, epoch=2)
+    assert len(whole) == batches_per_epoch(23, 5) == 5
+    for cursor in range(len(whole) + 1):
+        assert ids(source, seed=1, epoch=2, cursor=cursor) == whole[cursor:]
+
+
+def test_epochs_and_seeds_differ_and_repeat(source: Any) -> None:
+    orders = {(s, e): tuple(epoch_order(23, seed=s, epoch=e)) for s in (0, 1) for e in (0, 1)}
+    assert len(set(orders.values())) == 4
+    assert tuple(epoch_order(23, seed=1, epoch=0)) == orders[1, 0]
+    assert (np.sort(orders[0, 0]) == np.arange(23)).all()
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "prefetch", "context"),
+    # A spawned worker takes a second to start: once is enough.
+    [*itertools.product([1, 2], [False, True], [None, 3], ["fork"]), (1, False, None, "spawn")],
+)
+def test_workers_do_not_change_the_order(
+    source: Any, workers: int, persistent: bool, prefetch: int | None, context: str
+) -> None:
+    settings = LoaderSettings(
+        num_workers=workers,
+        pin_memory=True,
+        persistent_workers=persistent,
+        prefetch_factor=prefetch,
+        multiprocessing_context=context,
+    )
+    assert ids(source, seed=0, epoch=0, cursor=1, settings=settings) == ids(
+        source, seed=0, epoch=0, cursor=1
+    )
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_persistent_workers_are_the_same_over_epochs(persistent: bool) -> None:
+    settings = LoaderSettings(
+        num_workers=2, persistent_workers=persistent, multiprocessing_context="fork"
+    )
+    loader = BatchLoader(SaysWho(), batch_size=2, seed=0, settings=settings)
+    plain = BatchLoader(SaysWho(), batch_size=2, seed=0)
+    workers = []
+    for epoch in range(3):
+        found = [batch.tolist() for batch in loader.epoch(epoch)]
+        assert [batch[1:] for batch in found] == [b[1:].tolist() for b in plain.epoch(epoch)]
+        workers.append({batch[0] for batch in found})
+    assert all(os.getpid() not in each for each in workers)
+    assert len(set.union(*workers)) == (2 if persistent else 6)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_that_was_left_early_does_not_reach_the_next(
+    source: Any, persistent: bool
+) -> None:
+    settings = LoaderSettings(num_workers=1, persistent_workers=persistent, prefetch_factor=3)
+    loader = BatchLoader(source, batch_size=5, seed=0, settings=settings)
+    next(loader.epoch(0))
+    assert [b.ids.tolist() for b in loader.epoch(1)] == ids(source, seed=0, epoch=1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_leave_the_random_numbers_of_dropout_alone(source: Any, num_workers: int) -> None:
+    before = torch.get_rng_state()
+    ids(source, seed=0, epoch=0, settings=LoaderSettings(num_workers=num_workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_training_keeps_its_workers_and_moves_no_number(
+    make_trainer: Any, toy_task: Any, persistent: bool
+) -> None:
+    plain, helped = toy_task(dropout=0.5), toy_task(dropout=0.5)
+    make_trainer(plain).train()
+    prepare, learn, workers = helped.examples.batch, helped.loss, []
+
+    def signed(indices: np.ndarray) -> Any:
+        batch = prepare(indices)
+        return replace(batch, ids=torch.full_like(batch.ids, os.getpid()))
+
+    def loss(model: Any, batch: Any) -> Any:
+        workers.extend(batch.ids.tolist())
+        return learn(model, batch)
+
+    trainer = make_trainer(
+        helped,
+        training__num_workers=1,
+        training__persistent_workers=persistent,
+        training__multiprocessing_context="fork",
+    )
+    helped.examples.batch, helped.loss = signed, loss
+    trainer.train()
+    assert helped.losses == plain.losses
+    assert len(set(workers)) == (1 if persistent else 3)
+    assert os.getpid() not in workers
