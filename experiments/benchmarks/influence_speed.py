@@ -19,17 +19,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-
-from clew.config.model import ConvEModel
 from clew.influence.link_prediction.conve_checkpoint import (
     ConvECheckpoint,
     KernelOptions,
     TripleRows,
 )
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from clew.config.graph_models import ConvEModel
 from clew.influence.link_prediction.deltas import Directions, LossForm, own_rows, training_rows
 from clew.influence.link_prediction.tiles import plan_tiles, tiles
 from clew.influence.products import MatrixProduct

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from clew.config.data import TripleData
-from clew.config.model import ConvEModel
+from clew.config.graph_models import ConvEModel
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.ranking import RankingSettings, rank_triples

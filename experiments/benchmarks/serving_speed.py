@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
-from clew.config.model import ConvEModel
 from clew.link_prediction.answers import Query
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.model_folder import (

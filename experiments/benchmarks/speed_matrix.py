@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clew.config.model import ConvEModel
+from clew.config.graph_models import ConvEModel
 from clew.config.services import TrackingConfig
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses import fused_one_vs_all

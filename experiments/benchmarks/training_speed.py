@@ -23,8 +23,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
-from clew.config.model import ConvEModel
 from clew.layers.products import product
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.models.conve import ConvE

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
-from clew.config.model import ConvEModel
 from clew.layers.products import product
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.entity_chunks import chunk_size

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from clew.config.model import ConvEModel
+from clew.config.graph_models import ConvEModel
 from clew.layers.recompute import running_statistics_kept
 from clew.link_prediction.models.conve import ConvE
 

@@ -7,7 +7,7 @@ import torch
 from pykeen.evaluation import RankBasedEvaluator
 from pykeen.evaluation.evaluator import create_sparse_positive_filter_, filter_scores_
 
-from clew.config.model import ConvEModel
+from clew.config.graph_models import ConvEModel
 from clew.errors import NonFiniteLossError
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.conve import ConvE

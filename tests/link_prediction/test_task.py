@@ -120,7 +120,7 @@ def test_names_and_report_are_written(graph, tmp_path):
 
 def test_another_model_is_refused(graph):
     task, _ = build(graph)
-    with pytest.raises(TypeError, match="ConvE"):
+    with pytest.raises(TypeError, match="GraphModel"):
         task.rank(torch.nn.Linear(2, 2), "test")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from clew.__main__ import run as run_command
-from clew.config.model import ConvEModel
+from clew.config.graph_models import ConvEModel
 from clew.errors import ConfigError
 from clew.link_prediction.models.conve import ConvE
 from clew.workflows.export import export, export_program

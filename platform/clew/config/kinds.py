@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clew.config.eigenstate import PRESET_COMPANIONS
+from clew.config.graph_models import GRAPH_MODELS
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class TaskKind:
 
 TASK_KINDS = {
     "triples": TaskKind(
-        models=("conve",),
+        models=GRAPH_MODELS,
         losses=("one_vs_all", "kvs_all"),
         metrics=("mrr", "hits_at_1", "hits_at_3", "hits_at_10", "mean_rank"),
     ),

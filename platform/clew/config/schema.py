@@ -8,10 +8,11 @@ from pydantic import Field, model_validator
 
 from clew.config.base import Section
 from clew.config.data import DataConfig
+from clew.config.graph_models import ConvEModel, GraphModelSettings
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.kinds import check_kinds, fill_sections
 from clew.config.loss import LossConfig, OneVsAllLoss
-from clew.config.model import ConvEModel, ModelConfig
+from clew.config.model import ModelConfig
 from clew.config.optimizer import Adam, ConstantSchedule, OptimizerConfig, ScheduleConfig
 from clew.config.services import EvaluationConfig, InfluenceConfig, TrackingConfig
 from clew.config.training import OptimizationsConfig, TrainingConfig
@@ -64,9 +65,10 @@ class RunConfig(Section):
                 "and the average is kept in the best checkpoint alone; enable evaluation or leave "
                 "ema_decay out"
             )
-        if self.model.kind == "conve" and self.training.batch_size == 1:
+        graph_model = self.model if isinstance(self.model, GraphModelSettings) else None
+        if graph_model and graph_model.normalises_batches and self.training.batch_size == 1:
             raise ValueError(
-                "training.batch_size is 1, but ConvE's batch normalisation needs 2 or more "
+                "training.batch_size is 1, but the model's batch normalisation needs 2 or more "
                 "examples; raise it, or use gradient_accumulation for less memory"
             )
         if self.data.kind == "image_sequences":

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew.config.data import TripleData
+from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.load import from_mapping
-from clew.config.model import ConvEModel
 from clew.errors import CheckpointError, DataError
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
 from clew.link_prediction.vocabulary import Vocabulary
@@ -68,7 +68,7 @@ def load_predictor(folder: Path) -> Predictor:
     calibration = folder / CALIBRATION_FILE
     known = folder / KNOWN_FILE
     return Predictor(
-        load_conve(folder, len(entities), len(relations)),
+        load_graph_model(folder, len(entities), len(relations)),
         entities,
         relations,
         known=index_known(read_known(known), len(relations)) if known.is_file() else None,
@@ -84,7 +84,7 @@ def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
     )
 
 
-def load_conve(checkpoint: Path, num_entities: int, num_relations: int) -> ConvE:
+def load_graph_model(checkpoint: Path, num_entities: int, num_relations: int) -> GraphModel:
     """Build the model that a link-prediction checkpoint belongs to, and load it.
 
     Raises:
@@ -92,13 +92,13 @@ def load_conve(checkpoint: Path, num_entities: int, num_relations: int) -> ConvE
     """
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
-    if not (isinstance(config.data, TripleData) and isinstance(config.model, ConvEModel)):
+    if not (isinstance(config.data, TripleData) and isinstance(config.model, GraphModelSettings)):
         raise CheckpointError(
-            f"{checkpoint}: a {config.model.kind} model on {config.data.kind}, expected conve on "
-            "triples; only link prediction answers queries by name"
+            f"{checkpoint}: a {config.model.kind} model on {config.data.kind}, expected "
+            f"{' or '.join(GRAPH_MODELS)} on triples; only link prediction answers queries by name"
         )
     num_rows = num_relations * (2 if config.data.inverse_relations else 1)
-    model = ConvE(num_entities, num_rows, config.model)
+    model = build_graph_model(config.model, num_entities, num_rows)
     load_model(checkpoint, model)
     return model
 

@@ -17,7 +17,7 @@ from clew.layers.shapes import Queries, Scores
 from clew.link_prediction.answers import Answer, Prediction, Query
 from clew.link_prediction.calibration import Calibration, HeldOut, fit_temperature
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
 
@@ -40,7 +40,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: ConvE,
+        model: GraphModel,
         entities: Vocabulary,
         relations: Vocabulary,
         *,
@@ -224,7 +224,7 @@ def _find(vocabulary: Vocabulary, text: str) -> int:
     return vocabulary.id(text)
 
 
-def _check_sizes(model: ConvE, entities: Vocabulary, relations: Vocabulary) -> None:
+def _check_sizes(model: GraphModel, entities: Vocabulary, relations: Vocabulary) -> None:
     rows = model.relation.num_embeddings
     if model.entity.num_embeddings != len(entities) or rows not in (
         len(relations),

@@ -27,7 +27,7 @@ from clew.errors import NonFiniteLossError
 from clew.layers.products import product
 from clew.layers.shapes import Queries, Scores
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.query_groups import (
     Coordinates,
     QueryGroup,
@@ -59,7 +59,7 @@ class RankingSettings:
 
 
 def rank_triples(
-    model: ConvE,
+    model: GraphModel,
     triples: Triples,
     known: FilterIndex,
     *,
@@ -89,7 +89,7 @@ def rank_triples(
 
 
 def _rank_by_query(
-    model: ConvE, questions: Questions, known: FilterIndex, settings: RankingSettings
+    model: GraphModel, questions: Questions, known: FilterIndex, settings: RankingSettings
 ) -> Ranks:
     """Rank answers by the scores of each query (entity, relation) with all entities."""
     table, bias = model.entity.weight, model.entity_bias
@@ -112,7 +112,7 @@ def _rank_by_query(
 
 
 def _rank_by_candidate(
-    model: ConvE, questions: Questions, known: FilterIndex, settings: RankingSettings
+    model: GraphModel, questions: Questions, known: FilterIndex, settings: RankingSettings
 ) -> Ranks:
     """Rank heads by encoding each candidate with the relation, against the tail that is given."""
     table, bias = model.entity.weight, model.entity_bias
@@ -137,7 +137,7 @@ def _rank_by_candidate(
     return ranks
 
 
-def _encode(model: ConvE, heads: Tensor, relation: int, settings: RankingSettings) -> Queries:
+def _encode(model: GraphModel, heads: Tensor, relation: int, settings: RankingSettings) -> Queries:
     """Return the queries of many heads with one relation."""
     parts = torch.split(heads, settings.batch_size)
     return torch.cat([model.forward(part, torch.full_like(part, relation)) for part in parts])
@@ -209,7 +209,7 @@ def _check_finite(scores: Scores) -> None:
 
 
 @contextmanager
-def _evaluation_mode(model: ConvE) -> Iterator[None]:
+def _evaluation_mode(model: GraphModel) -> Iterator[None]:
     """Evaluate in full float32, without gradients; put the model's mode back afterwards."""
     was_training, device = model.training, model.entity.weight.device.type
     matmul = torch.backends.cuda.matmul

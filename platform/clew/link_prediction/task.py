@@ -1,4 +1,4 @@
-"""Link prediction: a knowledge graph, ConvE, and a loss over all entities."""
+"""Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
 import logging
 from dataclasses import replace
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from clew import names
 from clew.config.data import TripleData
+from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
-from clew.config.model import ConvEModel
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.link_prediction.filters import FilterIndex
@@ -20,7 +20,7 @@ from clew.link_prediction.losses.one_vs_all import (
     one_vs_all_loss,
     one_vs_all_row_losses,
 )
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
@@ -43,12 +43,13 @@ class LinkPrediction:
         data, model, loss = config.data, config.model, config.loss
         if not (
             isinstance(data, TripleData)
-            and isinstance(model, ConvEModel)
+            and isinstance(model, GraphModelSettings)
             and isinstance(loss, OneVsAllLoss | KvsAllLoss)
         ):
             raise ConfigError(
-                f"link prediction needs data.kind=triples, model.kind=conve and loss.kind "
-                f"one_vs_all or kvs_all; {data.kind}, {model.kind} and {loss.kind} given"
+                f"link prediction needs data.kind=triples, model.kind {' or '.join(GRAPH_MODELS)} "
+                f"and loss.kind one_vs_all or kvs_all; {data.kind}, {model.kind} and {loss.kind} "
+                "given"
             )
         self.graph = graph
         self.model_config = model
@@ -87,9 +88,11 @@ class LinkPrediction:
         """Rows of the model's relation table."""
         return self.graph.num_relations * (2 if self.inverse_relations else 1)
 
-    def build_model(self) -> ConvE:
-        """Build ConvE with fresh weights, on the CPU."""
-        return ConvE(self.graph.num_entities, self.num_model_relations, self.model_config)
+    def build_model(self) -> GraphModel:
+        """Build the model with fresh weights, on the CPU."""
+        return build_graph_model(
+            self.model_config, self.graph.num_entities, self.num_model_relations
+        )
 
     def train_examples(self) -> OneVsAllExamples | KvsAllExamples:
         """Return the training rows, one triple or one query each."""
@@ -108,9 +111,10 @@ class LinkPrediction:
     def _arguments(
         self, model: nn.Module, batch: TripleBatch
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-        conve = _as_conve(model)
+        graph_model = _as_graph_model(model)
         queries = model(batch.head, batch.relation)
-        return queries, conve.entity.weight, conve.entity_bias, batch.row, batch.entity
+        table, bias = graph_model.entity.weight, graph_model.entity_bias
+        return queries, table, bias, batch.row, batch.entity
 
     def has_examples(self, split: str) -> bool:
         """Return whether a split has triples."""
@@ -125,7 +129,7 @@ class LinkPrediction:
     def rank(self, model: nn.Module, split: str) -> RankingResult:
         """Rank the heads and tails of a split's triples among all entities."""
         result = rank_triples(
-            _as_conve(model),
+            _as_graph_model(model),
             self.graph.split(_as_split(split)),
             self._known,
             settings=self._ranking,
@@ -150,9 +154,9 @@ class LinkPrediction:
         )
 
 
-def _as_conve(model: nn.Module) -> ConvE:
-    if not isinstance(model, ConvE):
-        raise TypeError(f"link prediction trains ConvE, {type(model).__name__} given")
+def _as_graph_model(model: nn.Module) -> GraphModel:
+    if not isinstance(model, GraphModel):
+        raise TypeError(f"link prediction trains a GraphModel, {type(model).__name__} given")
     return model
 
 

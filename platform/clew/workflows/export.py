@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from clew import __version__
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import open_model
 from clew.workflows.outputs import check_new_folder
@@ -78,7 +78,7 @@ class ExportResult:
 class Scorer(nn.Module):
     """A model with its entity table: ids in, scores of all entities out."""
 
-    def __init__(self, model: ConvE) -> None:
+    def __init__(self, model: GraphModel) -> None:
         super().__init__()
         self.model = model
 
@@ -103,17 +103,17 @@ def export(model: str, output_dir: Path) -> ExportResult:
     check_new_folder("--output-dir", output_dir)
     with open_model(model) as source:
         predictor, _ = open_predictor(source)
-        conve = predictor.model
+        trained = predictor.model
         output_dir.mkdir(parents=True, exist_ok=True)
-        pq.write_table(_entity_table(conve, predictor.entities), output_dir / ENTITIES_FILE)
-        pq.write_table(_relation_table(conve, predictor.relations), output_dir / RELATIONS_FILE)
+        pq.write_table(_entity_table(trained, predictor.entities), output_dir / ENTITIES_FILE)
+        pq.write_table(_relation_table(trained, predictor.relations), output_dir / RELATIONS_FILE)
         result = ExportResult(
             folder=output_dir,
             model=source.title,
-            num_entities=conve.entity.num_embeddings,
-            num_relations=conve.relation.num_embeddings,
-            dim=conve.entity.embedding_dim,
-            program=export_program(conve, output_dir / PROGRAM_FILE),
+            num_entities=trained.entity.num_embeddings,
+            num_relations=trained.relation.num_embeddings,
+            dim=trained.entity.embedding_dim,
+            program=export_program(trained, output_dir / PROGRAM_FILE),
         )
         origin = {
             "model": source.title,
@@ -129,7 +129,7 @@ def export(model: str, output_dir: Path) -> ExportResult:
     return result
 
 
-def export_program(model: ConvE, path: Path) -> ProgramCheck:
+def export_program(model: GraphModel, path: Path) -> ProgramCheck:
     """Write the model as a `torch.export` program, and compare what it answers once loaded."""
     scorer = Scorer(model.eval())
     batch = torch.export.Dim("batch", min=1)
@@ -172,7 +172,7 @@ def _difference(scorer: Scorer, path: Path) -> float:
     return max(float((loaded(*b) - scorer(*b)).abs().max()) for b in batches)
 
 
-def _entity_table(model: ConvE, entities: Vocabulary) -> pa.Table:
+def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:
     bias = model.entity_bias
     columns = _name_columns(entities)
     if isinstance(bias, Tensor):
@@ -180,7 +180,7 @@ def _entity_table(model: ConvE, entities: Vocabulary) -> pa.Table:
     return pa.table(columns | {"embedding": _rows(model.entity)})
 
 
-def _relation_table(model: ConvE, relations: Vocabulary) -> pa.Table:
+def _relation_table(model: GraphModel, relations: Vocabulary) -> pa.Table:
     num_directions = model.relation.num_embeddings // len(relations)
     columns = {
         key: pa.concat_arrays([column] * num_directions)

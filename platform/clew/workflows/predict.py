@@ -15,7 +15,7 @@ from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
     index_known,
-    load_conve,
+    load_graph_model,
     load_predictor,
     read_vocabularies,
 )
@@ -156,9 +156,9 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
         graph = _graph_of(source, data)
     except UsageError as error:
         entities, relations = _recorded_names(source)
-        model = load_conve(source.checkpoint, len(entities), len(relations))
+        model = load_graph_model(source.checkpoint, len(entities), len(relations))
         return Predictor(model, entities, relations), [f"known answers cannot be told: {error}"]
-    model = load_conve(source.checkpoint, graph.num_entities, graph.num_relations)
+    model = load_graph_model(source.checkpoint, graph.num_entities, graph.num_relations)
     known = index_known(graph.train, graph.num_relations)
     return Predictor(model, graph.entities, graph.relations, known=known), []
 

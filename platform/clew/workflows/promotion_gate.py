@@ -16,7 +16,7 @@ from clew import names
 from clew.errors import CheckpointError, DataError
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.model_folder import index_known
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.task import LinkPrediction
 from clew.runs.registry import Version
@@ -145,7 +145,7 @@ class Gate:
     def _calibration(self) -> Check:
         assert self.loaded is not None
         graph, model = self.task.graph, self.loaded.model.to("cpu")
-        assert isinstance(model, ConvE)
+        assert isinstance(model, GraphModel)
         known = index_known(graph.train, graph.num_relations)
         predictor = Predictor(model, graph.entities, graph.relations, known=known)
         self.calibration = predictor.calibrate(graph.valid)

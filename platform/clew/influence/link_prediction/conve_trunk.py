@@ -20,12 +20,29 @@ formed; of the small parameters (kernel, normalisations, biases) it is, in one v
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from clew.influence.link_prediction.trunk import Activations, Layout, Queries, RowGradients
 from clew.influence.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
+from clew.runs.records import CONVE_PARTS
+
+LAYOUT = Layout(
+    dense="projection.weight",
+    small=(
+        "convolution.weight",
+        "convolution.bias",
+        "feature_norm.weight",
+        "feature_norm.bias",
+        "projection_norm.weight",
+        "projection_norm.bias",
+        "input_norm.weight",
+        "input_norm.bias",
+    ),
+    without_effect=("convolution.bias", "projection.bias"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,54 +68,12 @@ class Affine:
         return self.gain / self.deviation
 
 
-@dataclass(frozen=True, eq=False)
-class Queries:
-    """What the rows of a query share."""
-
-    head: Int[Tensor, "query"]
-    relation: Int[Tensor, "query"]
-    image: Float[Tensor, "query image"]
-    """xh"""
-    features: Float[Tensor, "query feature"] | None
-    """f; None where it is computed again for every row"""
-    normal: Float[Tensor, "query dim"]
-    """qh"""
-    hidden: Float[Tensor, "query dim"]
-    """h"""
-    base: Float[Tensor, "dense entity"]
-    """P or Y of the queries that need it, see `base_row`."""
-    base_row: Int[Tensor, "query"]
-    pulled: Float[Tensor, "query dim"]
-    """W^T B; zero where no base is needed."""
-
-
-@dataclass(frozen=True, eq=False)
-class RowGradients:
-    """Activation gradients of rows; below the projection only where they are needed."""
-
-    projected: Float[Tensor, "row dim"]
-    """gq"""
-    head: Float[Tensor, "row dim"] | None = None
-    """ga"""
-    relation: Float[Tensor, "row dim"] | None = None
-    """gr"""
-    small: Float[Tensor, "row small"] | None = None
-    """w"""
-
-    def part(self, rows: slice) -> "RowGradients":
-        """Return those of some rows."""
-
-        def picked(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[rows]
-
-        return RowGradients(
-            self.projected[rows], picked(self.head), picked(self.relation), picked(self.small)
-        )
-
-
 @dataclass(eq=False)
-class Trunk:
-    """A checkpoint's ConvE with what its factors need, frozen."""
+class ConvETrunk:
+    """A checkpoint's ConvE with what its factors need, frozen.
+
+    Of queries it keeps `image` (xh), `normal` (qh) and, if `keep_features`, `features` (f).
+    """
 
     model: ConvE
     product: MatrixProduct = field(default_factory=MatrixProduct)
@@ -108,7 +83,6 @@ class Trunk:
     def __post_init__(self) -> None:
         model = self.model
         self.table = model.entity.weight.detach()
-        self.bias = None if model.entity_bias is None else model.entity_bias.detach()
         self.relations = model.relation.weight.detach()
         self.input, self.feature, self.projection = (
             Affine.of(norm)
@@ -124,62 +98,62 @@ class Trunk:
         self.dense = model.projection.weight.detach()
         bias = model.projection.bias
         self.dense_bias = None if bias is None else bias.detach()
-        self._table, self._dense = (self.product.prepare(t) for t in (self.table, self.dense))
+        self._dense = self.product.prepare(self.dense)
+
+    @staticmethod
+    def layout(model: ConvE) -> Layout:
+        """Return where ConvE's parameters stand."""
+        return LAYOUT
+
+    def parts(self, depth: int) -> tuple[str, ...]:
+        """Return the scorer for one layer, the fully connected layer too for two."""
+        return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
 
     @property
     def image_shape(self) -> tuple[int, int]:
         """Rows and columns of the stacked image."""
         return 2 * self.model.config.height, self.model.config.width
 
-    def forward(self, head: Tensor, relation: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return xh, f, qh and h of queries."""
+    def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
+        """Return xh, qh and f by name, and h of queries."""
         stacked = torch.cat([self.table[head], self.relations[relation]], dim=1)
         image = (stacked - self.input.mean) / self.input.deviation
-        features = self.features(image)
+        features = self._features(image)
         projected = self.product.affine(features, self._dense, self.dense_bias)
         normal = (projected - self.projection.mean) / self.projection.deviation
         hidden = F.relu(self.projection.gain * normal + self.projection.shift)
-        return image, features, normal, hidden
+        kept = {"image": image, "normal": normal}
+        if self.keep_features:
+            kept["features"] = features
+        return kept, hidden
 
-    def features(self, image: Float[Tensor, "n image"]) -> Float[Tensor, "n feature"]:
+    def features(
+        self, activations: Activations, index: Tensor | None
+    ) -> Float[Tensor, "n feature"]:
+        """Return f of some queries, or of all; computed again where it was not kept."""
+        kept = "features" if "features" in activations else "image"
+        rows = activations[kept] if index is None else activations[kept][index]
+        return rows if kept == "features" else self._features(rows)
+
+    def _features(self, image: Float[Tensor, "n image"]) -> Float[Tensor, "n feature"]:
         """Return f from xh; convolution and normalisation in one step."""
         maps = F.conv2d(self._x1(image), self._folded_kernel, self._folded_bias)
         return maps.relu_().flatten(1)
 
-    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n entity"]:
-        """Return s from h."""
-        return self.product.affine(hidden, self._table, self.bias)
-
-    def pull(self, base: Float[Tensor, "n entity"]) -> Float[Tensor, "n dim"]:
-        """Return W^T B."""
-        return self.product(base, self._table)
-
     def backward(
-        self,
-        queries: Queries,
-        index: Int[Tensor, "row"],
-        grad_hidden: Float[Tensor, "row dim"],
-        *,
-        deep: bool,
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
     ) -> RowGradients:
-        """Return the activation gradients of rows from gh = W^T delta.
-
-        Args:
-            queries: What the rows share.
-            index: Query of each row.
-            grad_hidden: gh of each row.
-            deep: Whether to go below the projection, to convolution and embeddings.
-        """
+        """Return the activation gradients of rows from gh = W^T delta; see `Trunk`."""
         grad_m = grad_hidden * (queries.hidden[index] > 0)
         projected = grad_m * self.projection.slope
         if not deep:
             return RowGradients(projected)
-        image = queries.image[index]
-        features = self.features(image) if queries.features is None else queries.features[index]
+        image, normal = (queries.activations[name][index] for name in ("image", "normal"))
+        features = self.features(queries.activations, index)
         grad_u = _masked_(self.product(projected, self._dense), features)
         grad_u = grad_u.view(len(grad_u), len(self.kernel), -1)
         grad_x1 = self._to_image(grad_u)
-        small = self._small(image, queries.normal[index], grad_m, grad_u, grad_x1)
+        small = self._small(image, normal, grad_m, grad_u, grad_x1)
         head, relation = (grad_x1 * self.input.slope).chunk(2, dim=1)
         return RowGradients(projected, head, relation, small)
 

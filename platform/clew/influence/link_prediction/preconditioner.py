@@ -19,23 +19,11 @@ import torch
 from torch import Tensor
 
 from clew.errors import CheckpointError
-from clew.link_prediction.models.conve import ConvE
+from clew.influence.link_prediction.trunk import Layout
+from clew.link_prediction.models.base import GraphModel
 from clew.training.checkpoints import OPTIMIZER_FILE, load_tensors
 
 SECOND_MOMENT = "exp_avg_sq"
-WITHOUT_EFFECT = ("convolution.bias", "projection.bias")
-"""Biases that the following batch normalisation takes away in training."""
-SMALL_PARAMETERS = (
-    "convolution.weight",
-    "convolution.bias",
-    "feature_norm.weight",
-    "feature_norm.bias",
-    "projection_norm.weight",
-    "projection_norm.bias",
-    "input_norm.weight",
-    "input_norm.bias",
-)
-"""Parameters in the order of a row's small vector."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,34 +48,43 @@ class RankOne:
 
 @dataclass(frozen=True, eq=False)
 class Preconditioner:
-    """D of every parameter of ConvE."""
+    """D of every parameter of a graph model."""
 
     table: RankOne
-    dense: RankOne
+    dense: RankOne | None
+    """Of the fully connected layer, where a model has one."""
     relation: Tensor
     small: Tensor
     vectors: Mapping[str, Tensor]
     """Biases of entities and projection, where the model has them."""
 
     @classmethod
-    def from_moments(cls, moments: Mapping[str, Tensor], *, epsilon: float) -> "Preconditioner":
+    def from_moments(
+        cls, moments: Mapping[str, Tensor], layout: Layout, *, epsilon: float
+    ) -> "Preconditioner":
         """Build from second moments by parameter name."""
-        exact = {name: 1.0 / (v.sqrt() + epsilon) for name, v in moments.items() if v.dim() < 2}
-        exact |= {n: torch.zeros_like(exact[n]) for n in WITHOUT_EFFECT if n in exact}
-        kernel = moments["convolution.weight"].flatten()
-        exact["convolution.weight"] = 1.0 / (kernel.sqrt() + epsilon)
+        factored = {"entity.weight", "relation.weight", layout.dense}
+        exact = {
+            name: torch.zeros_like(v).flatten()
+            if name in layout.without_effect
+            else 1.0 / (v.flatten().sqrt() + epsilon)
+            for name, v in moments.items()
+            if name not in factored
+        }
+        small = [exact[name] for name in layout.small if name in exact]
         return cls(
             table=RankOne.of(moments["entity.weight"], epsilon),
-            dense=RankOne.of(moments["projection.weight"], epsilon),
+            dense=None if layout.dense is None else RankOne.of(moments[layout.dense], epsilon),
             relation=1.0 / (moments["relation.weight"].sqrt() + epsilon),
-            small=torch.cat([exact[name] for name in SMALL_PARAMETERS if name in exact]),
-            vectors={n: exact[n] for n in ("entity_bias", "projection.bias") if n in exact},
+            small=torch.cat(small) if small else moments["entity.weight"].new_empty(0),
+            vectors={n: v for n, v in exact.items() if n not in layout.small},
         )
 
 
 def read_preconditioner(
     folder: Path,
-    model: ConvE,
+    model: GraphModel,
+    layout: Layout,
     *,
     step: int,
     beta2: float,
@@ -99,7 +96,7 @@ def read_preconditioner(
     reference = next(model.parameters())
     for name, parameter in model.named_parameters():
         key = f"{name}/{SECOND_MOMENT}"
-        if name in WITHOUT_EFFECT:
+        if name in layout.without_effect:
             moments[name] = torch.zeros_like(parameter)
             continue
         if key not in tensors:
@@ -109,4 +106,4 @@ def read_preconditioner(
             )
         moment = tensors[key].to(reference.device, parameter.dtype)
         moments[name] = moment.reshape(parameter.shape) / (1.0 - beta2**step)
-    return Preconditioner.from_moments(moments, epsilon=epsilon)
+    return Preconditioner.from_moments(moments, layout, epsilon=epsilon)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clew.config.model import ConvEModel
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 
 LARGEST_TILE, SMALLEST_TILE = 1024, 16
@@ -28,9 +28,8 @@ class Plan:
 
 
 def plan_tiles(
-    config: ConvEModel,
+    model: GraphModel,
     *,
-    num_entities: int,
     num_tests: int,
     num_checkpoints: int,
     num_directions: int,
@@ -45,8 +44,8 @@ def plan_tiles(
     triples holds one product a part and direction, and the sums.
     """
     budget = budget_mib * 2**20
-    row = FLOAT_BYTES * (num_entities + (1 + keep_features) * config.num_features)
-    row += FLOAT_BYTES * 12 * config.embedding_dim
+    num_entities, dim = model.entity.weight.shape
+    row = FLOAT_BYTES * (num_entities + (1 + keep_features) * model.floats_per_query + 12 * dim)
     test = num_checkpoints * num_directions * row
     tests = int(max(1, min(num_tests, TEST_SHARE * budget // test)))
     pair = FLOAT_BYTES * num_parts * (2 * num_directions**2 + 4) + 16 * (num_checkpoints + 2)

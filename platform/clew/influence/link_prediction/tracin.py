@@ -23,11 +23,11 @@ from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
 from clew.influence.guards import checked_weights, clean_up, deviation, require_finite
-from clew.influence.link_prediction.conve_checkpoint import (
+from clew.influence.link_prediction.checkpoint import (
     EVERY_LAYER,
-    PARTS_BY_DEPTH,
-    ConvECheckpoint,
+    GraphModelCheckpoint,
     TripleRows,
+    build_trunk,
     options_for,
 )
 from clew.influence.link_prediction.deltas import (
@@ -44,7 +44,7 @@ from clew.influence.products import half_precision_for
 from clew.influence.scores import Everything, Scored, Strongest
 from clew.influence.summation import Summation, self_influence
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import HEAD, RELATION, Triples
 from clew.training.checkpoints import CheckpointRecord, load_model
@@ -130,6 +130,10 @@ class Tracer:
         return settings.num_last_layers if settings.use_last_layers_only else EVERY_LAYER
 
     @property
+    def _num_parts(self) -> int:
+        return len(build_trunk(self.models[0]).parts(min(self.depth, EVERY_LAYER)))
+
+    @property
     def operand(self) -> torch.dtype | None:
         """Half-precision type of the operands, None in float32."""
         if not self.settings.use_mixed_precision:
@@ -140,12 +144,11 @@ class Tracer:
         """Choose tile and tests per pass by the memory budget."""
         settings = self.settings
         return plan_tiles(
-            self.models[0].config,
-            num_entities=self.graph.num_entities,
+            self.models[0],
             num_tests=num_tests,
             num_checkpoints=len(self.checkpoints),
             num_directions=self._train.num_directions,
-            num_parts=len(PARTS_BY_DEPTH[min(self.depth, EVERY_LAYER)]),
+            num_parts=self._num_parts,
             keep_features=not settings.use_gradient_checkpointing,
             budget_mib=settings.memory_budget_mib,
             tile_triples=settings.batch_size,
@@ -282,7 +285,7 @@ class Tracer:
 
     def _keeps_details(self, num_tests: int, num_train: int) -> bool:
         """Whether contributions of every pair fit into memory when every score is kept."""
-        numbers = len(self.checkpoints) + len(PARTS_BY_DEPTH[min(self.depth, EVERY_LAYER)])
+        numbers = len(self.checkpoints) + self._num_parts
         size_mib = 4.0 * num_tests * num_train * numbers / 2**20
         if self.settings.top_k == 0 and size_mib > DETAILS_LIMIT_MIB:
             logger.warning(
@@ -295,7 +298,7 @@ class Tracer:
             return False
         return True
 
-    def _kernels(self, tests: Triples, *, half: bool = True) -> list[ConvECheckpoint]:
+    def _kernels(self, tests: Triples, *, half: bool = True) -> list[GraphModelCheckpoint]:
         rows = TripleRows(
             self.form,
             self._train,
@@ -305,16 +308,16 @@ class Tracer:
         keep = not self.settings.use_gradient_checkpointing
         options = options_for(self.depth, self.operand if half else None, keep_features=keep)
         return [
-            ConvECheckpoint(model, rows, options, scale)
+            GraphModelCheckpoint(model, rows, options, scale)
             for model, scale in zip(self.models, self._scales, strict=True)
         ]
 
-    def _load(self, task: LinkPrediction, record: CheckpointRecord) -> ConvE:
+    def _load(self, task: LinkPrediction, record: CheckpointRecord) -> GraphModel:
         model = task.build_model()
         load_model(record.path, model)
         return model.to(self.device).eval()
 
-    def _scale(self, model: ConvE, record: CheckpointRecord) -> Preconditioner | None:
+    def _scale(self, model: GraphModel, record: CheckpointRecord) -> Preconditioner | None:
         if self.settings.score != "preconditioned":
             return None
         optimizer = self.config.optimizer
@@ -326,6 +329,7 @@ class Tracer:
         return read_preconditioner(
             record.path,
             model,
+            build_trunk(model).layout(model),
             step=record.step,
             beta2=optimizer.beta2,
             epsilon=optimizer.epsilon,

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from clew.influence.kernel import InfluenceError
-from clew.influence.link_prediction.conve_checkpoint import (
-    ConvECheckpoint,
+from clew.influence.link_prediction.checkpoint import (
+    GraphModelCheckpoint,
     KernelOptions,
     TripleRows,
 )
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
-from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
 
@@ -23,7 +23,7 @@ NUM_ROWS = 2
 
 
 def verify_task(
-    task: LinkPrediction, model: ConvE, train: DeltaRows, form: LossForm, budget_mib: float
+    task: LinkPrediction, model: GraphModel, train: DeltaRows, form: LossForm, budget_mib: float
 ) -> None:
     """Compare inner products of two training rows' gradients with the task's own, by autograd.
 
@@ -59,13 +59,13 @@ def _own_rows(train: DeltaRows, form: LossForm) -> DeltaRows:
     return DeltaRows(few.head, few.relation, few.tail, torch.ones_like(beta), beta, 1)
 
 
-def _kernel_products(model: ConvE, rows: DeltaRows, form: LossForm) -> Tensor:
-    checkpoint = ConvECheckpoint(model, TripleRows(form, rows, rows), KernelOptions())
+def _kernel_products(model: GraphModel, rows: DeltaRows, form: LossForm) -> Tensor:
+    checkpoint = GraphModelCheckpoint(model, TripleRows(form, rows, rows), KernelOptions())
     indices = torch.arange(len(rows)).numpy()
     return checkpoint.products(indices, norms=False).by_part.sum(0)
 
 
-def _autograd_products(task: LinkPrediction, model: ConvE, rows: DeltaRows) -> Tensor:
+def _autograd_products(task: LinkPrediction, model: GraphModel, rows: DeltaRows) -> Tensor:
     index = torch.arange(len(rows), device=rows.head.device)
     batch = TripleBatch(rows.head, rows.relation, index, rows.tail, index)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -79,16 +79,16 @@ def _dot(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
-def _require_covered(model: ConvE) -> None:
-    """Refuse parameters that a ConvE of this project does not have, and frozen ones."""
-    plain = ConvE(1, 1, model.config).state_dict().keys()
+def _require_covered(model: GraphModel) -> None:
+    """Refuse parameters that a model of this project does not have, and frozen ones."""
+    plain = build_graph_model(model.config, 1, 1).state_dict().keys()
     for name, parameter in model.named_parameters():
         if name not in plain:
             raise InfluenceError(
-                f"trainable parameter {name} is covered by no use that the ConvE kernel knows; use "
-                "the generic engine for changed models"
+                f"trainable parameter {name} is covered by no use that the {model.config.kind} "
+                "kernel knows; use the generic engine for changed models"
             )
         if not parameter.requires_grad:
             raise InfluenceError(
-                f"parameter {name} is frozen, but the ConvE kernel counts all; unfreeze it"
+                f"parameter {name} is frozen, but influence counts all; unfreeze it"
             )

@@ -11,18 +11,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clew.config.model import ConvEModel
+from clew.config.graph_models import ConvEModel
 from clew.layers.dropout import dropout
 from clew.layers.patch_convolution import projected_maps
 from clew.layers.products import linear
 from clew.layers.recompute import recomputed
-from clew.layers.shapes import Ids, Queries
+from clew.layers.shapes import Queries
+from clew.link_prediction.models.base import GraphModel, Rows
 
 Image = Float[Tensor, "batch 1 height width"]
 Features = Float[Tensor, "batch features"]
 
 
-class ConvE(nn.Module):
+class ConvE(GraphModel, kind="conve"):
     """Convolutional 2-D knowledge-graph embeddings (Dettmers et al., 2018, arXiv 1707.01476).
 
         h(s, r) = relu(vec(relu([S; R] * omega)) W),    score(s, r, o) = h(s, r) . e_o + b_o
@@ -38,14 +39,11 @@ class ConvE(nn.Module):
         config: Every dimension, validated.
     """
 
-    entity_bias: nn.Parameter | None
+    config: ConvEModel
 
     def __init__(self, num_entities: int, num_relations: int, config: ConvEModel) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(num_entities, num_relations, config)
         self.recomputes = False
-        self.entity = nn.Embedding(num_entities, config.embedding_dim)
-        self.relation = nn.Embedding(num_relations, config.embedding_dim)
         self.input_norm = nn.BatchNorm2d(1)
         self.convolution = nn.Conv2d(
             1,
@@ -58,24 +56,26 @@ class ConvE(nn.Module):
             config.num_features, config.embedding_dim, bias=config.projection_bias
         )
         self.projection_norm = nn.BatchNorm1d(config.embedding_dim)
-        self.register_parameter(
-            "entity_bias", nn.Parameter(torch.zeros(num_entities)) if config.entity_bias else None
-        )
         nn.init.xavier_normal_(self.entity.weight)
         nn.init.xavier_normal_(self.relation.weight)
 
-    def forward(self, head: Ids, relation: Ids) -> Queries:
-        """Return the query vector of each (head, relation), `(batch, dim)`."""
-        image = self.image(head, relation)
+    def encode(self, head: Rows, relation: Rows) -> Queries:
+        """Return the query vector of each pair of embeddings, `(batch, dim)`."""
+        image = self._image(head, relation)
         if self.recomputes and self.training and torch.is_grad_enabled():
             hidden = recomputed(self._convolve, image, within=self)
         else:
             hidden = self._convolve(image)
         return F.relu(self._normalise(hidden))
 
-    def image(self, head: Ids, relation: Ids) -> Image:
+    @property
+    def floats_per_query(self) -> int:
+        """The feature maps."""
+        return self.config.num_features
+
+    def _image(self, head: Rows, relation: Rows) -> Image:
         """Stack the embeddings of head and relation, `(batch, 1, 2 * height, width)`."""
-        rows = torch.cat([self.entity(head), self.relation(relation)], dim=1)
+        rows = torch.cat([head, relation], dim=1)
         return rows.view(-1, 1, 2 * self.config.height, self.config.width)
 
     def enable_gradient_checkpointing(self) -> None:

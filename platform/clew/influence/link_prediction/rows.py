@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clew.influence.link_prediction.conve_trunk import Queries, RowGradients, Trunk
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, Trunk
 from clew.link_prediction.filters import FilterIndex
 
 ROW_CHUNK = 256
@@ -41,6 +41,7 @@ class RowBuilder:
     """
 
     trunk: Trunk
+    scorer: Scorer
     form: LossForm
     depth: int = 3
     """1: only the scorer counts, 2: the projection too, 3: everything."""
@@ -48,7 +49,7 @@ class RowBuilder:
 
     def build(self, rows: DeltaRows) -> Rows:
         """Compute queries once each, then rows in chunks."""
-        num_relations = len(self.trunk.relations)
+        num_relations = self.trunk.model.relation.num_embeddings
         key = rows.head * num_relations + rows.relation
         distinct, query = torch.unique(key, return_inverse=True)
         dense = torch.zeros(len(distinct), dtype=torch.bool, device=key.device)
@@ -62,22 +63,20 @@ class RowBuilder:
         return Rows(rows, query, queries, _concatenate(chunks, queries))
 
     def _queries(self, head: Tensor, relation: Tensor, dense: Tensor) -> Queries:
-        trunk = self.trunk
-        image, features, normal, hidden = trunk.forward(head, relation)
+        activations, hidden = self.trunk.forward(head, relation)
         needed = dense.nonzero().flatten()
         base = self._base(head[needed], relation[needed], hidden[needed])
         base_row = torch.zeros(len(head), dtype=torch.long, device=head.device)
         base_row[needed] = torch.arange(len(needed), device=head.device)
         pulled = torch.zeros_like(hidden)
-        pulled[needed] = trunk.pull(base)
+        pulled[needed] = self.scorer.pull(base)
         if not len(needed):
-            base = base.new_zeros(1, len(trunk.table))
-        kept = features if trunk.keep_features else None
-        return Queries(head, relation, image, kept, normal, hidden, base, base_row, pulled)
+            base = base.new_zeros(1, len(self.scorer.table))
+        return Queries(head, relation, activations, hidden, base, base_row, pulled)
 
     def _base(self, head: Tensor, relation: Tensor, hidden: Tensor) -> Tensor:
         """Return B of queries: P, or Y where a query has several known tails."""
-        base = self.form.base_(self.trunk.scores(hidden))
+        base = self.form.base_(self.scorer.scores(hidden))
         if self.known is None:
             return base
         row, tail = self.known.lookup(head.cpu().numpy(), relation.cpu().numpy())
@@ -93,7 +92,7 @@ class RowBuilder:
     ) -> RowGradients:
         part = slice(start, start + len(query))
         pulled = rows.alpha[part, None] * queries.pulled[query]
-        grad_hidden = pulled.sub_(rows.beta[part, None] * self.trunk.table[rows.tail[part]])
+        grad_hidden = pulled.sub_(rows.beta[part, None] * self.scorer.table[rows.tail[part]])
         return self.trunk.backward(queries, query, grad_hidden, deep=self.depth > 2)
 
 
@@ -106,7 +105,7 @@ def _concatenate(chunks: list[RowGradients], queries: Queries) -> RowGradients:
         return torch.cat(pieces) if pieces else None
 
     return RowGradients(
-        torch.cat([chunk.projected for chunk in chunks]),
+        joined(lambda chunk: chunk.projected),
         joined(lambda chunk: chunk.head),
         joined(lambda chunk: chunk.relation),
         joined(lambda chunk: chunk.small),

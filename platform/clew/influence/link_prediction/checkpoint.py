@@ -1,4 +1,4 @@
-"""One checkpoint of ConvE as the sum over checkpoints sees it: triples in, products out."""
+"""One checkpoint of a graph model as the sum over checkpoints sees it: triples in, products out."""
 
 from dataclasses import dataclass, field
 
@@ -6,20 +6,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clew.influence.link_prediction.conve_kernel import Aligned, ConvEKernel, Grid
-from clew.influence.link_prediction.conve_rows import RowBuilder, Rows
-from clew.influence.link_prediction.conve_trunk import Trunk
+from clew.influence.link_prediction.conve_trunk import ConvETrunk
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
 from clew.influence.link_prediction.preconditioner import Preconditioner
+from clew.influence.link_prediction.rows import RowBuilder, Rows
+from clew.influence.link_prediction.trunk import AutogradTrunk, Scorer, Trunk
 from clew.influence.products import MatrixProduct
 from clew.influence.summation import Products
 from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
-from clew.runs.records import CONVE_PARTS
 
 EVERY_LAYER = 3
-PARTS_BY_DEPTH = {1: CONVE_PARTS[:1], 2: ("entity_output", "dense"), EVERY_LAYER: CONVE_PARTS}
-"""Parts that count when only the last layers do."""
+"""So many layers from the end are the whole model."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,24 @@ class TripleRows:
     """Tails of training queries, where deltas need them."""
 
 
-class ConvECheckpoint:
+class GraphModelCheckpoint:
     """Inner products of training triples with all test triples, at one checkpoint."""
 
     def __init__(
         self,
-        model: ConvE,
+        model: GraphModel,
         rows: TripleRows,
         options: KernelOptions,
         scale: Preconditioner | None = None,
     ) -> None:
-        trunk = Trunk(model, options.product, options.keep_features)
-        kept = trunk if options.keep_features else Trunk(model, options.product)
+        trunk = build_trunk(model, options.product, keep_features=options.keep_features)
+        kept = trunk if options.keep_features else build_trunk(model, options.product)
+        scorer = Scorer(model, options.product)
         self._trunk, self._rows = trunk, rows
-        self._builder = RowBuilder(trunk, rows.form, options.depth, rows.known)
-        self._kernel = ConvEKernel(trunk, PARTS_BY_DEPTH[options.depth], scale)
+        self._builder = RowBuilder(trunk, scorer, rows.form, options.depth, rows.known)
+        self._kernel = Kernel(trunk, trunk.parts(options.depth), scale)
         with torch.no_grad():
-            self.tests = RowBuilder(kept, rows.form, options.depth).build(rows.test)
+            self.tests = RowBuilder(kept, scorer, rows.form, options.depth).build(rows.test)
             self._test_squared_norm = self._norms(self.tests)
 
     @property
@@ -100,6 +101,16 @@ class ConvECheckpoint:
         forward, inverse = rows.direction(0), rows.direction(1)
         cross = self._kernel(Aligned(self._trunk, forward, inverse), forward, inverse).sum(0)
         return own.view(2, -1).sum(0).add_(cross, alpha=2.0)
+
+
+def build_trunk(
+    model: GraphModel, product: MatrixProduct | None = None, *, keep_features: bool = True
+) -> Trunk:
+    """Return the fastest trunk for a model."""
+    product = product or MatrixProduct()
+    if isinstance(model, ConvE):
+        return ConvETrunk(model, product, keep_features)
+    return AutogradTrunk(model, product, keep_features)
 
 
 def options_for(depth: int, operand: torch.dtype | None, *, keep_features: bool) -> KernelOptions:

@@ -1,13 +1,14 @@
-"""Inner products of ConvE's per-row gradients, part by part.
+"""Inner products of a graph model's per-row gradients, part by part.
 
-With the symbols of `conve_trunk` and delta = dL / ds (`de`), for rows i and j,
+With h a query vector, delta = dL / ds (`de`), and ga, gr, gq the gradients of head, relation and
+last layer, for rows i and j,
 
     K_ij = (de_i.de_j)(h_i.h_j + 1)                        entity_output: scorer and its bias
          + de_i[hd_j](h_i.ga_j) + de_j[hd_i](h_j.ga_i)     entity_cross: the table as both
          + [hd_i=hd_j] ga_i.ga_j                           entity_input: lookup of the head
          + [rl_i=rl_j] gr_i.gr_j                           relation
-         + (gq_i.gq_j)(f_i.f_j + 1)                        dense: fully connected layer
-         + w_i.w_j                                         convolution, all normalisations
+         + (gq_i.gq_j)(f_i.f_j + 1)                        dense: ConvE's fully connected layer
+         + w_i.w_j                                         convolution, network: all the rest
 
 The same formula serves all pairs of training and test rows (`Grid`) and aligned pairs (`Aligned`,
 for self-influence and norms). A preconditioner scales the second side only.
@@ -18,10 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clew.influence.link_prediction.conve_rows import Rows
-from clew.influence.link_prediction.conve_trunk import Trunk
 from clew.influence.link_prediction.preconditioner import Preconditioner
-from clew.runs.records import CONVE_PARTS
+from clew.influence.link_prediction.rows import Rows
+from clew.influence.link_prediction.trunk import NETWORK_PART, Queries, Trunk
 
 QUERY_CHUNK = 256
 
@@ -44,15 +44,13 @@ class Grid:
 
     def feature_dot(self, scale: Tensor | None) -> Tensor:
         """Return `(a, b)`, computed once a pair of queries; `scale` is the second side's."""
-        other = self.right.queries.features
-        assert other is not None
+        trunk, left, right = self.trunk, self.left.queries, self.right.queries
+        other = trunk.features(right.activations, None)
         if scale is not None:
             other = other * scale
-        queries, product = self.left.queries, self.trunk.product
-        if queries.features is not None:
-            return self._spread(product(queries.features, other.T))
-        images = torch.split(queries.image, QUERY_CHUNK)
-        return self._spread(torch.cat([product(self.trunk.features(x), other.T) for x in images]))
+        chunks = [None] if trunk.keep_features else torch.split(_every(left), QUERY_CHUNK)
+        products = [trunk.product(trunk.features(left.activations, i), other.T) for i in chunks]
+        return self._spread(torch.cat(products))
 
     def base_dot(self, b: Tensor) -> Tensor:
         """Return `(a, b)`, computed once a pair of queries."""
@@ -100,22 +98,17 @@ class Aligned:
     def feature_dot(self, scale: Tensor | None) -> Tensor:
         """Return `(row,)`, a chunk of rows at a time; `scale` is the second side's."""
         if self.left is self.right:  # once a query, not once a row
-            every = torch.arange(len(self.left.queries.head), device=self.left.query.device)
+            every = _every(self.left.queries)
             return self._feature_dot(every, every, scale)[self.left.query]
         return self._feature_dot(self.left.query, self.right.query, scale)
 
     def _feature_dot(self, left: Tensor, right: Tensor, scale: Tensor | None) -> Tensor:
         pieces = []
         for i, j in self._chunks(left, right):
-            a, b = self._features(self.left, i), self._features(self.right, j)
+            a = self.trunk.features(self.left.queries.activations, i)
+            b = self.trunk.features(self.right.queries.activations, j)
             pieces.append(torch.einsum("nf,nf->n", a, b if scale is None else b * scale))
         return torch.cat(pieces)
-
-    def _features(self, rows: Rows, index: Tensor) -> Tensor:
-        queries = rows.queries
-        if queries.features is None:
-            return self.trunk.features(queries.image[index])
-        return queries.features[index]
 
     def base_dot(self, b: Tensor) -> Tensor:
         """Return `(row,)`, a chunk of rows at a time."""
@@ -155,17 +148,17 @@ Meeting = Grid | Aligned
 
 
 @dataclass(frozen=True, eq=False)
-class ConvEKernel:
+class Kernel:
     """The formula above, for the selected parts of one checkpoint.
 
     Args:
         trunk: The checkpoint.
-        parts: Parts that count, in the order of `CONVE_PARTS`.
+        parts: Parts that count.
         scale: Preconditioner of the second side, or None.
     """
 
     trunk: Trunk
-    parts: tuple[str, ...] = CONVE_PARTS
+    parts: tuple[str, ...]
     scale: Preconditioner | None = None
 
     def __call__(self, meeting: Meeting, a: Rows, b: Rows) -> Tensor:
@@ -176,19 +169,20 @@ class ConvEKernel:
             "entity_input": self._entity_input,
             "relation": self._relation,
             "dense": self._dense,
-            "convolution": self._convolution,
+            "convolution": self._small,
+            NETWORK_PART: self._small,
         }
         return torch.stack([compute[part](meeting, a, b) for part in self.parts])
 
     def _entity_output(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
         hidden = b.queries.hidden
         if self.scale is None:
-            constant = 0.0 if self.trunk.bias is None else 1.0
+            constant = 0.0 if self.trunk.model.entity_bias is None else 1.0
             dot = meet.query_dot(a.queries.hidden, hidden)
             return self._delta_dot(meet, a, b, None) * dot.add_(constant)
         dot = meet.query_dot(a.queries.hidden, hidden * self.scale.table.columns)
         products = self._delta_dot(meet, a, b, self.scale.table.rows) * dot
-        if self.trunk.bias is not None:
+        if self.trunk.model.entity_bias is not None:
             products += self._delta_dot(meet, a, b, self.scale.vectors["entity_bias"])
         return products
 
@@ -246,26 +240,34 @@ class ConvEKernel:
         return meet.dot(relation_a, relation_b).mul_(same)
 
     def _dense(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
-        projected = b.gradients.projected
-        has_bias = self.trunk.model.projection.bias is not None
+        projected_a, projected = a.gradients.projected, b.gradients.projected
+        assert projected_a is not None
+        assert projected is not None
+        has_bias = self.trunk.dense_bias is not None
         if self.scale is None:
             dot = meet.feature_dot(None).add_(1.0 if has_bias else 0.0)
-            return meet.dot(a.gradients.projected, projected).mul_(dot)
+            return meet.dot(projected_a, projected).mul_(dot)
         dense = self.scale.dense
+        assert dense is not None
         dot = meet.feature_dot(dense.columns)
-        products = dot.mul_(meet.dot(a.gradients.projected, projected * dense.rows))
+        products = dot.mul_(meet.dot(projected_a, projected * dense.rows))
         if has_bias:
             scaled = projected * self.scale.vectors["projection.bias"]
-            products += meet.dot(a.gradients.projected, scaled)
+            products += meet.dot(projected_a, scaled)
         return products
 
-    def _convolution(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _small(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
         small_a, small_b = a.gradients.small, b.gradients.small
         assert small_a is not None
         assert small_b is not None
         if self.scale is not None:
             small_b = small_b * self.scale.small
         return meet.dot(small_a, small_b)
+
+
+def _every(queries: Queries) -> Tensor:
+    """Return the indices of all queries."""
+    return torch.arange(len(queries.head), device=queries.head.device)
 
 
 def _head(rows: Rows) -> Tensor:

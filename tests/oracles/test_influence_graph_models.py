@@ -1,4 +1,4 @@
-"""ConvE's kernel against whole gradients from autograd, in float64, part by part.
+"""The kernel of graph models against whole gradients from autograd, in float64, part by part.
 
 Six entities and three relations make every collision happen: same head, same relation, test head
 = training tail, test tail = training head, repeated queries, both directions.
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.config.model import ConvEModel
-from clew.influence.link_prediction.conve_kernel import Aligned, ConvEKernel, Grid
-from clew.influence.link_prediction.conve_rows import RowBuilder, Rows
-from clew.influence.link_prediction.conve_trunk import Trunk
+from clew.config.graph_models import ComplExModel, ConvEModel, DistMultModel
+from clew.influence.link_prediction.checkpoint import build_trunk
+from clew.influence.link_prediction.conve_trunk import LAYOUT
 from clew.influence.link_prediction.deltas import (
     Directions,
     LossForm,
@@ -23,8 +22,19 @@ from clew.influence.link_prediction.deltas import (
     own_rows,
     training_rows,
 )
-from clew.influence.link_prediction.preconditioner import WITHOUT_EFFECT, Preconditioner
+from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
+from clew.influence.link_prediction.preconditioner import Preconditioner
+from clew.influence.link_prediction.rows import RowBuilder, Rows
+from clew.influence.link_prediction.trunk import (
+    NETWORK_PART,
+    SCORER_PARTS,
+    AutogradTrunk,
+    Scorer,
+    Trunk,
+)
+from clew.influence.products import MatrixProduct
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_row_losses
+from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.models.conve import ConvE
 from clew.runs.records import CONVE_PARTS
 
@@ -50,6 +60,13 @@ def network(**overrides: object) -> ConvE:
     return model.eval()
 
 
+def simple(kind: str) -> GraphModel:
+    torch.manual_seed(4)
+    settings = {"distmult": DistMultModel, "complex": ComplExModel}[kind]
+    config = settings(embedding_dim=8, entity_bias=kind == "complex", initial_deviation=0.5)
+    return build_graph_model(config, ENTITIES, 2 * RELATIONS).double().eval()
+
+
 def graph(count: int, seed: int) -> np.ndarray:
     every = np.array(list(product(range(ENTITIES), range(RELATIONS), range(ENTITIES))), np.int32)
     return every[np.random.default_rng(seed).permutation(len(every))[:count]]
@@ -64,7 +81,9 @@ FORMS = [
 ]
 
 
-def query_loss(model: ConvE, form: LossForm, head: int, relation: int, tails: list[int]) -> Tensor:
+def query_loss(
+    model: GraphModel, form: LossForm, head: int, relation: int, tails: list[int]
+) -> Tensor:
     """The loss of one training row, as the task computes it; nothing without tails."""
     if not tails:
         return model.entity.weight.sum() * 0.0
@@ -80,7 +99,7 @@ def query_loss(model: ConvE, form: LossForm, head: int, relation: int, tails: li
     ).sum()
 
 
-def split_table(model: ConvE, loss_of: object) -> dict[str, Tensor]:
+def split_table(model: GraphModel, loss_of: object) -> dict[str, Tensor]:
     """Gradients by parameter, the entity table's lookup and scorer uses apart."""
     scorer = model.entity.weight.detach().clone().requires_grad_()
     real = F.linear
@@ -102,7 +121,7 @@ def split_table(model: ConvE, loss_of: object) -> dict[str, Tensor]:
 
 
 def triple_gradient(
-    model: ConvE, form: LossForm, triple: np.ndarray, train: np.ndarray | None, directions: int
+    model: GraphModel, form: LossForm, triple: np.ndarray, train: np.ndarray | None, directions: int
 ) -> dict[str, Tensor]:
     """What a triple adds to the gradient: its row's loss, or the query's with it less without."""
     h, r, t = map(int, triple)
@@ -143,16 +162,25 @@ def brute_force(
 
 
 def build(
-    model: ConvE, form: LossForm, directions: int, *, depth: int = 3, keep: bool = True
+    model: GraphModel,
+    form: LossForm,
+    directions: int,
+    *,
+    depth: int = 3,
+    keep: bool = True,
+    trunk: Trunk | None = None,
 ) -> tuple[Trunk, Rows, Rows]:
     kind = Directions(RELATIONS, directions == 2)
-    trunk = Trunk(model, keep_features=keep)
+    scorer = Scorer(model, MatrixProduct())
+    test_trunk = trunk or build_trunk(model)
+    trunk = trunk or build_trunk(model, keep_features=keep)
     several = form.one_query_a_row and form.function == "softmax_cross_entropy"
     known = known_tails(TRAIN, kind) if several else None
     to = (torch.device("cpu"), torch.float64)
-    test_trunk = Trunk(model)
-    train = RowBuilder(trunk, form, depth, known).build(training_rows(TRAIN, form, kind).to(*to))
-    test = RowBuilder(test_trunk, form, depth).build(own_rows(TEST, form, kind).to(*to))
+    train = RowBuilder(trunk, scorer, form, depth, known).build(
+        training_rows(TRAIN, form, kind).to(*to)
+    )
+    test = RowBuilder(test_trunk, scorer, form, depth).build(own_rows(TEST, form, kind).to(*to))
     return trunk, train, test
 
 
@@ -162,9 +190,11 @@ def by_triple(rows: Tensor, directions: int) -> Tensor:
     return rows.view(part, directions, a // directions, directions, b // directions).sum((1, 3))
 
 
-def assert_parts_agree(ours: Tensor, expected: dict[str, Tensor]) -> None:
+def assert_parts_agree(
+    ours: Tensor, expected: dict[str, Tensor], parts: tuple[str, ...] = CONVE_PARTS
+) -> None:
     scale = torch.stack(list(expected.values())).abs().max()
-    for part, values in zip(CONVE_PARTS, ours, strict=True):
+    for part, values in zip(parts, ours, strict=True):
         error = (values - expected[part]).abs().max()
         assert error <= 1e-10 * max(expected[part].abs().max(), 1e-3 * scale), part
 
@@ -174,10 +204,47 @@ def assert_parts_agree(ours: Tensor, expected: dict[str, Tensor]) -> None:
 def test_every_part_agrees_with_whole_gradients(form, directions):
     model = network()
     trunk, train, test = build(model, form, directions)
-    ours = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+    ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
     a = [triple_gradient(model, form, t, TRAIN, directions) for t in TRAIN]
     b = [triple_gradient(model, form, t, None, directions) for t in TEST]
     assert_parts_agree(by_triple(ours, directions), brute_force(a, b, None))
+
+
+def both_gradients(
+    model: GraphModel, form: LossForm, directions: int
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    train = [triple_gradient(model, form, t, TRAIN, directions) for t in TRAIN]
+    return train, [triple_gradient(model, form, t, None, directions) for t in TEST]
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("kind", ["distmult", "complex"])
+def test_every_graph_model_has_exact_parts(kind, form, directions):
+    model = simple(kind)
+    trunk, train, test = build(model, form, directions)
+    ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+    expected = brute_force(*both_gradients(model, form, directions), None)
+    assert trunk.parts(3) == SCORER_PARTS
+    assert_parts_agree(by_triple(ours, directions), expected, SCORER_PARTS)
+    assert all(float(values.abs().max()) > 0 for values in ours)
+
+
+@pytest.mark.parametrize("form", FORMS[1:6:2], ids=str)
+def test_the_trunk_for_every_model_agrees_with_the_fast_one_of_conve(form):
+    model = network()
+    trunk = AutogradTrunk(model)
+    generic, train, test = build(model, form, 2, trunk=trunk)
+    ours = Kernel(generic, generic.parts(3))(Grid(generic, train, test), train, test)
+    aligned = Kernel(generic, generic.parts(3))(Aligned(generic, train, train), train, train)
+    fast, train, test = build(model, form, 2)
+    kernel = Kernel(fast, CONVE_PARTS)
+    expected = kernel(Grid(fast, train, test), train, test)
+    own = kernel(Aligned(fast, train, train), train, train)
+    assert generic.parts(3) == (*SCORER_PARTS, NETWORK_PART)
+    for few, whole in ((ours, expected), (aligned, own)):
+        joined = torch.cat([whole[:4], whole[4:].sum(0, keepdim=True)])
+        torch.testing.assert_close(few, joined, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +260,7 @@ def test_other_shapes(overrides):
     model, form = network(**overrides), FORMS[2]
     for keep in (True, False):
         trunk, train, test = build(model, form, 2, keep=keep)
-        ours = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+        ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
         a = [triple_gradient(model, form, t, TRAIN, 2) for t in TRAIN[:5]]
         b = [triple_gradient(model, form, t, None, 2) for t in TEST]
         assert_parts_agree(by_triple(ours, 2)[:, :5], brute_force(a, b, None))
@@ -205,7 +272,7 @@ def test_aligned_pairs_are_the_grid_s_diagonal(form, keep):
     model = network()
     trunk, train, _ = build(model, form, 2, keep=keep)
     test = build(model, form, 2)[1]
-    kernel = ConvEKernel(trunk)
+    kernel = Kernel(trunk, trunk.parts(3))
     grid = kernel(Grid(trunk, train, test), train, test)
     aligned = kernel(Aligned(trunk, train, test), train, test)
     torch.testing.assert_close(aligned, grid.diagonal(dim1=1, dim2=2), rtol=1e-11, atol=1e-12)
@@ -227,10 +294,10 @@ def test_preconditioned_second_side(form, biased):
     scale = {n: 1 / (v.sqrt() + epsilon) for n, v in moments.items()}
     scale["projection.weight"] = rank_one(moments["projection.weight"], epsilon)
     scale["entity.weight"] = scale["scorer"] = rank_one(moments["entity.weight"], epsilon)
-    scale |= {n: torch.zeros_like(scale[n]) for n in WITHOUT_EFFECT if n in scale}
+    scale |= {n: torch.zeros_like(scale[n]) for n in LAYOUT.without_effect if n in scale}
     trunk, train, test = build(model, form, 2)
-    preconditioner = Preconditioner.from_moments(moments, epsilon=epsilon)
-    ours = ConvEKernel(trunk, scale=preconditioner)(Grid(trunk, train, test), train, test)
+    preconditioner = Preconditioner.from_moments(moments, LAYOUT, epsilon=epsilon)
+    ours = Kernel(trunk, CONVE_PARTS, preconditioner)(Grid(trunk, train, test), train, test)
     a = [triple_gradient(model, form, t, TRAIN, 2) for t in TRAIN[:6]]
     b = [triple_gradient(model, form, t, None, 2) for t in TEST]
     assert_parts_agree(by_triple(ours, 2)[:, :6], brute_force(a, b, scale))
@@ -242,19 +309,19 @@ def test_preconditioned_second_side(form, biased):
 def test_last_layers_alone_are_the_same_numbers(depth, parts):
     model, form = network(), FORMS[2]
     trunk, train, test = build(model, form, 2)
-    whole = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+    whole = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
     trunk, train, test = build(model, form, 2, depth=depth)
-    few = ConvEKernel(trunk, parts)(Grid(trunk, train, test), train, test)
+    few = Kernel(trunk, parts)(Grid(trunk, train, test), train, test)
     torch.testing.assert_close(few, whole[[CONVE_PARTS.index(part) for part in parts]])
 
 
 def test_subset_of_rows_gives_a_subset_of_the_grid():
     model, form = network(), FORMS[3]
     trunk, train, test = build(model, form, 2)
-    whole = ConvEKernel(trunk)(Grid(trunk, train, test), train, test)
+    whole = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
     picked = torch.tensor([3, 17, 4])
-    rows = RowBuilder(trunk, form).build(train.rows.of(picked))
-    few = ConvEKernel(trunk)(Grid(trunk, rows, test), rows, test)
+    rows = RowBuilder(trunk, Scorer(model, MatrixProduct()), form).build(train.rows.of(picked))
+    few = Kernel(trunk, trunk.parts(3))(Grid(trunk, rows, test), rows, test)
     expected = whole[:, torch.cat([picked, picked + len(TRAIN)])]
     torch.testing.assert_close(few, expected, rtol=1e-11, atol=1e-12)
 

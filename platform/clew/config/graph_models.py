@@ -1,0 +1,137 @@
+"""Section `model` of link prediction: graph models, checked before anything is built.
+
+A new graph model is a class here, listed in `GraphModelConfig`, and its network in
+`clew.link_prediction.models`, in a file named after its `kind`.
+"""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from clew.config.base import Section
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class GraphModelSettings(Section):
+    """What every graph model has: a query vector and a row of the entity table of one length."""
+
+    kind: str
+    """Which model; also the name of its file."""
+    embedding_dim: int = Field(default=200, ge=1)
+    """Length of an entity's and of a relation's embedding."""
+    entity_bias: bool = True
+    """Whether each entity has a bias added to its score."""
+
+    @property
+    def normalises_batches(self) -> bool:
+        """Whether training needs two or more examples in a batch."""
+        return False
+
+
+class ConvEModel(GraphModelSettings):
+    """ConvE (Dettmers et al., 2018, arXiv 1707.01476): 2-D convolution over head and relation."""
+
+    kind: Literal["conve"] = "conve"
+    """Convolutional knowledge-graph embedding."""
+    embedding_height: int | None = Field(default=None, ge=1)
+    """Rows of the image that an embedding is reshaped to; unset: the divisor of `embedding_dim`
+    nearest below its square root (10 for 200)."""
+    embedding_width: int | None = Field(default=None, ge=1)
+    """Columns of that image; unset: `embedding_dim / embedding_height`."""
+    output_channels: int = Field(default=32, ge=1)
+    """Feature maps of the convolution."""
+    kernel_height: int = Field(default=3, ge=1)
+    """Rows of the convolution kernel; the image has `2 * embedding_height` rows."""
+    kernel_width: int = Field(default=3, ge=1)
+    """Columns of the convolution kernel."""
+    input_dropout: Probability = 0.2
+    """Dropout on the stacked image of head and relation."""
+    feature_map_dropout: Probability = 0.2
+    """Dropout of whole feature maps after the convolution."""
+    projection_dropout: Probability = 0.3
+    """Dropout after the fully connected layer."""
+    convolution_bias: bool = True
+    """Whether the convolution has a bias."""
+    projection_bias: bool = True
+    """Whether the fully connected layer has a bias."""
+
+    @property
+    def normalises_batches(self) -> bool:
+        """ConvE has batch normalisation."""
+        return True
+
+    @property
+    def height(self) -> int:
+        """Rows of one embedding's image."""
+        if self.embedding_height is not None:
+            return self.embedding_height
+        if self.embedding_width is not None:
+            return self.embedding_dim // self.embedding_width
+        root = int(self.embedding_dim**0.5)
+        return next(n for n in range(root, 0, -1) if self.embedding_dim % n == 0)
+
+    @property
+    def width(self) -> int:
+        """Columns of one embedding's image."""
+        return self.embedding_width or self.embedding_dim // self.height
+
+    @property
+    def num_features(self) -> int:
+        """Inputs of the fully connected layer: channels x output rows x output columns."""
+        rows = 2 * self.height - self.kernel_height + 1
+        columns = self.width - self.kernel_width + 1
+        return self.output_channels * rows * columns
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> "ConvEModel":
+        if self.height * self.width != self.embedding_dim:
+            raise ValueError(
+                f"embedding_height {self.height} x embedding_width {self.width} = "
+                f"{self.height * self.width}, but embedding_dim is {self.embedding_dim}; "
+                "choose a height and a width whose product is embedding_dim"
+            )
+        image_height = 2 * self.height
+        if self.kernel_height > image_height or self.kernel_width > self.width:
+            raise ValueError(
+                f"kernel {self.kernel_height} x {self.kernel_width} is larger than the image "
+                f"{image_height} x {self.width} (2 x {self.height} rows of stacked head and "
+                f"relation, {self.width} columns); choose a smaller kernel or another "
+                "embedding_height"
+            )
+        return self
+
+
+class DistMultModel(GraphModelSettings):
+    """DistMult (Yang et al., 2015, arXiv 1412.6575): a product of three vectors."""
+
+    kind: Literal["distmult"] = "distmult"
+    """Element-wise products; symmetric in head and tail."""
+    entity_bias: bool = False
+    """Whether each entity has a bias added to its score."""
+    input_dropout: Probability = 0.0
+    """Dropout on the embeddings of head and relation."""
+    initial_deviation: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial embeddings."""
+
+
+class ComplExModel(GraphModelSettings):
+    """ComplEx (Trouillon et al., 2016, arXiv 1606.06357): DistMult over complex numbers."""
+
+    kind: Literal["complex"] = "complex"
+    """Products of complex numbers; a relation may be antisymmetric."""
+    embedding_dim: int = Field(default=200, ge=2, multiple_of=2)
+    """Length of a row: real parts of `embedding_dim / 2` complex numbers, then imaginary parts."""
+    entity_bias: bool = False
+    """Whether each entity has a bias added to its score."""
+    input_dropout: Probability = 0.0
+    """Dropout on the embeddings of head and relation."""
+    initial_deviation: float = Field(default=0.1, gt=0)
+    """Standard deviation of the initial embeddings."""
+
+
+GraphModelConfig = ConvEModel | DistMultModel | ComplExModel
+GRAPH_MODELS = tuple(
+    str(model.model_fields["kind"].default) for model in get_args(GraphModelConfig)
+)
+"""Every `kind` of graph model; the first is what an absent section becomes."""

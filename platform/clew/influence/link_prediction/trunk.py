@@ -1,0 +1,228 @@
+"""How queries are computed and differentiated: what the inner products need of a graph model.
+
+`AutogradTrunk` works for every graph model, with autograd over the model's `encode`. A model may
+have a faster one: ConvE has `conve_trunk`, which must give the same numbers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from clew.influence.products import MatrixProduct
+from clew.link_prediction.models.base import GraphModel
+
+Activations = Mapping[str, Tensor]
+"""What a trunk keeps of each query for its backward pass, by name; every tensor `(query, ...)`."""
+
+SCORER_PARTS = ("entity_output", "entity_cross", "entity_input", "relation")
+NETWORK_PART = "network"
+"""All parameters besides the tables and the entity bias, where a model has some."""
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """What the rows of a query share."""
+
+    head: Int[Tensor, "query"]
+    relation: Int[Tensor, "query"]
+    activations: Activations
+    hidden: Float[Tensor, "query dim"]
+    """h, the query vector"""
+    base: Float[Tensor, "dense entity"]
+    """P or Y of the queries that need it, see `base_row`."""
+    base_row: Int[Tensor, "query"]
+    pulled: Float[Tensor, "query dim"]
+    """W^T B; zero where no base is needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowGradients:
+    """Activation gradients of rows; below the last layer only where they are needed."""
+
+    projected: Float[Tensor, "row dim"] | None = None
+    """Before the last normalisation, where a model has a fully connected layer: gq"""
+    head: Float[Tensor, "row dim"] | None = None
+    """ga"""
+    relation: Float[Tensor, "row dim"] | None = None
+    """gr"""
+    small: Float[Tensor, "row small"] | None = None
+    """w: of all other parameters, one after another"""
+
+    def part(self, rows: slice) -> "RowGradients":
+        """Return those of some rows."""
+
+        def picked(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows]
+
+        return RowGradients(
+            picked(self.projected), picked(self.head), picked(self.relation), picked(self.small)
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parameters of a model's network stand in the gradients of a row."""
+
+    dense: str | None
+    """Weight of the fully connected layer; its gradient stays factored."""
+    small: tuple[str, ...]
+    """Parameters in the order of a row's small vector."""
+    without_effect: tuple[str, ...] = ()
+    """Biases that a batch normalisation takes away again in training."""
+
+
+@runtime_checkable
+class Trunk(Protocol):
+    """One checkpoint of a graph model, frozen, in evaluation mode."""
+
+    @property
+    def model(self) -> GraphModel:
+        """The checkpoint's model."""
+        ...
+
+    @property
+    def product(self) -> MatrixProduct:
+        """How large matrix products are computed."""
+        ...
+
+    @property
+    def keep_features(self) -> bool:
+        """Whether `features` are kept for the backward pass or computed again."""
+        ...
+
+    @property
+    def dense_bias(self) -> Tensor | None:
+        """Bias of the fully connected layer, where there is one."""
+        ...
+
+    @staticmethod
+    def layout(model: Any) -> Layout:
+        """Return where the model's parameters stand in the gradients of a row."""
+        ...
+
+    def parts(self, depth: int) -> tuple[str, ...]:
+        """Return the parts that count when the last `depth` layers do; three are everything."""
+        ...
+
+    def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
+        """Return what to keep of queries, and their vectors `(query, dim)`."""
+        ...
+
+    def features(self, activations: Activations, index: Tensor | None) -> Tensor:
+        """Return the inputs of the fully connected layer, for some queries; None: for all."""
+        ...
+
+    def backward(
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
+    ) -> RowGradients:
+        """Return the activation gradients of rows from those of their query vectors.
+
+        Args:
+            queries: What the rows share.
+            index: Query of each row.
+            grad_hidden: W^T delta of each row, `(row, dim)`.
+            deep: Whether to go below the last layer, to embeddings and network.
+        """
+        ...
+
+
+class Scorer:
+    """The products with the entity table, the same for every model."""
+
+    def __init__(self, model: GraphModel, product: MatrixProduct) -> None:
+        self.table = model.entity.weight.detach()
+        self.bias = None if model.entity_bias is None else model.entity_bias.detach()
+        self._product, self._prepared = product, product.prepare(self.table)
+
+    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n entity"]:
+        """Return s from h."""
+        return self._product.affine(hidden, self._prepared, self.bias)
+
+    def pull(self, base: Float[Tensor, "n entity"]) -> Float[Tensor, "n dim"]:
+        """Return W^T B."""
+        return self._product(base, self._prepared)
+
+
+class AutogradTrunk:
+    """Queries and their gradients by autograd, for any graph model.
+
+    Args:
+        model: In evaluation mode.
+        product: How large matrix products are computed; here only the scorer has some.
+        keep_features: Without effect: nothing larger than the embeddings is kept.
+    """
+
+    dense_bias: Tensor | None = None
+
+    def __init__(
+        self, model: GraphModel, product: MatrixProduct | None = None, keep_features: bool = True
+    ) -> None:
+        self.model, self.keep_features = model, keep_features
+        self.product = product or MatrixProduct()
+        self._encoder = _Encoder(model)
+        names = self.layout(model).small
+        named = dict(model.named_parameters())
+        self._network = {f"model.{name}": named[name].detach() for name in names}
+
+    @staticmethod
+    def layout(model: GraphModel) -> Layout:
+        """Return all parameters but the tables and the entity bias, in the model's order."""
+        scored = {"entity.weight", "relation.weight", "entity_bias"}
+        return Layout(None, tuple(n for n, _ in model.named_parameters() if n not in scored))
+
+    def parts(self, depth: int) -> tuple[str, ...]:
+        """Return the scorer alone for one layer, else everything."""
+        if depth == 1:
+            return SCORER_PARTS[:1]
+        return (*SCORER_PARTS, NETWORK_PART) if self._network else SCORER_PARTS
+
+    @torch.no_grad()
+    def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
+        """Return the embeddings of queries, and their vectors."""
+        rows = {"head": self.model.entity(head), "relation": self.model.relation(relation)}
+        return rows, self.model.encode(**rows)
+
+    def features(self, activations: Activations, index: Tensor | None) -> Tensor:
+        """No layer is kept apart here."""
+        raise AssertionError("a model without a fully connected layer has no features")
+
+    def backward(
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
+    ) -> RowGradients:
+        """Differentiate the query vectors of rows; rows do not influence each other."""
+        head, relation = (queries.activations[name][index] for name in ("head", "relation"))
+        with torch.enable_grad():
+            leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
+            hidden = self.model.encode(*leaves)
+            of_head, of_relation = torch.autograd.grad(hidden, leaves, grad_hidden)
+        return RowGradients(None, of_head, of_relation, self._small(head, relation, grad_hidden))
+
+    def _small(self, head: Tensor, relation: Tensor, grad_hidden: Tensor) -> Tensor | None:
+        """Return each row's gradient of the network's parameters, `(row, small)`."""
+        if not self._network:
+            return None
+
+        def pulled(network: dict[str, Tensor], h: Tensor, r: Tensor, g: Tensor) -> Tensor:
+            hidden: Tensor = functional_call(self._encoder, network, (h[None], r[None]))
+            return (hidden[0] * g).sum()
+
+        rows = vmap(grad(pulled), in_dims=(None, 0, 0, 0))(
+            self._network, head, relation, grad_hidden
+        )
+        return torch.cat([rows[name].flatten(1) for name in self._network], dim=1)
+
+
+class _Encoder(nn.Module):
+    """A model whose forward pass is its `encode`, for `functional_call`."""
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
+        return self.model.encode(head, relation)
