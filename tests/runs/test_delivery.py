@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-import clew.training.checkpoints
-from clew.runs import batching, delivery
-from clew.runs.batching import Batch, grouped
-from clew.runs.delivery import Delivery, RunGoneError
+from clew.runs import delivery
+from clew.runs.delivery import Delivery, RunGoneError, groups
+from clew.runs.journal import Entry, Journal
 from clew.runs.messages import (
     Artifact,
     Checkpoint,
@@ -21,10 +20,11 @@ from clew.runs.messages import (
     Finish,
     Message,
     Metrics,
+    Origin,
     Params,
     Tags,
 )
-from clew.runs.spool import Entry, Origin, Spool
+from clew.training import checkpoints
 from tests.runs.kept import Kept, read_run
 
 KEYS = st.sampled_from([f"k{i}" for i in range(60)])
@@ -49,41 +49,23 @@ def entries(messages: list[Message]) -> list[Entry]:
 
 
 @given(MESSAGES)
-def test_groups_keep_order_and_limits(messages: list[Message]) -> None:
+def test_groups_keep_the_order(messages: list[Message]) -> None:
     seen: list[Message] = []
-    for item, last in grouped(entries(messages)):
-        group = item.messages if isinstance(item, Batch) else [item]
-        seen += group
-        assert messages[last.end] is group[-1]
-        if isinstance(item, Batch):
-            assert len(item.params) <= batching.MAX_PARAMS
-            assert len(item.tags) <= batching.MAX_TAGS
-            assert len(item.metrics) + len(item.params) + len(item.tags) <= batching.MAX_METRICS
-            told = [pair for m in group if isinstance(m, Params) for pair in m.values.items()]
-            assert dict(told).items() == set(told), "one request may not contradict itself"
-            tags: dict[str, str] = {}
-            for message in group:
-                tags |= message.values if isinstance(message, Tags) else {}
-            assert item.tags == tags
+    for group in groups(entries(messages)):
+        assert messages[group[-1].end] is group[-1].message
+        seen += [entry.message for entry in group]
+        assert len(group) == 1 or not any(isinstance(e.message, Artifact) for e in group)
     assert seen == messages
 
 
-def test_many_small_messages_become_one_request() -> None:
-    messages: list[Message] = [Metrics({"loss": 0.5}, step, step) for step in range(1000)]
-    groups = list(grouped(entries(messages)))
-    assert [len(item.messages) for item, _ in groups if isinstance(item, Batch)] == [1000]
-
-
-def test_long_values_are_spread_over_requests() -> None:
-    messages: list[Message] = [Tags({f"t{i}": "x" * 8000}) for i in range(90)]
-    groups = [item for item, _ in grouped(entries(messages)) if isinstance(item, Batch)]
-    assert len(groups) > 1
-    assert all(item.characters <= batching.MAX_CHARACTERS for item in groups)
+def test_many_small_messages_become_one_group() -> None:
+    messages: list[Message] = [Metrics({"loss": 0.5}, step, step) for step in range(2500)]
+    assert [len(group) for group in groups(entries(messages))] == [1000, 1000, 500]
 
 
 def test_model_files_are_those_of_a_checkpoint() -> None:
-    assert delivery.MODEL_FILES == (clew.training.checkpoints.MODEL_FILE, clew.training.checkpoints.MANIFEST_FILE)
-    assert delivery.LAST_FILE == clew.training.checkpoints.MANIFEST_FILE
+    assert delivery.MODEL_FILES == (checkpoints.MODEL_FILE, checkpoints.MANIFEST_FILE)
+    assert delivery.LAST_FILE == checkpoints.MANIFEST_FILE
 
 
 class BrokenClient:
@@ -115,24 +97,24 @@ def client(tracking_store: Path) -> MlflowClient:
 
 
 @pytest.fixture
-def spool(client: MlflowClient, checkpoint_folder: Path, tmp_path: Path) -> Iterator[Spool]:
-    """Return a spool with messages of every kind for a new run."""
+def journal(client: MlflowClient, checkpoint_folder: Path, tmp_path: Path) -> Iterator[Journal]:
+    """Return a journal with messages of every kind for a new run."""
     experiment = client.create_experiment("clew", (tmp_path / "mlartifacts").as_uri())
     run_id = client.create_run(experiment).info.run_id
-    spool = Spool.create(tmp_path / "spool", Origin(client.tracking_uri, run_id, experiment))
-    spool.append(Params({"cfg.a": "1"}))
-    spool.append(Tags({"clew.unit": "K"}))
+    journal = Journal.create(tmp_path / "spool", Origin(client.tracking_uri, run_id, experiment))
+    journal.append(Params({"cfg.a": "1"}))
+    journal.append(Tags({"clew.unit": "K"}))
     for step in range(5):
-        spool.append(Metrics({"train/loss": 0.5, "valid/mrr": step / 10}, step, 1000 + step))
-    spool.append(Artifact(spool.stage(checkpoint_folder / "manifest.json"), "notes"))
-    staged = spool.stage(checkpoint_folder)
+        journal.append(Metrics({"train/loss": 0.5, "valid/mrr": step / 10}, step, 1000 + step))
+    journal.append(Artifact(journal.stage(checkpoint_folder / "manifest.json"), "notes"))
+    staged = journal.stage(checkpoint_folder)
     folder = "checkpoints/epoch-0005"
-    spool.append(Checkpoint(staged, folder, 4, {"valid/mrr": 0.4}, {"valid/mrr": 1004}))
-    spool.append(DataSet("umls", "f" * 64, "umls", "training"))
-    spool.append(Metrics({"train/loss": 0.25}, 5, 1005))
-    spool.append(Finish("FINISHED", 2000))
-    yield spool
-    spool.close()
+    journal.append(Checkpoint(staged, folder, 4, {"valid/mrr": 0.4}, {"valid/mrr": 1004}))
+    journal.append(DataSet("umls", "f" * 64, "umls", "training"))
+    journal.append(Metrics({"train/loss": 0.25}, 5, 1005))
+    journal.append(Finish("FINISHED", 2000))
+    yield journal
+    journal.close()
 
 
 WHOLE = Kept(
@@ -157,24 +139,24 @@ WHOLE = Kept(
 )
 
 
-def test_everything_arrives(client: MlflowClient, spool: Spool) -> None:
-    assert Delivery(client, spool).send_waiting() == 12
-    assert list(spool.waiting()) == []
-    assert list((spool.folder / "files").iterdir()) == []
-    assert read_run(client, spool.origin.run_id) == WHOLE
-    assert client.get_run(spool.origin.run_id).info.end_time == 2000
+def test_everything_arrives(client: MlflowClient, journal: Journal) -> None:
+    assert Delivery(client, journal).send_waiting() == 12
+    assert list(journal.waiting()) == []
+    assert list((journal.folder / "files").iterdir()) == []
+    assert read_run(client, journal.origin.run_id) == WHOLE
+    assert client.get_run(journal.origin.run_id).info.end_time == 2000
 
 
-def test_everything_sent_twice_is_there_once(client: MlflowClient, spool: Spool) -> None:
-    first = [entry.message for entry in spool.waiting()]
-    Delivery(client, spool).send_waiting()
-    repeated = Spool.create(spool.folder.parent / "again", spool.origin)
+def test_everything_sent_twice_is_there_once(client: MlflowClient, journal: Journal) -> None:
+    first = [entry.message for entry in journal.waiting()]
+    Delivery(client, journal).send_waiting()
+    repeated = Journal.create(journal.folder.parent / "again", journal.origin)
     for message in first:
         if not isinstance(message, Artifact | Checkpoint):  # their staged files are gone
             repeated.append(message)
     Delivery(client, repeated).send_waiting()
     repeated.close()
-    assert read_run(client, spool.origin.run_id) == WHOLE
+    assert read_run(client, journal.origin.run_id) == WHOLE
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -193,77 +175,79 @@ def test_everything_sent_twice_is_there_once(client: MlflowClient, spool: Spool)
     ],
 )
 def test_a_call_that_fails_loses_and_doubles_nothing(
-    client: MlflowClient, spool: Spool, method: str, call: int, after: bool
+    client: MlflowClient, journal: Journal, method: str, call: int, after: bool
 ) -> None:
     broken = BrokenClient(client, method, call, after=after)
     with pytest.raises(MlflowException, match="connection"):
-        Delivery(broken, spool).send_waiting()  # type: ignore[arg-type]
-    assert spool.num_refused == 0
-    Delivery(client, spool).send_waiting()
-    assert read_run(client, spool.origin.run_id) == WHOLE
-    assert len(client.search_logged_models([spool.origin.experiment_id])) == 1
+        Delivery(broken, journal).send_waiting()  # type: ignore[arg-type]
+    assert journal.num_refused == 0
+    Delivery(client, journal).send_waiting()
+    assert read_run(client, journal.origin.run_id) == WHOLE
+    assert len(client.search_logged_models([journal.origin.experiment_id])) == 1
 
 
 def test_a_refused_message_goes_aside_and_the_others_arrive(
-    client: MlflowClient, spool: Spool
+    client: MlflowClient, journal: Journal
 ) -> None:
-    spool.append(Params({"cfg.b": "2", "cfg.c": "3"}))
-    spool.append(Params({"cfg.a": "another value"}))
-    spool.append(Tags({"clew.late": "yes"}))
-    Delivery(client, spool).send_waiting()
-    kept = read_run(client, spool.origin.run_id)
+    journal.append(Params({"cfg.b": "2", "cfg.c": "3"}))
+    journal.append(Params({"cfg.a": "another value"}))
+    journal.append(Tags({"clew.late": "yes"}))
+    Delivery(client, journal).send_waiting()
+    kept = read_run(client, journal.origin.run_id)
     assert kept.params == {"cfg.a": "1", "cfg.b": "2", "cfg.c": "3"}
     assert kept.tags["clew.late"] == "yes"
-    assert spool.num_refused == 1
-    assert "another value" in (spool.folder / "refused.jsonl").read_text()
+    assert journal.num_refused == 1
+    assert "another value" in (journal.folder / "refused.jsonl").read_text()
 
 
 def test_one_refused_message_does_not_take_its_neighbours_along(
-    client: MlflowClient, spool: Spool
+    client: MlflowClient, journal: Journal
 ) -> None:
-    Delivery(client, spool).send_waiting()
-    spool.append(Tags({"clew.before": "yes"}))
-    spool.append(Params({"cfg.a": "another value"}))
-    spool.append(Metrics({"train/loss": 0.125}, 6, 1006))
-    Delivery(client, spool).send_waiting()
-    kept = read_run(client, spool.origin.run_id)
+    Delivery(client, journal).send_waiting()
+    journal.append(Tags({"clew.before": "yes"}))
+    journal.append(Params({"cfg.a": "another value"}))
+    journal.append(Metrics({"train/loss": 0.125}, 6, 1006))
+    Delivery(client, journal).send_waiting()
+    kept = read_run(client, journal.origin.run_id)
     assert kept.tags["clew.before"] == "yes"
     assert kept.metrics["train/loss"][-1] == (0.125, 6)
-    assert spool.num_refused == 1
+    assert journal.num_refused == 1
 
 
-def test_what_is_for_a_deleted_run_stays(client: MlflowClient, spool: Spool) -> None:
-    client.delete_run(spool.origin.run_id)
+def test_what_is_for_a_deleted_run_stays(client: MlflowClient, journal: Journal) -> None:
+    client.delete_run(journal.origin.run_id)
     with pytest.raises(RunGoneError, match="mlflow runs restore"):
-        Delivery(client, spool).send_waiting()
-    assert spool.num_refused == 0
-    client.restore_run(spool.origin.run_id)
-    Delivery(client, spool).send_waiting()
-    assert read_run(client, spool.origin.run_id) == WHOLE
+        Delivery(client, journal).send_waiting()
+    assert journal.num_refused == 0
+    client.restore_run(journal.origin.run_id)
+    Delivery(client, journal).send_waiting()
+    assert read_run(client, journal.origin.run_id) == WHOLE
 
 
 def test_a_file_taken_out_of_the_spool_does_not_block_it(
-    client: MlflowClient, spool: Spool
+    client: MlflowClient, journal: Journal
 ) -> None:
-    artifact = next(e.message for e in spool.waiting() if isinstance(e.message, Artifact))
-    (spool.folder / artifact.staged).unlink()
-    Delivery(client, spool).send_waiting()
-    assert spool.num_refused == 1
-    assert read_run(client, spool.origin.run_id).status == "FINISHED"
+    artifact = next(e.message for e in journal.waiting() if isinstance(e.message, Artifact))
+    (journal.folder / artifact.staged).unlink()
+    Delivery(client, journal).send_waiting()
+    assert journal.num_refused == 1
+    assert read_run(client, journal.origin.run_id).status == "FINISHED"
 
 
-def test_weights_lie_on_the_disk_once(client: MlflowClient, spool: Spool, tmp_path: Path) -> None:
-    Delivery(client, spool).send_waiting()
+def test_weights_lie_on_the_disk_once(
+    client: MlflowClient, journal: Journal, tmp_path: Path
+) -> None:
+    Delivery(client, journal).send_waiting()
     files = [path.stat() for path in (tmp_path / "mlartifacts").rglob("model.safetensors")]
     assert len(files) == 2
     assert len({stat.st_ino for stat in files}) == 1
 
 
 def test_a_model_entry_can_be_registered_and_read(
-    client: MlflowClient, spool: Spool, tmp_path: Path
+    client: MlflowClient, journal: Journal, tmp_path: Path
 ) -> None:
-    Delivery(client, spool).send_waiting()
-    [model] = client.search_logged_models([spool.origin.experiment_id])
+    Delivery(client, journal).send_waiting()
+    [model] = client.search_logged_models([journal.origin.experiment_id])
     client.create_registered_model("umls")
     version = client.create_model_version("umls", model.model_uri, model_id=model.model_id)
     client.set_registered_model_alias("umls", "champion", version.version)

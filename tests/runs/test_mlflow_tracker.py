@@ -11,16 +11,15 @@ import pytest
 from mlflow import MlflowClient
 
 from clew import names
-from clew.runs import store
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
-from clew.runs import system_metrics
+from clew.runs import store, system_metrics
+from clew.runs.forwarder import sync_spool
+from clew.runs.journal import list_journals
 from clew.runs.mlflow_store import MAX_PARAM_CHARACTERS, MlflowTracker, open_tracker
-from clew.runs.spool import list_spools
-from clew.runs.sync import sync_spool
 from tests.runs.kept import read_mlflow, read_run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Open = Callable[..., MlflowTracker]
 
 
@@ -190,7 +189,7 @@ def test_a_run_deleted_in_the_middle_does_not_stop_the_program(open_run: Open) -
     kept = read_run(client, tracker.run_id)
     assert kept.metrics == {"train/loss": [(1.0, 1), (0.5, 2), (0.25, 3)]}
     assert kept.status == "FINISHED"
-    assert list_spools(store.spool_root()) == []
+    assert list_journals(store.spool_root()) == []
 
 
 def test_refused_messages_are_a_warning_on_the_run(
@@ -229,9 +228,9 @@ def test_heartbeats_are_sent_without_being_asked_for(open_run: Open) -> None:
 def test_nothing_is_left_in_the_spool(open_run: Open, tracking_store: Path) -> None:
     tracker = open_run()
     tracker.metrics({"train/loss": 1.0}, 1)
-    assert [path.name for path in list_spools(tracking_store / "spool")] == [tracker.run_id]
+    assert [path.name for path in list_journals(tracking_store / "spool")] == [tracker.run_id]
     tracker.finish("FINISHED")
-    assert list_spools(tracking_store / "spool") == []
+    assert list_journals(tracking_store / "spool") == []
 
 
 def test_an_ended_run_takes_no_more(open_run: Open) -> None:

@@ -8,10 +8,10 @@ import pytest
 from mlflow import MlflowClient
 
 from clew.errors import TrackingError
-from clew.runs.reading import runs
-from clew.runs.store import shown
 from clew.runs.mlflow_store import MlflowTracker
 from clew.runs.opening import connect
+from clew.runs.reading import runs
+from clew.runs.store import shown
 
 
 @pytest.fixture
@@ -41,8 +41,12 @@ UNUSABLE = {
 @pytest.mark.parametrize("uri", UNUSABLE)
 @pytest.mark.parametrize("open_store", [runs.client, connect])
 def test_a_store_that_cannot_be_used_is_one_line_for_readers_and_writers(
-    open_store: Callable[[str], MlflowClient], uri: str, monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[[str], MlflowClient],
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "pymysql", None)  # as if it were not installed
     with pytest.raises(TrackingError, match=UNUSABLE[uri]) as caught:
         open_store(uri)

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import pytest
 
-from clew.runs import store
 from clew.errors import TrackingError
+from clew.runs import store
 
 
 @pytest.fixture
@@ -66,9 +66,36 @@ def test_a_relative_database_is_in_the_working_folder(project: Path) -> None:
     assert store.database_path("sqlite:///mlflow.db") == Path.cwd() / "mlflow.db"
 
 
-def test_passwords_are_not_shown() -> None:
-    assert store.shown("https://me:secret@host:5000/x") == "https://***@host:5000/x"
-    assert store.shown("http://host:5000") == "http://host:5000"
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://me:secret@host:5000/x", "https://***@host:5000/x"),
+        ("https://secret@host", "https://***@host"),
+        ("https://:secret@host", "https://***@host"),
+        ("postgresql://me:sec/ret@host/base", "postgresql://***@host/base"),
+        ("postgresql://me:sec@ret@host/base", "postgresql://***@host/base"),
+        (
+            "postgresql://host/base?user=me&password=secret",
+            "postgresql://host/base?user=***&password=***",
+        ),
+        (
+            "cannot reach https://me:secret@host/a?token=secret, nor http://u:secret@b",
+            "cannot reach https://***@host/a?token=*** nor http://***@b",
+        ),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////home/me@work/mlflow.db", "sqlite:////home/me@work/mlflow.db"),
+    ],
+)
+def test_secrets_are_not_shown(uri: str, shown: str) -> None:
+    assert store.shown(uri) == shown
+
+
+def test_a_store_has_one_address(project: Path) -> None:
+    (project / "MLproject").write_text("name: x\n")
+    assert store.address("sqlite:///../../mlflow.db") == store.address(store.tracking_uri())
+    spaced = f"sqlite:///{project}/my%20runs.db"
+    assert store.address(store.address(spaced)) == store.address(spaced)
+    assert "secret" not in store.address("postgresql://me:secret@host/base")
 
 
 def test_what_a_person_set_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,7 @@ def shown_uri() -> str:
 
 def exists() -> bool:
     """Return whether there is a store: a database file that is not there yet is none."""
-    path = store.database_path(uri())
-    return path is None or path.is_file()
+    return not store.is_missing(uri())
 
 
 def connect() -> None:

@@ -65,7 +65,7 @@ def pretokenize(
 @click.command()
 def sync() -> int:
     """Send what could not be sent while the tracking server was away."""
-    from clew.runs.sync import sync_spool
+    from clew.runs.forwarder import sync_spool
 
     results = sync_spool()
     for result in results:

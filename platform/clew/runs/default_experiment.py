@@ -22,8 +22,8 @@ class ProjectExperiment(DefaultExperimentProvider):
 
     def get_experiment_id(self) -> str:
         """Return the identity of the experiment, which is created if it is missing."""
-        from mlflow import MlflowClient
+        from mlflow import get_tracking_uri
 
-        from clew.runs.opening import find_experiment
+        from clew.runs.opening import connect, find_experiment
 
-        return str(find_experiment(MlflowClient(), names.EXPERIMENT).experiment_id)
+        return str(find_experiment(connect(get_tracking_uri()), names.EXPERIMENT).experiment_id)

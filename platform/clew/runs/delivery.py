@@ -1,4 +1,4 @@
-"""Puts a run's messages into an MLflow store, in order; every one may be repeated without harm.
+"""Puts a run's messages into an MLflow store, in order; every one may be sent twice without harm.
 
 MLflow drops a metric value that it has with the same key, step, time and value; tags, files and
 equal parameters replace themselves; data sets and model entries are looked up before they are made.
@@ -12,8 +12,11 @@ lie on the disk once; a server gets them twice, as MLflow has no way to share th
 import json
 import logging
 import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from mlflow import MlflowClient
@@ -32,20 +35,29 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
-from clew.runs.batching import Batch, grouped
+from clew.runs.journal import Entry, Journal, UnusableMessageError
 from clew.runs.messages import (
     Artifact,
     Checkpoint,
     DataSet,
     Finish,
     Message,
+    Metrics,
+    Params,
+    Tags,
+    Unreadable,
 )
-from clew.runs.spool import Spool
 
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = ("model.safetensors", "manifest.json")
 LAST_FILE = "manifest.json"  # whoever sees it sees a whole checkpoint
+
+VALUES_PER_GROUP = 1000
+# MLflow takes 1000 metrics, 100 parameters or 100 tags in one request, and a million bytes of JSON
+# in which one character may be six bytes.
+METRICS_PER_REQUEST = 500
+TEXTS_PER_REQUEST = 20
 
 # The store understood and said no; after any other error, the next attempt may succeed.
 REFUSALS = frozenset(
@@ -58,22 +70,24 @@ REFUSALS = frozenset(
     }
 )
 
+Value = TypeVar("Value")
+
 
 class RunGoneError(Exception):
-    """The run is deleted in the store; what waits for it stays in the spool."""
+    """The run is deleted in the store; what waits for it stays in the journal."""
 
 
 @dataclass
 class Delivery:
-    """Sends a spool's messages to the store that it belongs to."""
+    """Sends a journal's messages to the store that it belongs to."""
 
     client: MlflowClient
-    spool: Spool
+    journal: Journal
 
     @property
     def run_id(self) -> str:
         """The run that the messages are for."""
-        return self.spool.origin.run_id
+        return self.journal.origin.run_id
 
     def send_waiting(self) -> int:
         """Send all that waits and return how many messages that were.
@@ -81,47 +95,33 @@ class Delivery:
         A message that the store refuses for good is put aside with the reason.
 
         Raises:
-            RunGoneError: the run was deleted.
-            Exception: whatever else kept the store from taking a message; try again later.
+            RunGoneError: The run was deleted.
+            Exception: Whatever else kept the store from taking a message; try again later.
         """
         count = 0
-        for item, last in grouped(self.spool.waiting()):
-            messages = item.messages if isinstance(item, Batch) else [item]
-            try:
-                self._send(item)
-            except (MlflowException, FileNotFoundError) as error:
-                self._after_refusal(messages, error)
-            self.spool.mark_sent(last)
-            count += len(messages)
+        for group in groups(self.journal.waiting()):
+            self._send_or_refuse([entry.message for entry in group])
+            self.journal.mark_sent(group[-1])
+            count += len(group)
         return count
 
-    def beat(self, key: str, value: str) -> None:
-        """Set a tag at once, past the queue."""
-        self.client.set_tag(self.run_id, key, value)
+    def _send_or_refuse(self, messages: Sequence[Message]) -> None:
+        """Send messages together; where the store refuses them, find the ones it will not take."""
+        try:
+            self._send(messages)
+        except (MlflowException, UnusableMessageError) as error:
+            if isinstance(error, MlflowException):
+                if error.error_code not in REFUSALS:
+                    raise
+                self._require_run()
+            if len(messages) > 1:
+                for message in messages:
+                    self._send_or_refuse([message])
+            else:
+                logger.warning("the store refuses a message for good: %s", error)
+                self.journal.refuse(messages[0], str(error))
 
-    def end_abandoned(self) -> None:
-        """End a run that is still RUNNING although the process that wrote it is gone."""
-        if self.client.get_run(self.run_id).info.status == "RUNNING":
-            self.client.set_terminated(self.run_id, "FAILED")
-
-    def _after_refusal(self, messages: list[Message], error: Exception) -> None:
-        """Find the messages that the store will never take; raise if there may be none."""
-        if isinstance(error, MlflowException) and error.error_code not in REFUSALS:
-            raise error
-        self._check_run()
-        if len(messages) == 1:
-            logger.warning("the store refuses a message for good: %s", error)
-            self.spool.refuse(messages[0], str(error))
-            return
-        for message in messages:
-            batch = Batch()
-            batch.add(message)  # type: ignore[arg-type]
-            try:
-                self._send(batch)
-            except MlflowException as single:
-                self._after_refusal([message], single)
-
-    def _check_run(self) -> None:
+    def _require_run(self) -> None:
         try:
             run = self.client.get_run(self.run_id)
         except MlflowException as error:
@@ -134,36 +134,44 @@ class Delivery:
                 f"{self.run_id}`"
             )
 
-    def _send(self, item: Batch | Message) -> None:
-        match item:
-            case Batch():
-                self._send_batch(item)
-            case Artifact():
-                self.client.log_artifact(self.run_id, self._staged(item), item.folder or None)
-            case Checkpoint():
-                self._send_checkpoint(item)
-            case DataSet():
-                self.client.log_inputs(self.run_id, [_dataset_input(item)])
-            case Finish(status, time_ms):
+    def _send(self, messages: Sequence[Message]) -> None:
+        match messages[0]:
+            case Artifact() as message:
+                path = str(self.journal.staged_path(message))
+                self.client.log_artifact(self.run_id, path, message.folder or None)
+            case Checkpoint() as message:
+                self._send_checkpoint(message)
+            case DataSet() as message:
+                self.client.log_inputs(self.run_id, [_dataset_input(message)])
+            case Finish(status=status, time_ms=time_ms):
                 self.client.set_terminated(self.run_id, status, time_ms)
+            case Unreadable(reason=reason):
+                raise UnusableMessageError(f"the journal holds a line that is none ({reason})")
+            case _:
+                self._send_values(messages)
 
-    def _send_batch(self, batch: Batch) -> None:
-        self.client.log_batch(
-            self.run_id,
-            metrics=batch.metrics,
-            params=[Param(key, value) for key, value in batch.params.items()],
-            tags=[RunTag(key, value) for key, value in batch.tags.items()],
-            synchronous=True,
-        )
-
-    def _staged(self, message: Artifact | Checkpoint) -> str:
-        path = self.spool.folder / message.staged
-        if not path.exists():
-            raise FileNotFoundError(f"{path}: no longer in the spool")
-        return str(path)
+    def _send_values(self, messages: Sequence[Message]) -> None:
+        metrics: list[Metric] = []
+        params: dict[tuple[str, str], None] = {}
+        tags: dict[str, str] = {}
+        for message in messages:
+            match message:
+                case Metrics(values=values, step=step, time_ms=time_ms):
+                    metrics += [Metric(key, value, time_ms, step) for key, value in values.items()]
+                case Params(values=texts):
+                    # Two values of one parameter stay two: the store has to refuse the second.
+                    params |= dict.fromkeys(texts.items())
+                case Tags(values=texts):
+                    tags |= texts
+        for some_params in _parts([Param(*pair) for pair in params], TEXTS_PER_REQUEST):
+            self.client.log_batch(self.run_id, params=some_params, synchronous=True)
+        for some_tags in _parts([RunTag(*pair) for pair in tags.items()], TEXTS_PER_REQUEST):
+            self.client.log_batch(self.run_id, tags=some_tags, synchronous=True)
+        for some_metrics in _parts(metrics, METRICS_PER_REQUEST):
+            self.client.log_batch(self.run_id, metrics=some_metrics, synchronous=True)
 
     def _send_checkpoint(self, message: Checkpoint) -> None:
-        folder = Path(self._staged(message))
+        folder = self.journal.staged_path(message)
         files = sorted(folder.iterdir(), key=lambda path: (path.name == LAST_FILE, path.name))
         for path in files:
             self.client.log_artifact(self.run_id, str(path), message.folder)
@@ -178,8 +186,9 @@ class Delivery:
 
     def _model_entry(self, message: Checkpoint) -> LoggedModel:
         """Find the checkpoint's model entry, or make it."""
+        experiment_id = self.journal.origin.experiment_id
         found = self.client.search_logged_models(
-            [self.spool.origin.experiment_id],
+            [experiment_id],
             filter_string=f"source_run_id = '{self.run_id}' "
             f"AND tags.`{names.TAG_MODEL_FOLDER}` = '{message.folder}' "
             f"AND tags.`{names.TAG_MODEL_STEP}` = '{message.step}'",
@@ -188,7 +197,7 @@ class Delivery:
         if found:
             return found[0]
         return self.client.create_logged_model(
-            self.spool.origin.experiment_id,
+            experiment_id,
             name=message.folder.rpartition("/")[2].replace(".", "-"),
             source_run_id=self.run_id,
             tags={names.TAG_MODEL_FOLDER: message.folder, names.TAG_MODEL_STEP: str(message.step)},
@@ -199,11 +208,10 @@ class Delivery:
         target = _local_path(model.artifact_location)
         run_root = _local_path(self.client.get_run(self.run_id).info.artifact_uri)
         if target is not None and run_root is not None:
-            try:
-                _link(run_root / folder / path.name, target / path.name)
-            except OSError:  # no hard links here; a copy then
-                pass
-            else:
+            target.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # a file system without hard links: a copy then
+                (target / path.name).unlink(missing_ok=True)
+                os.link(run_root / folder / path.name, target / path.name)
                 return
         self.client.log_model_artifact(model.model_id, str(path))
 
@@ -222,6 +230,25 @@ class Delivery:
             self.client.log_batch(self.run_id, metrics=metrics, synchronous=True)
 
 
+def groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yield consecutive metrics, parameters and tags together, every other message alone."""
+    group: list[Entry] = []
+    num_values = 0
+    for entry in entries:
+        size = len(getattr(entry.message, "values", ())) or VALUES_PER_GROUP
+        if group and num_values + size > VALUES_PER_GROUP:
+            yield group
+            group, num_values = [], 0
+        group.append(entry)
+        num_values += size
+    if group:
+        yield group
+
+
+def _parts(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
+    return (values[i : i + size] for i in range(0, len(values), size))
+
+
 def _dataset_input(message: DataSet) -> DatasetInput:
     dataset = Dataset(
         name=message.name,
@@ -237,11 +264,3 @@ def _local_path(uri: str) -> Path | None:
     """Return the folder that an artifact URI names on this machine, if it names one."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
-
-
-def _link(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    os.link(source, temporary)
-    temporary.replace(target)

@@ -1,7 +1,7 @@
-"""Records a run in MLflow: opens or adopts it, spools what it tells, sends it in the background.
+"""Records a run in MLflow: opens it, writes everything to its journal, forwards that to the store.
 
-From the outside in: `MlflowTracker` makes messages, `Spool` keeps them on the disk, `Sender` is
-the thread that empties it, `Delivery` speaks MLflow.
+`MlflowTracker` makes messages and writes them to the `Journal` on the disk; the `Forwarder` is the
+thread that sends them, through `Delivery`, which knows MLflow.
 """
 
 import atexit
@@ -10,21 +10,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clew import names
-from clew.runs import store
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
+from clew.runs import store
 from clew.runs.base import FiniteFilter, Status, Tracker, check_key, parameter_key
-from clew.runs.batching import MAX_METRICS
 from clew.runs.delivery import Delivery
+from clew.runs.forwarder import Forwarder, Pace
+from clew.runs.journal import Journal
 from clew.runs.messages import (
     Artifact,
     Checkpoint,
@@ -32,21 +32,17 @@ from clew.runs.messages import (
     Finish,
     Message,
     Metrics,
+    Origin,
     Params,
     Tags,
 )
-from clew.runs.opening import RunRequest, connect, experiment_name, open_run
-from clew.runs.sender import Pace, Sender
-from clew.runs.spool import Origin, Spool
+from clew.runs.opening import connect, open_run
 from clew.runs.system_metrics import SystemMetrics, available_samplers
-
-V = TypeVar("V")
 
 logger = logging.getLogger(__name__)
 
 MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
 MAX_TAG_CHARACTERS = 8000
-KEYS_PER_MESSAGE = 40
 
 
 def open_tracker(
@@ -61,31 +57,37 @@ def open_tracker(
 ) -> "MlflowTracker":
     """Open a run of some kind (`train`, `trace`, ...) and return its tracker.
 
-    With `run_id`, go on with that run, and first send what an earlier process of it left in the
-    spool. Otherwise adopt the run that `mlflow run` opened, once a process, or create one.
+    With `run_id`, go on with that run, and first send what an earlier process of it left in its
+    journal. Otherwise adopt the run that `mlflow run` opened, once per process, or create one.
 
     Raises:
-        TrackingError: the store, the experiment, the run or the spool folder cannot be used.
+        TrackingError: The store, the experiment, the run or the spool folder cannot be used.
     """
     uri = store.tracking_uri()
+    experiment = tracking.experiment
+    if experiment == names.EXPERIMENT:  # the default: the environment may name another
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
+    all_tags = {names.TAG_KIND: kind} | dict(tags or {})
+    if parent_run_id is not None:
+        all_tags[MLFLOW_PARENT_RUN_ID] = parent_run_id
+
     client = connect(uri)
-    request = RunRequest(
-        experiment=experiment_name(tracking.experiment),
+    run = open_run(
+        client,
+        experiment=experiment,
         run_name=tracking.run_name or run_name,
-        tags=_texts({names.TAG_KIND: kind} | dict(tags or {}), MAX_TAG_CHARACTERS),
+        tags={key: _shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
         run_id=run_id,
-        parent_run_id=parent_run_id,
     )
-    run = open_run(client, request)
     try:
-        origin = Origin(uri, run.info.run_id, run.info.experiment_id)
-        spool = Spool.create(store.spool_root(uri), origin)
+        origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
+        journal = Journal.create(store.spool_root(uri), origin)
     except TrackingError:
         if run_id is None:
             client.set_terminated(run.info.run_id, "FAILED")
         raise
     tracker = MlflowTracker(
-        client, run, spool, log_checkpoints=tracking.log_checkpoints, pace=pace or Pace()
+        client, run, journal, log_checkpoints=tracking.log_checkpoints, pace=pace or Pace()
     )
     if tracking.log_system_metrics:
         tracker.start_system_metrics()
@@ -95,32 +97,30 @@ def open_tracker(
 class MlflowTracker(Tracker):
     """Writes a run to MLflow without ever waiting for it, except at the end.
 
-    What `flush` and `finish` could not send stays in the spool for `sync_spool`.
+    What `flush` and `finish` could not send stays in the journal for `clew sync`.
     """
 
     def __init__(
         self,
         client: MlflowClient,
         run: Run,
-        spool: Spool,
+        journal: Journal,
         *,
         log_checkpoints: bool = True,
         pace: Pace,
     ) -> None:
         self._run = run
-        self._spool = spool
+        self._journal = journal
         self._log_checkpoints = log_checkpoints
         self._finite = FiniteFilter()
         self._lock = threading.Lock()
-        self._told: dict[str, Metrics] = {}
-        self._num_buffered = 0
+        self._recorded: dict[str, Metrics] = {}
         self._ended = False
-        earlier = run.data.tags.get(names.TAG_WARNINGS, "")
-        self._warnings: list[str] = earlier.splitlines()
+        self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
         self._system_metrics: SystemMetrics | None = None
         self._process_id = os.getpid()
-        self._sender = Sender(Delivery(client, spool), pace)
-        self._sender.start()
+        self._forwarder = Forwarder(Delivery(client, journal), pace)
+        self._forwarder.start()
         atexit.register(self._end_with_process)
 
     @property
@@ -136,34 +136,28 @@ class MlflowTracker(Tracker):
     def params(self, values: Mapping[str, object]) -> None:
         """Record parameters; a value that MLflow would cut ends with a note on its length."""
         texts = {parameter_key(key): _text(value) for key, value in values.items()}
-        for part in _parts(_texts(texts, MAX_PARAM_CHARACTERS), KEYS_PER_MESSAGE):
-            self._put(Params(part))
+        self._write(Params({k: _shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Record tags."""
-        for part in _parts(_texts(values, MAX_TAG_CHARACTERS), KEYS_PER_MESSAGE):
-            self._put(Tags(part))
+        for key in values:
+            check_key(key)
+        self._write(Tags({k: _shortened(v, MAX_TAG_CHARACTERS) for k, v in values.items()}))
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values; they are sent every few seconds, many at once."""
         finite, warnings = self._finite(values, step)
-        now = _now_ms()
-        for part in _parts(finite, MAX_METRICS):
-            message = Metrics(part, step, now)
-            self._put(message)
-            self._told |= dict.fromkeys(part, message)
-            self._num_buffered += len(part)
+        if finite:
+            message = Metrics(finite, step, _now_ms())
+            self._write(message)
+            self._recorded |= dict.fromkeys(finite, message)
         for warning in warnings:
             self.warn(warning)
-        if self._num_buffered >= MAX_METRICS:
-            self._num_buffered = 0
-            self._sender.nudge()
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Store a file, or a folder under its own name, in `folder` of the run."""
         with self._lock:
-            self._append(Artifact(self._spool.stage(path), folder))
-        self._sender.nudge()
+            self._append(Artifact(self._journal.stage(path), folder))
 
     def checkpoint(
         self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
@@ -174,16 +168,15 @@ class MlflowTracker(Tracker):
         finite, _ = self._finite(metrics, step)
         times = {key: self._time_of(key, value, step) for key, value in finite.items()}
         with self._lock:
-            staged = self._spool.stage(path, link=True)
+            staged = self._journal.stage(path, link=True)
             self._append(Checkpoint(staged, folder, step, finite, times))
-        self._sender.nudge()
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
         """Record a data set as an input of the run."""
-        self._put(DataSet(name, fingerprint, source, context))
+        self._write(DataSet(name, fingerprint, source, context))
 
     def warn(self, message: str) -> None:
-        """Log a warning and add it to the run's tag `clew.warnings`, one a line."""
+        """Log a warning and add it to the run's tag `clew.warnings`, one per line."""
         super().warn(message)
         self._warnings.append(" ".join(message.split()))
         self.tags({names.TAG_WARNINGS: "\n".join(self._warnings)})
@@ -199,7 +192,7 @@ class MlflowTracker(Tracker):
 
     def flush(self) -> None:
         """Wait until the store has everything, or until an attempt at it has failed."""
-        self._sender.flush()
+        self._forwarder.flush()
 
     def finish(self, status: Status) -> None:
         """Send the rest and end the run; a second call does nothing."""
@@ -207,39 +200,38 @@ class MlflowTracker(Tracker):
             return
         if self._system_metrics is not None:
             self._system_metrics.stop()
-        self._sender.flush()
-        if refused := self._spool.num_refused:
-            self.warn(f"the store refused {refused} messages; see {self._spool.folder}")
-        self._put(Finish(status, _now_ms()))
+        self._forwarder.flush()
+        if refused := self._journal.num_refused:
+            self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
+        self._write(Finish(status, _now_ms()))
         self._ended = True
-        self._sender.close()
-        self._spool.close()
+        self._forwarder.close()
+        self._journal.close()
         atexit.unregister(self._end_with_process)
-        if self._spool.num_waiting_bytes:
+        if self._journal.num_waiting_bytes:
             logger.warning(
                 "run %s has ended but not all of it was sent (%s); send the rest from %s with "
                 "`clew sync`",
                 self.run_id,
-                self._sender.problem,
-                self._spool.folder,
+                self._forwarder.problem,
+                self._journal.folder,
             )
 
-    def _put(self, message: Message) -> None:
+    def _write(self, message: Message) -> None:
         with self._lock:
             self._append(message)
 
     def _append(self, message: Message) -> None:
         if self._ended:
             raise RuntimeError(f"run {self.run_id} has ended; {message.kind} comes too late")
-        for key in getattr(message, "values", {}):
-            check_key(key)
-        self._spool.append(message)
+        self._journal.append(message)
 
     def _time_of(self, key: str, value: float, step: int) -> int:
-        """Return when the run was told this value: told again with that time, it stays one."""
-        told = self._told.get(key)
-        same = told is not None and told.step == step and told.values[key] == value
-        return told.time_ms if told is not None and same else _now_ms()
+        """Return when the run recorded this value: repeated with that time, it stays one point."""
+        recorded = self._recorded.get(key)
+        if recorded is None or recorded.step != step or recorded.values[key] != value:
+            return _now_ms()
+        return recorded.time_ms
 
     def _end_with_process(self) -> None:
         if os.getpid() == self._process_id:
@@ -254,16 +246,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _texts(values: Mapping[str, str], limit: int) -> dict[str, str]:
-    """Shorten values that are longer than MLflow keeps, and say so in them."""
-    shortened = {}
-    for key, value in values.items():
-        note = f"… ({len(value)} characters in all)"
-        shortened[key] = value if len(value) <= limit else value[: limit - len(note)] + note
-    return shortened
-
-
-def _parts(values: Mapping[str, V], size: int) -> Iterator[dict[str, V]]:
-    items = iter(values.items())
-    while part := dict(islice(items, size)):
-        yield part
+def _shortened(text: str, limit: int) -> str:
+    """Return what MLflow keeps of a text: one that is too long ends with a note on its length."""
+    text = text.encode(errors="replace").decode()  # a path's bytes may be no text at all
+    note = f"… ({len(text)} characters in all)"
+    return text if len(text) <= limit else text[: limit - len(note)] + note

@@ -3,22 +3,27 @@
 Nothing here imports mlflow, so a store that cannot be used is refused in milliseconds.
 """
 
+import hashlib
 import os
 import re
 import sqlite3
 import ssl
 import urllib.error
 import urllib.request
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from filelock import FileLock
 
 from clew.errors import TrackingError
 
 PROJECT_FILE = "MLproject"
 PROBE_SECONDS = 5.0
 SQLITE_PREFIX = "sqlite:///"
+DATABASE_SERVERS = ("postgresql", "mysql", "mssql")
 
 # What a person sets in the environment wins over these.
 CLIENT_ENVIRONMENT = {
@@ -71,23 +76,77 @@ def prepare_client_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def shown(uri: str) -> str:
-    """Return a store's address without the password that it may hold."""
-    return re.sub(r"(?<=://)[^/@]*:[^/@]*@", "***@", uri)
+def shown(text: str) -> str:
+    """Return an address, or a text with addresses in it, without the secrets they may hold.
+
+    Masked are user, password or token (a password may hold `/` and `@`, so everything up to the
+    last `@`) and the values of a query.
+    """
+    text = re.sub(r"(?<=://)[^/\s'\"][^\s'\"]*@", "***@", text)
+    return re.sub(r"([?&][^=&\s'\"]+)=[^&\s'\"]+", r"\1=***", text)
+
+
+def address(uri: str) -> str:
+    """Return the address by which a store is recognized: absolute, and without secrets."""
+    database = database_path(uri)
+    return shown(uri) if database is None else f"{SQLITE_PREFIX}{quote(str(database.resolve()))}"
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says in its first line, without secrets."""
+    return shown((str(error).strip() or type(error).__name__).splitlines()[0])[:500]
+
+
+def is_missing(uri: str) -> bool:
+    """Return whether the store is a database file that is not there yet, or is still empty."""
+    path = database_path(uri)
+    return path is not None and not (path.is_file() and path.stat().st_size > 0)
+
+
+@contextmanager
+def creation_lock(uri: str) -> Iterator[None]:
+    """Let one process at a time connect to a database that may have no tables yet.
+
+    MLflow makes them at the first connection, and two processes that do it at once break each
+    other. A new database file has its lock beside it; the lock of a database server is in the
+    user's runtime folder.
+
+    Raises:
+        TrackingError: The lock cannot be made.
+    """
+    path = database_path(uri)
+    if not is_missing(uri) and not uri.startswith(DATABASE_SERVERS):
+        yield
+        return
+    try:
+        if path is None:
+            runtime = os.environ.get("XDG_RUNTIME_DIR") or Path("~/.cache").expanduser()
+            path = Path(runtime, "clew", f"store-{hashlib.sha256(uri.encode()).hexdigest()[:16]}")
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(f"{path}.lock", mode=0o600)
+        lock.acquire()
+    except (OSError, RuntimeError) as error:
+        raise TrackingError(
+            f"tracking store {shown(uri)}: its lock cannot be made ({error}); expected a folder "
+            "that you can write (for a database server, set XDG_RUNTIME_DIR)"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def unusable(uri: str, error: Exception) -> TrackingError:
     """Return what to raise where MLflow cannot use a store: one line that names it."""
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
     if isinstance(error, ImportError):
         return TrackingError(
-            f"tracking store {shown(uri)}: its driver is not installed ({first_line}); install it, "
-            "or set MLFLOW_TRACKING_URI to another store"
+            f"tracking store {shown(uri)}: its driver is not installed ({first_line(error)}); "
+            "install it, or set MLFLOW_TRACKING_URI to another store"
         )
     code = getattr(error, "error_code", type(error).__name__)
     return TrackingError(
-        f"tracking store {shown(uri)}: {first_line} ({code}); check MLFLOW_TRACKING_URI and what "
-        "the store holds"
+        f"tracking store {shown(uri)}: {first_line(error)} ({code}); check "
+        "MLFLOW_TRACKING_URI and what the store holds"
     )
 
 
@@ -137,6 +196,10 @@ def check_writable(uri: str) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            if not os.access(path.parent, os.W_OK):
+                raise PermissionError(f"no permission to create files in {path.parent}")
+            return
         with closing(sqlite3.connect(path, timeout=PROBE_SECONDS, isolation_level=None)) as base:
             base.execute("BEGIN IMMEDIATE")
             base.execute("CREATE TABLE clew_write_check (value INTEGER)")

@@ -13,6 +13,7 @@ from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.runs import store
+from clew.runs.journal import Journal, list_journals
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import (
     RunRecord,
@@ -23,7 +24,6 @@ from clew.runs.reading.runs import (
     read_config,
 )
 from clew.runs.reading.search import HEARTBEAT_LIMIT_SECONDS, last_sign_of_life, state_of
-from clew.runs.spool import Spool, list_spools
 from clew.training.checkpoints import Manifest, load_training_state, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -109,8 +109,8 @@ def _require_dead(run: RunRecord) -> None:
     A spool that nobody holds is a process of this machine that died, however lately.
     """
     folder = store.spool_root() / run.run_id
-    if folder in list_spools(folder.parent):
-        Spool.open(folder).close(keep=True)
+    if folder in list_journals(folder.parent):
+        Journal.open(folder).close(keep=True)
     elif state_of(run) == "running":
         silent = time.time() - last_sign_of_life(run)
         raise TrackingError(

@@ -44,14 +44,14 @@ def client(uri: str | None = None) -> MlflowClient:
     """
     uri = uri or store.tracking_uri()
     store.check_answers(uri)
-    path = store.database_path(uri)
-    if path is not None and not path.is_file():
+    if store.is_missing(uri):
         raise TrackingError(
-            f"no tracking store at {path}; train a first run (`clew train`), or set "
-            "MLFLOW_TRACKING_URI to where runs are kept"
+            f"no tracking store at {store.database_path(uri)}; train a first run (`clew train`), "
+            "or set MLFLOW_TRACKING_URI to where runs are kept"
         )
     try:
-        return _client(uri)
+        with store.creation_lock(uri):
+            return _client(uri)
     except (MlflowException, SQLAlchemyError, ImportError) as error:
         raise store.unusable(uri, error) from None
 

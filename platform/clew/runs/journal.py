@@ -1,0 +1,280 @@
+"""The journal of a run: everything that it records is written here first, and sent from here.
+
+    spool/<run id>/       a folder that only its owner can open
+      run.json            the store and the run that the journal belongs to
+      journal.jsonl       every message in order, one per line
+      sent                how many bytes of the journal the store has
+      files/7/...         copies of artifacts that wait, by the position of their message
+      refused.jsonl       messages that the store refused for good, with the reason
+      refused/7/...       their files
+      lock                held by the process that writes to the run
+
+`sent` moves after the store has taken a message. A crash in between sends the message again, and
+every kind of message may be sent twice without harm (see `clew.runs.delivery`).
+
+What is read back is not trusted, because a folder can be cloned, unpacked or shared: it must be
+the user's own, no path may lead out of it, and nothing is removed but what is listed above.
+"""
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from clew.errors import TrackingError
+from clew.runs.messages import (
+    MESSAGES,
+    ORIGINS,
+    Artifact,
+    Checkpoint,
+    Message,
+    Origin,
+    Unreadable,
+)
+
+
+class Entry(NamedTuple):
+    """A waiting message, and the journal's length up to and including it."""
+
+    message: Message
+    end: int
+
+
+class JournalInUseError(TrackingError):
+    """Another process writes to the run."""
+
+
+class UnusableMessageError(Exception):
+    """A message that can never be sent, for example because its file is gone."""
+
+
+class Journal:
+    """The messages of one run; written by one thread at a time, sent by another."""
+
+    def __init__(self, folder: Path, origin: Origin) -> None:
+        self.folder = folder
+        self.origin = origin
+        self._path = folder / "journal.jsonl"
+        self._lock = FileLock(folder / "lock", timeout=0, mode=0o600)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise JournalInUseError(
+                f"run {origin.run_id} is being written by another process; wait for its end"
+            ) from None
+        try:
+            content = self._path.read_bytes() if self._path.exists() else b""
+            # A crash of the machine may have left part of a line.
+            self.length = content.rfind(b"\n") + 1
+            self.sent = _read_sent(folder / "sent", self.length)
+            self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115
+            self._file.truncate(self.length)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @classmethod
+    def create(cls, root: Path, origin: Origin) -> "Journal":
+        """Open the run's journal, and go on with what an earlier process left in it.
+
+        Raises:
+            TrackingError: The folder cannot be written or is not safe to use, or another process
+                writes to the run.
+        """
+        folder = root / origin.run_id
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _require_own(folder)
+            journal = cls(folder, origin)
+            _write_whole(folder / "run.json", ORIGINS.dump_json(origin, indent=1))
+        except OSError as error:
+            raise TrackingError(
+                f"spool folder {folder} cannot be written ({error}); set CLEW_SPOOL to a folder "
+                "that can"
+            ) from None
+        return journal
+
+    @classmethod
+    def open(cls, folder: Path) -> "Journal":
+        """Open a journal that is there.
+
+        Raises:
+            TrackingError: It is not readable or not safe to use, or its process is still alive.
+        """
+        try:
+            _require_own(folder)
+            origin = ORIGINS.validate_json((folder / "run.json").read_bytes())
+        except (OSError, ValidationError) as error:
+            raise TrackingError(
+                f"{folder / 'run.json'}: not readable ({_reason(error)}); expected a spool folder "
+                "as this version of Clew writes it"
+            ) from None
+        if origin.run_id != folder.name:
+            raise TrackingError(
+                f"{folder / 'run.json'}: run_id is {origin.run_id!r}, expected the folder's name; "
+                "delete the folder if you do not know where it is from"
+            )
+        return cls(folder, origin)
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of the journal that the store does not have yet."""
+        return self.length - self.sent
+
+    @property
+    def num_refused(self) -> int:
+        """How many messages were put aside."""
+        path = self.folder / "refused.jsonl"
+        return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+    def append(self, message: Message) -> None:
+        """Write a message; a process that dies right after has not lost it."""
+        line = MESSAGES.dump_json(message) + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        self.length += len(line)
+
+    def stage(self, path: Path, *, link: bool = False) -> str:
+        """Keep a file or folder for the next message until it is sent; return its name here.
+
+        With `link`, files are hard-linked where the file system can: right for files that are
+        replaced whole, never written in place.
+        """
+        name = f"files/{self.length}/{path.name}"
+        target = self.folder / name
+        # A process that died before it wrote its message may have left files under this number.
+        shutil.rmtree(target.parent, ignore_errors=True)
+        target.parent.mkdir(parents=True)
+        copy = _link_or_copy if link else shutil.copy2
+        if path.is_dir():
+            shutil.copytree(path, target, copy_function=copy)
+        else:
+            copy(path, target)
+        return name
+
+    def staged_path(self, message: Artifact | Checkpoint) -> Path:
+        """Return where a message's files are.
+
+        Raises:
+            UnusableMessageError: They are gone, or a link among them leads elsewhere.
+        """
+        path = self.folder / message.staged
+        for part in (path.parent, path, *path.rglob("*")):
+            if not _is_plain(part):
+                raise UnusableMessageError(f"{part}: no plain file or folder in the spool")
+        return path
+
+    def waiting(self) -> Iterator[Entry]:
+        """Yield the messages that the store does not have yet, in order."""
+        end = self.sent
+        with self._path.open("rb") as file:
+            file.seek(end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                try:
+                    yield Entry(MESSAGES.validate_json(line), end)
+                except ValidationError as error:
+                    yield Entry(Unreadable(line.decode(errors="replace"), _reason(error)), end)
+
+    def mark_sent(self, entry: Entry) -> None:
+        """Remember that the store has everything up to `entry`, and drop its staged files."""
+        _write_whole(self.folder / "sent", b"%d" % entry.end)
+        self.sent = entry.end
+        if isinstance(entry.message, Artifact | Checkpoint):
+            shutil.rmtree((self.folder / entry.message.staged).parent, ignore_errors=True)
+
+    def refuse(self, message: Message, reason: str) -> None:
+        """Put a message aside that the store will never take; its files stay with it."""
+        if isinstance(message, Artifact | Checkpoint):
+            files = (self.folder / message.staged).parent
+            if files.exists():
+                (self.folder / "refused").mkdir(exist_ok=True)
+                files.rename(self.folder / "refused" / files.name)
+        with open(self.folder / "refused.jsonl", "a", opener=_private) as file:
+            record = {"reason": reason, "message": MESSAGES.dump_python(message)}
+            file.write(json.dumps(record) + "\n")
+
+    def close(self, *, keep: bool = False) -> None:
+        """Let go of the journal; if the store has it all, remove it unless told to `keep` it."""
+        self._file.close()
+        if not keep and self.num_waiting_bytes == 0 and self.num_refused == 0:
+            for name in ("journal.jsonl", "sent", "run.json", "lock"):
+                (self.folder / name).unlink(missing_ok=True)
+            for path in self.folder.glob("files/[0-9]*"):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in (self.folder / "files", self.folder):
+                if path.exists() and not any(path.iterdir()):
+                    path.rmdir()
+        self._lock.release()
+
+
+def list_journals(root: Path) -> list[Path]:
+    """Return the folders of journals under `root`."""
+    if not root.is_dir():
+        return []
+    return sorted(path for path in root.iterdir() if os.access(path / "run.json", os.F_OK))
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse a folder that somebody else may have filled, and links in it."""
+    info = folder.lstat()
+    mode = stat.S_IMODE(info.st_mode)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or mode & 0o077:
+        raise TrackingError(
+            f"spool folder {folder} has owner {info.st_uid} and mode {mode:03o}, expected a folder "
+            f"of yours with mode 700; if Clew wrote it on this machine, `chmod 700 {folder}`, else "
+            "delete it"
+        )
+    for path in folder.iterdir():
+        if not _is_plain(path):
+            raise TrackingError(f"{path} is no plain file or folder; delete {folder}")
+
+
+def _is_plain(path: Path) -> bool:
+    return not path.is_symlink() and (path.is_file() or path.is_dir())
+
+
+def _read_sent(path: Path, length: int) -> int:
+    text = path.read_text(errors="replace") if path.exists() else "0"
+    if text.isdecimal() and len(text) < 20 and int(text) <= length:
+        return int(text)
+    raise TrackingError(
+        f"{path} holds {text[:20]!r}, expected a number up to {length}; delete this file to send "
+        "the whole journal again"
+    )
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    with open(temporary, "wb", opener=_private) as file:
+        file.write(content)
+    temporary.replace(path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _link_or_copy(source: str | Path, target: str | Path) -> object:
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # another file system, or one without hard links
+        return shutil.copy2(source, target)
+    return target
+
+
+def _reason(error: OSError | ValidationError) -> str:
+    """Say in one line what is wrong, without the content that a file may hold."""
+    if isinstance(error, OSError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
