@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from clew.config.flags import BOOLEAN_FLAGS, TRAIN_FLAGS
 from clew.config.load import (
     apply_overrides,
     flatten,
     from_mapping,
     load,
     parse_assignments,
-    section_classes,
     to_yaml,
 )
 from clew.config.schema import RunConfig
@@ -206,15 +204,6 @@ def test_changing_the_kind_keeps_what_both_kinds_have() -> None:
 def test_assignments_need_section_key_and_value(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not an assignment; write section\.key=value"):
         parse_assignments([text])
-
-
-def test_every_flag_sets_a_key_that_exists() -> None:
-    for key in TRAIN_FLAGS.values():
-        section, name = key.split(".")
-        assert any(name in choice.model_fields for choice in section_classes(section)), key
-    for name in BOOLEAN_FLAGS & TRAIN_FLAGS.keys():
-        section, key = TRAIN_FLAGS[name].split(".")
-        assert section_classes(section)[0].model_fields[key].annotation is bool
 
 
 def test_flattened_keys_cover_the_schema() -> None:

@@ -1,19 +1,12 @@
 """TensorBoard files: the same metrics, everything else passed on."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
-import pytest
-
-from clew.errors import ConfigError
 from clew.runs.base import MemoryTracker
 from clew.runs.tensorboard import TensorBoardTracker
 
 
 def test_metrics_are_written_and_everything_is_passed_on(tmp_path: Path):
-    if importlib.util.find_spec("tensorboard") is None:
-        pytest.skip("the package tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     inner = MemoryTracker()
@@ -30,11 +23,3 @@ def test_metrics_are_written_and_everything_is_passed_on(tmp_path: Path):
     assert inner.tag_values == {"clew.kind": "train"}
     assert [value for key, value, _ in inner.metric_values if key == "train/loss"] == [3, 2, 1]
     assert inner.status == "FINISHED"
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in [n for n in sys.modules if n.startswith("torch.utils.tensorboard")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigError, match="the package tensorboard is not installed"):
-        TensorBoardTracker(MemoryTracker(), tmp_path)

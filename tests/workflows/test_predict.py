@@ -195,7 +195,7 @@ def test_command_line(
     ("arguments", "message"),
     [
         (["--head=cell", "--relation=part_of", "--top-k=many"], "--top-k is 'many'"),
-        (["--head=cell", "--relation=part_of", "--top-k=0"], "top_k is 0"),
+        (["--head=cell", "--relation=part_of", "--top-k=0"], "--top-k is '0'"),
         (
             ["--head=cell", "--relation=part_of", "--filter-known=maybe"],
             "--filter-known is 'maybe'",

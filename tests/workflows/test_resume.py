@@ -1,18 +1,25 @@
 """Which runs may be taken up again; that what is taken up is right is tested with the trainer."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
 from clew import names
+from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
-from clew.workflows.resume import find_resume_point
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.training.checkpointing import Checkpointer
+from clew.workflows.resume import find_newest, find_resume_point
+from clew.workflows.train import resume_folder, resume_newest, train
+from tests.workflows.trained import small_config
 
 
 def run_of_elsewhere(*, kind: str = names.KIND_TRAIN, silent: float = 0.0) -> RunRecord:
@@ -40,7 +47,7 @@ def test_a_run_that_is_alive_elsewhere_stays_as_it_is(tracking_store: Path, tmp_
 
 def test_a_run_that_has_long_been_silent_is_ended(tracking_store: Path, tmp_path: Path) -> None:
     run = run_of_elsewhere(silent=130.0)
-    with pytest.raises(CheckpointError, match=r"before it wrote its configuration.*start it anew"):
+    with pytest.raises(CheckpointError, match=r"before it wrote its configuration.*begin again"):
         find_resume_point(run.run_id, {}, tmp_path)
     assert find_run(run.run_id).status == "KILLED"
 
@@ -50,3 +57,104 @@ def test_only_a_training_run_is_taken_up(tracking_store: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"its clew\.kind is 'trace', expected 'train'"):
         find_resume_point(run.run_id, {}, tmp_path)
     assert find_run(run.run_id) == run
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that trains, and is stopped when it writes its second checkpoint."""
+
+    def run(config: RunConfig, **named: Any) -> str:
+        write, calls = Checkpointer.write, []
+
+        def write_once(self: Checkpointer, *arguments: Any) -> None:
+            calls.append(self)
+            if len(calls) > 1:
+                raise KeyboardInterrupt
+            write(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpointer, "write", write_once)
+            with pytest.raises(KeyboardInterrupt):
+                train(config, **named)
+        return newest_run()
+
+    return run
+
+
+def newest_run() -> str:
+    return search_runs(RunQuery(kind=names.KIND_TRAIN), limit=1).runs[0].run_id
+
+
+def config_of(**overrides: object) -> RunConfig:
+    return small_config(training__checkpoint_frequency=1, **overrides)
+
+
+def test_the_newest_unfinished_run_of_this_configuration_is_taken_up(
+    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+) -> None:
+    first = interrupt(config_of())
+    second = interrupt(config_of())
+    other = interrupt(config_of(training__seed=5))
+    assert find_newest(config_of(), {}, tmp_path).run_id == second
+    assert find_newest(config_of(training__seed=5), {}, tmp_path).run_id == other
+    assert first != second
+
+
+def test_a_run_that_another_completed_is_not_taken_up_again(
+    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+) -> None:
+    stopped = interrupt(config_of())
+    done = resume_newest(config_of(), {})
+    assert find_run(done.run_id or "").tags[names.TAG_RESUMED_FROM] == stopped
+    with pytest.raises(TrackingError, match="no unfinished run with this configuration"):
+        find_newest(config_of(), {}, tmp_path)
+
+
+def test_a_run_without_a_checkpoint_is_passed_over(
+    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    good = interrupt(config_of())
+    tags = {names.TAG_CONFIG_HASH: config_of().config_hash}
+    with open_tracker(TrackingConfig(), kind=names.KIND_TRAIN, tags=tags) as empty:
+        empty.finish("FAILED")
+    assert find_newest(config_of(), {}, tmp_path).run_id == good
+    assert f"run {empty.run_id} ended before it wrote its configuration" in caplog.text
+
+
+def test_a_run_whose_batch_size_was_chosen_is_found_by_auto(
+    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+) -> None:
+    chosen = config_of(training__batch_size=64, training__gradient_accumulation=2)
+    stopped = interrupt(chosen)
+    automatic = config_of(training__batch_size="auto", training__effective_batch_size=128)
+    point = find_newest(automatic, {}, tmp_path)
+    assert point.run_id == stopped
+    assert point.config == chosen
+
+
+def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
+    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+) -> None:
+    whole, kept = tmp_path / "whole", tmp_path / "kept"
+    train(config_of(), output_dir=whole)
+    stopped = interrupt(config_of(), checkpoint_dir=kept)
+    assert (kept / "checkpoints" / "epoch-0001").is_dir()
+    resume_folder(config_of(), {}, checkpoint_dir=kept)
+    for name in ("best/model.safetensors", "checkpoints/epoch-0004/model.safetensors"):
+        assert (whole / name).read_bytes() == (kept / name).read_bytes(), name
+    folders = {path.name for path in (kept / "checkpoints").iterdir()}
+    assert folders == {f"epoch-{epoch:04d}" for epoch in range(1, 5)}
+    assert find_run(newest_run()).tags[names.TAG_RESUMED_FROM] == stopped
+
+
+def test_a_folder_is_not_resumed_with_another_model(
+    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+) -> None:
+    interrupt(config_of(), checkpoint_dir=tmp_path / "kept")
+    with pytest.raises(ConfigError, match=r"model\.embedding_dim: run"):
+        resume_folder(config_of(model__embedding_dim=32), {}, checkpoint_dir=tmp_path / "kept")
+    with pytest.raises(CheckpointError, match="empty has no checkpoint to resume from"):
+        resume_folder(None, {}, checkpoint_dir=tmp_path / "empty")
+    with pytest.raises(ConfigError, match="kept: exists and is not empty"):
+        train(config_of(), checkpoint_dir=tmp_path / "kept")

@@ -20,6 +20,7 @@ from clew.training.checkpoints import MANIFEST_FILE
 from clew.workflows import batch_tracin as batch_module
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_tracin import BatchResult, batch_tracin
+from clew.workflows.trace_source import GivenFiles
 from clew.workflows.tracin import tracin
 from tests.workflows.trained import TrainedStore
 
@@ -154,10 +155,12 @@ def test_training_file_must_be_the_model_s(trained: TrainedStore, tmp_path: Path
     own = (BUNDLED / "umls" / "train.txt").read_text().splitlines()
     path = tmp_path / "train.txt"
     path.write_text("\n".join(reversed(own)) + "\n")
-    assert tracin(trained.strong, LINES[0].replace("\t", ","), {}, train=str(path)).run_id
+    assert tracin(
+        trained.strong, LINES[0].replace("\t", ","), {}, files=GivenFiles(str(path))
+    ).run_id
     path.write_text("\n".join(own[:-1]) + "\n")
     with pytest.raises(CheckpointError, match="holds 5215 distinct triples"):
-        tracin(trained.strong, LINES[0].replace("\t", ","), {}, train=str(path))
+        tracin(trained.strong, LINES[0].replace("\t", ","), {}, files=GivenFiles(str(path)))
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,16 @@ import streamlit as st
 
 from clew import names
 from clew.config.load import load
+from clew.config.presets import presets
 from clew.config.schema import RunConfig
 from clew.errors import ClewError
 from clew.runs.reading.studies import StudyResult, read_study
-from clew.runs.store import project_root
 from ui.data import store
 from ui.data.runs import RunQuery, runs_page
 
 logger = logging.getLogger(__name__)
 
 NUM_STUDIES = 100
-CONFIGURATIONS = "experiments/*/*.yaml"
-WITHOUT = "studies"
-"""Folder of YAML files that are no configurations."""
 
 
 def studies() -> list[StudyResult]:
@@ -65,10 +62,8 @@ def claims_frame(found: list[StudyResult]) -> pd.DataFrame:
 
 
 def configurations() -> list[str]:
-    """Return the project's configurations, as paths from its root."""
-    root = project_root()
-    found = sorted(root.glob(CONFIGURATIONS))
-    return [str(path.relative_to(root)) for path in found if path.parent.name != WITHOUT]
+    """Return the configurations that ship with Clew, as paths from the project's root."""
+    return [f"experiments/{path.parent.name}/{path.name}" for path in presets().values()]
 
 
 def configuration(path: str) -> RunConfig:
@@ -77,4 +72,4 @@ def configuration(path: str) -> RunConfig:
     Raises:
         ConfigError: it is not valid.
     """
-    return load(project_root() / path)
+    return load(path)

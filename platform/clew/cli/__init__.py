@@ -1,6 +1,7 @@
 """The command line: reads options, calls one workflow, prints its result.
 
-The options of `train` are generated from `clew.config.flags`. Every verb but `sync` and `ui` is an
+Options are declared as classes (`clew.cli.options`); those that set the configuration come from its
+schema. Every verb but `sync` and `ui` is an
 entry point of MLproject with the same parameters, with dashes for underscores; `demo` is `main`.
 """
 

@@ -1,32 +1,16 @@
 """Verbs that explain predictions: tracin, batch-tracin, trace-sequence, trace-text."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import click
+from pydantic import Field
 
-from clew.cli.options import (
-    flag,
-    flags_of,
-    no_cleanup,
-    number_or_none,
-    path_or_none,
-    settings_option,
-    whole_number,
-)
-from clew.config.flags import FILTER_FLAGS, INFLUENCE_FLAGS, overrides_from_flags
-from clew.config.load import parse_assignments
+from clew.cli.options import Configured, JsonFlag, Option, command
 
-
-def _explanation_settings(
-    flags: Mapping[str, str], keys: Mapping[str, str], *, no_cleanup: bool, further: Sequence[str]
-) -> dict[str, Any]:
-    overrides: dict[str, Any] = dict(overrides_from_flags(flags, keys))
-    if no_cleanup:
-        overrides["influence.enable_memory_cleanup"] = "false"
-    return overrides | parse_assignments(further)
+ModelToExplain = Annotated[str, Option(also=("model_path",))]
 
 
 def _progress(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
@@ -44,146 +28,147 @@ def _progress(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
     return show
 
 
-@click.command()
-@flag("model", help="Run id, models:/name@alias, or a folder of checkpoints.")
-@flag("test", help="File of triples, or head,relation,tail.")
-@flag("train", help="File of training triples; the model's own unless given, and no others.")
-@flags_of(INFLUENCE_FLAGS)
-@no_cleanup
-@flag("output", help="Folder for the three files, or one .json, .csv or .parquet file.")
-@settings_option("influence.key=value")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
-def tracin(
-    *,
-    model: str,
-    test: str,
-    train: str,
-    disable_memory_cleanup: bool,
-    output: str,
-    set: list[str],
-    as_json: bool,
-    **flags: str,
-) -> int:
+class ExplainOptions(Configured):
+    """What `clew tracin` and `clew batch-tracin` have in common."""
+
+    model: ModelToExplain = ""
+    """Run id, models:/name@alias, or a folder of checkpoints."""
+    train: str = ""
+    """File of training triples, if the model's own shall be checked against it."""
+    entity_to_id: str = ""
+    """Dictionary of entities, if the model's own shall be checked against it."""
+    relation_to_id: str = ""
+    """Dictionary of relations, if the model's own shall be checked against it."""
+    as_json: JsonFlag = False
+    """Print JSON, one object a line."""
+
+
+class TracinOptions(ExplainOptions):
+    """What `clew tracin` takes."""
+
+    test: Annotated[str, Option(also=("test_triples",))] = ""
+    """File of triples, or head,relation,tail."""
+    output: Path | None = None
+    """Folder for the three files, or one .json, .csv or .parquet file."""
+
+
+@command(TracinOptions)
+def tracin(options: TracinOptions) -> int:
     """Explain predictions: which training triples raised or lowered them, and how much."""
+    from clew.workflows.trace_source import GivenFiles
     from clew.workflows.tracin import tracin as workflow
 
     result = workflow(
-        model,
-        test,
-        _explanation_settings(
-            flags, INFLUENCE_FLAGS, no_cleanup=disable_memory_cleanup, further=set
-        ),
-        train=train,
-        output=path_or_none(output),
-        progress=_progress("triples", as_json=as_json),
+        options.model,
+        options.test,
+        options.overrides,
+        files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
+        output=options.output,
+        progress=_progress("triples", as_json=options.as_json),
     )
-    click.echo(json.dumps(result.as_dict()) if as_json else result.table())
+    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 
-@click.command(name="batch-tracin")
-@flag("model", help="Run id, models:/name@alias, or a folder of checkpoints.")
-@flag("test_triples", help="File of triples to explain.")
-@flag("test", help="Same as --test-triples.")
-@flag("train", help="File of training triples; the model's own unless given, and no others.")
-@flags_of(INFLUENCE_FLAGS | FILTER_FLAGS)
-@no_cleanup
-@flag("output_dir", help="Folder for results; one of an earlier run is gone on with.")
-@flag("output", help="Same as --output-dir.")
-@flag("edge_map", help="JSON file from predicate to the label that people read.")
-@flag("node_name_dict", help="Labels of entities, id<TAB>name.")
-@flag("start_index", help="First line to explain, from 0.")
-@flag("max_triples", help="Lines to explain; all that follow unless given.")
-@settings_option("influence.key=value")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
-def batch_tracin(
-    *,
-    model: str,
-    test_triples: str,
-    test: str,
-    train: str,
-    disable_memory_cleanup: bool,
-    output_dir: str,
-    output: str,
-    edge_map: str,
-    node_name_dict: str,
-    start_index: str,
-    max_triples: str,
-    set: list[str],
-    as_json: bool,
-    **flags: str,
-) -> int:
+class BatchTracinOptions(ExplainOptions):
+    """What `clew batch-tracin` takes."""
+
+    test_triples: Annotated[str, Option(also=("test",))] = ""
+    """File of triples to explain."""
+    output_dir: Annotated[Path, Option(also=("output",))] = Path("runs/batch_tracin")
+    """Folder for results; one that holds results of the same request is completed."""
+    start_index: int = 0
+    """First line to explain, from 0."""
+    max_triples: int | None = None
+    """Lines to explain; all that follow unless given."""
+    edge_map: str = ""
+    """JSON file from predicate to the label that people read."""
+    node_name_dict: str = ""
+    """Labels of entities, id<TAB>name."""
+
+
+@command(BatchTracinOptions)
+def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions by the training triples near them; resumable."""
     from clew.workflows import batch_tracin as workflow
     from clew.workflows.batch_request import BatchRequest
+    from clew.workflows.trace_source import GivenFiles
 
-    keys = INFLUENCE_FLAGS | FILTER_FLAGS
     request = BatchRequest(
-        model=model,
-        test_triples=test_triples or test,
-        output_dir=Path(output_dir or output or "runs/batch_tracin"),
-        overrides=_explanation_settings(
-            flags, keys, no_cleanup=disable_memory_cleanup, further=set
-        ),
-        train=train,
-        start_index=whole_number("start-index", start_index, 0),
-        max_triples=number_or_none("max-triples", max_triples),
-        edge_map=edge_map,
-        node_name_dict=node_name_dict,
+        model=options.model,
+        test_triples=options.test_triples,
+        output_dir=options.output_dir,
+        overrides=options.overrides,
+        files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
+        start_index=options.start_index,
+        max_triples=options.max_triples,
+        edge_map=options.edge_map,
+        node_name_dict=options.node_name_dict,
     )
-    result = workflow.batch_tracin(request, progress=_progress("tests", as_json=as_json))
-    click.echo(json.dumps(result.as_dict()) if as_json else result.table())
+    progress = _progress("tests", as_json=options.as_json)
+    result = workflow.batch_tracin(request, progress=progress)
+    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 
-@click.command("trace-sequence")
-@flag("model", required=True, help="Run id or a folder of checkpoints of image sequences.")
-@flag("frame", help="Last frame of the test window; the one with the largest error unless given.")
-@flag("top_k", help="Training windows of each sign, 0 for all; as in the run unless given.")
-@flag("num_last_layers", help="Count only so many modules from the end; all unless given.")
-@flag("output", help="Where else to write the report, as JSON.")
-def trace_sequence(*, model: str, frame: str, top_k: str, num_last_layers: str, output: str) -> int:
+class TraceWindowsOptions(Configured):
+    """What `clew trace-sequence` and `clew trace-text` have in common."""
+
+    num_last_layers: Annotated[int | None, Field(ge=1)] = None
+    """Count only so many modules from the end; all unless given."""
+    output: Path | None = None
+    """Where else to write the report, as JSON."""
+
+
+class TraceSequenceOptions(TraceWindowsOptions):
+    """What `clew trace-sequence` takes."""
+
+    model: str
+    """Run id or a folder of checkpoints of image sequences."""
+    frame: int | None = None
+    """Last frame of the test window; the one with the largest error unless given."""
+
+
+@command(TraceSequenceOptions)
+def trace_sequence(options: TraceSequenceOptions) -> int:
     """Find the training windows that drive a prediction from a sequence of frames."""
     from clew.workflows.trace_sequence import trace_sequence as trace
 
     result = trace(
-        model,
-        number_or_none("frame", frame),
-        {"influence.top_k": top_k} if top_k else {},
-        num_last_layers=number_or_none("num-last-layers", num_last_layers),
-        output=path_or_none(output),
+        options.model,
+        options.frame,
+        options.overrides,
+        num_last_layers=options.num_last_layers,
+        output=options.output,
         progress=_progress("windows", as_json=False),
     )
     click.echo(result.table())
     return 0
 
 
-@click.command("trace-text")
-@flag("model", required=True, help="Run id or a folder of checkpoints of a language model.")
-@flag("prompt", required=True, help="Text before the continuation.")
-@flag("continuation", help="Text to explain; what the model writes unless given.")
-@flag("top_k", help="Training windows of each sign, 0 for all; as in the run unless given.")
-@flag("num_last_layers", help="Count only so many modules from the end; all unless given.")
-@flag("output", help="Where else to write the report, as JSON.")
-def trace_text(
-    *,
-    model: str,
-    prompt: str,
-    continuation: str,
-    top_k: str,
-    num_last_layers: str,
-    output: str,
-) -> int:
+class TraceTextOptions(TraceWindowsOptions):
+    """What `clew trace-text` takes."""
+
+    model: str
+    """Run id or a folder of checkpoints of a language model."""
+    prompt: str
+    """Text before the continuation."""
+    continuation: str = ""
+    """Text to explain; what the model writes unless given."""
+
+
+@command(TraceTextOptions)
+def trace_text(options: TraceTextOptions) -> int:
     """Find the training windows that made a language model's continuation likely."""
     from clew.workflows.trace_text import trace_text as trace
 
     result = trace(
-        model,
-        prompt,
-        continuation,
-        {"influence.top_k": top_k} if top_k else {},
-        num_last_layers=number_or_none("num-last-layers", num_last_layers),
-        output=path_or_none(output),
+        options.model,
+        options.prompt,
+        options.continuation,
+        options.overrides,
+        num_last_layers=options.num_last_layers,
+        output=options.output,
         progress=_progress("windows", as_json=False),
     )
     click.echo(result.table())

@@ -3,104 +3,120 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import click
+from pydantic import Field, model_validator
 
-from clew.cli.options import flag, truth, whole_number
-from clew.errors import ConfigError
+from clew.cli.options import JsonFlag, Options, command, dashed
 
 
-@click.command()
-@flag("run_id", help="Run whose best checkpoint is meant.")
-@flag("experiment", help="Experiment whose best run is meant, instead of a run id.")
-@flag("metric", help="Metric that chooses and compares; valid/mrr unless given.")
-@flag("name", help="Registered model; clew-<data set> unless given.")
-@flag("alias", help="Alias to compete for; champion unless given.")
-@flag("dry_run", is_flag=False, flag_value="true", help="Check, but write nothing.")
-@flag("force", help="Reason to overrule checks that are not final; it is recorded.")
-@flag("rollback", is_flag=False, flag_value="true", help="Give the alias back to who had it.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
-def promote(
-    *,
-    run_id: str,
-    experiment: str,
-    metric: str,
-    name: str,
-    alias: str,
-    dry_run: str,
-    force: str,
-    rollback: str,
-    as_json: bool,
-) -> int:
+class PromoteOptions(Options):
+    """What `clew promote` takes."""
+
+    run_id: str = ""
+    """Run whose best checkpoint is meant."""
+    experiment: str = ""
+    """Experiment whose best run is meant, instead of a run id."""
+    metric: str = ""
+    """Metric that chooses and compares; valid/mrr unless given."""
+    name: str = ""
+    """Registered model; clew-<data set> unless given."""
+    alias: str = ""
+    """Alias to compete for; champion unless given."""
+    dry_run: bool = False
+    """Check, but write nothing."""
+    force: str = ""
+    """Reason to overrule checks that are not final; it is recorded."""
+    rollback: bool = False
+    """Give the alias back to who had it."""
+    as_json: JsonFlag = False
+    """Print JSON, one object a line."""
+
+    @model_validator(mode="after")
+    def _rollback_chooses_nothing(self) -> Self:
+        for name in ("run_id", "experiment", "metric", "force") if self.rollback else ():
+            if getattr(self, name):
+                raise ValueError(
+                    f"--rollback and {dashed(name)} given; a rollback takes the version that had "
+                    "the alias before and checks nothing, leave one of them out"
+                )
+        return self
+
+
+@command(PromoteOptions)
+def promote(options: PromoteOptions) -> int:
     """Register the best checkpoint of a run, check it, and make it champion."""
     from clew.workflows import promote as workflow
 
     def show(check: Any) -> None:
-        click.echo(json.dumps(dataclasses.asdict(check)) if as_json else check.line())
+        click.echo(json.dumps(dataclasses.asdict(check)) if options.as_json else check.line())
 
-    if truth("rollback", rollback):
-        _refuse_with_rollback(run_id=run_id, experiment=experiment, metric=metric, force=force)
-        result = workflow.rollback(name, alias, dry_run=truth("dry-run", dry_run))
+    if options.rollback:
+        result = workflow.rollback(options.name, options.alias, dry_run=options.dry_run)
     else:
-        request = workflow.PromotionRequest(
-            run_id, experiment, metric, name, alias, dry_run=truth("dry-run", dry_run), force=force
-        )
-        result = workflow.promote(request, show)
-    click.echo(json.dumps({"result": result.as_dict()}) if as_json else result.table())
+        chosen = options.model_dump(exclude={"rollback", "as_json"})
+        result = workflow.promote(workflow.PromotionRequest(**chosen), show)
+    click.echo(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
     return 0
 
 
-def _refuse_with_rollback(**choosing: str) -> None:
-    given = next((name for name, value in choosing.items() if value), None)
-    if given is not None:
-        raise ConfigError(
-            f"--rollback and --{given.replace('_', '-')} given; a rollback takes the version that "
-            "had the alias before and checks nothing, leave one of them out"
-        )
+class PredictOptions(Options):
+    """What `clew predict` takes."""
+
+    model: str
+    """Run id, models:/name@alias, or a checkpoint folder."""
+    head: str = ""
+    """Name or label of the head, to ask for tails."""
+    relation: str = ""
+    """Name or label of the relation."""
+    tail: str = ""
+    """Name or label of the tail, to ask for heads."""
+    top_k: Annotated[int, Field(ge=1)] = 10
+    """Answers for each query."""
+    filter_known: bool = False
+    """Leave out answers known in training."""
+    input: Path | None = None
+    """File of queries instead: JSON lines, or head<TAB>relation<TAB>tail with a question mark."""
+    as_json: JsonFlag = False
+    """Print JSON instead of a table."""
+
+    @model_validator(mode="after")
+    def _asks_one_way(self) -> Self:
+        if self.input and (self.head or self.relation or self.tail):
+            raise ValueError("--input and a query given; ask one or the other")
+        return self
 
 
-@click.command()
-@flag("model", required=True, help="Run id, models:/name@alias, or a checkpoint folder.")
-@flag("head", help="Name or label of the head, to ask for tails.")
-@flag("relation", help="Name or label of the relation.")
-@flag("tail", help="Name or label of the tail, to ask for heads.")
-@flag("top_k", help="Answers for each query; 10 unless given.")
-@flag("filter_known", is_flag=False, flag_value="true", help="Leave out answers known in training.")
-@flag("input", help="File of queries instead: JSON lines, or head<TAB>relation<TAB>tail with ?.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def predict(
-    *,
-    model: str,
-    head: str,
-    relation: str,
-    tail: str,
-    top_k: str,
-    filter_known: str,
-    input: str,
-    as_json: bool,
-) -> int:
+@command(PredictOptions)
+def predict(options: PredictOptions) -> int:
     """Ask a trained model for the most likely tails or heads."""
     from clew.workflows import predict as workflow
 
-    if input and (head or relation or tail):
-        raise ConfigError("--input and a query given; ask one or the other")
+    if options.input:
+        queries = workflow.read_queries(options.input)
+    else:
+        queries = [workflow.asked(options.head, options.relation, options.tail)]
     result = workflow.predict(
-        model,
-        workflow.read_queries(Path(input)) if input else [workflow.asked(head, relation, tail)],
-        top_k=whole_number("top-k", top_k, 10),
-        filter_known=truth("filter-known", filter_known),
+        options.model, queries, top_k=options.top_k, filter_known=options.filter_known
     )
-    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
     return 0
 
 
-@click.command()
-@flag("model", required=True, help="Run id, models:/name@alias, or a checkpoint folder.")
-@flag("output_dir", required=True, help="New folder for the files.")
-def export(model: str, output_dir: str) -> int:
+class ExportOptions(Options):
+    """What `clew export` takes."""
+
+    model: str
+    """Run id, models:/name@alias, or a checkpoint folder."""
+    output_dir: Path
+    """New folder for the files."""
+
+
+@command(ExportOptions)
+def export(options: ExportOptions) -> int:
     """Write embeddings with their names as Parquet, and the model as a torch.export program."""
     from clew.workflows.export import export as run_export
 
-    click.echo(run_export(model, Path(output_dir)).table())
+    click.echo(run_export(options.model, options.output_dir).table())
     return 0

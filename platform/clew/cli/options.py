@@ -1,46 +1,234 @@
-"""How options are declared and read: spellings, empty values, numbers, truth values."""
+"""What a command takes, said once: a class of options, from which the command is made.
 
-import math
+Each field of such a class is an option of the command line and a parameter of MLproject, its
+docstring the help. Settings of the configuration that have an option of their own
+(`clew.config.flags`) follow by themselves. `clew.cli.reference` writes MLproject and the reference
+page from the same declarations.
+"""
+
 import os
+import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self, TypeVar
 
 import click
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
 
-from clew.config.flags import BOOLEAN_FLAGS
+from clew.config.base import Section
+from clew.config.flags import flagged_fields
+from clew.config.load import parse_assignments
 from clew.errors import ConfigError
 
-F = TypeVar("F", bound=Callable[..., Any])
+ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
 
-def flag(name: str, **settings: Any) -> Callable[[F], F]:
-    """Return an option under its name with dashes and, for older scripts, with underscores.
+@dataclass(frozen=True)
+class Option:
+    """Says of a field what its name, type and docstring do not."""
 
-    An empty value means unset, as MLproject passes it. A boolean may stand alone, for `true`.
-    """
-    spellings = [f"--{name.replace('_', '-')}"]
-    if "_" in name:
-        spellings.append(f"--{name}")
-    if name in BOOLEAN_FLAGS:
-        settings |= {"is_flag": False, "flag_value": "true"}
-    return click.option(*spellings, name, default=settings.pop("default", ""), **settings)
-
-
-def flags_of(keys: Mapping[str, str]) -> Callable[[F], F]:
-    """Return an option for each flag that sets a configuration key."""
-
-    def decorate(function: F) -> F:
-        for name, key in reversed(list(keys.items())):
-            function = flag(name, help=f"Sets {key}.")(function)
-        return function
-
-    return decorate
+    name: str = ""
+    """Name of the option, if it is not that of the field."""
+    also: tuple[str, ...] = ()
+    """Other options for the same value, which older scripts use."""
+    alone: str = ""
+    """What the option means when it stands without a value; `true` for every boolean."""
+    terminal_only: bool = False
+    """Whether MLproject has no such parameter. A boolean then takes no value."""
+    hidden: bool = False
+    """Whether it is for Clew's own processes."""
 
 
-no_cleanup = click.option(
-    "--disable-memory-cleanup", is_flag=True, help="Same as --enable-memory-cleanup false."
-)
+JsonFlag = Annotated[bool, Option(name="json", terminal_only=True)]
+HIDDEN = Option(terminal_only=True, hidden=True)
+
+
+class Options(Section):
+    """What a command takes."""
+
+    @classmethod
+    def read(cls, verb: str, given: Mapping[str, Any]) -> Self:
+        """Check what was typed; an empty value means that nothing was given.
+
+        Raises:
+            ConfigError: a value is missing or not valid, or two options contradict each other.
+        """
+        values: dict[str, Any] = {}
+        overrides: dict[str, Any] = {}
+        typed: dict[str, str] = {}
+        for option in filter(lambda option: given[option.name], declared_options(verb, cls)):
+            target, value = option.key or option.field, option.switch or given[option.name]
+            content = overrides if option.key else values
+            if content.setdefault(target, value) != value:
+                raise ConfigError(
+                    f"{dashed(typed[target])} and {dashed(option.name)} are both given and "
+                    "contradict each other; leave one of them out"
+                )
+            typed[target] = option.name
+        if issubclass(cls, Configured):
+            assigned = parse_assignments([*given["set"], *given["assignments"]])
+            values["overrides"] = overrides | assigned
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(_describe(error, typed)) from None
+
+
+class Configured(Options):
+    """What a command takes that works on a configuration: flags, `--set` and assignments too."""
+
+    overrides: dict[str, Any] = Field(default_factory=dict, exclude=True)
+    """What they set, `section.key` to value; assignments win."""
+
+
+@dataclass(frozen=True)
+class DeclaredOption:
+    """One option, as click, MLproject and the reference page need it."""
+
+    name: str
+    """With underscores."""
+    help: str
+    annotation: Any
+    """Type of what it sets."""
+    field: str = ""
+    """Field of the options that it sets."""
+    key: str = ""
+    """Key of the configuration that it sets, instead of a field."""
+    default: Any = None
+    required: bool = False
+    alone: str = ""
+    """What it sets when it stands without its value."""
+    switch: str = ""
+    """What it sets, if it never takes a value."""
+    terminal_only: bool = False
+    hidden: bool = False
+
+
+def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:
+    """Return a command's own options, then those that set the configuration."""
+    found = []
+    for name, field in options.model_fields.items():
+        if not field.exclude:
+            found += _of_field(name, field)
+    for item in flagged_fields(verb):
+        main = DeclaredOption(
+            item.name,
+            f"{first_sentence(item.field)} Sets {item.key}.",
+            item.field.annotation,
+            key=item.key,
+            alone="true" if item.field.annotation is bool else "",
+        )
+        found.append(main)
+        if item.flag.off:
+            same = f"Same as {dashed(item.name)} false."
+            off = replace(main, name=item.flag.off, help=same, switch="false", terminal_only=True)
+            found.append(off)
+    return found
+
+
+def _of_field(name: str, field: FieldInfo) -> list[DeclaredOption]:
+    mark = next((mark for mark in field.metadata if isinstance(mark, Option)), Option())
+    is_bool, text = field.annotation is bool, first_sentence(field)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    if default not in (None, "", False):
+        text = f"{text.removesuffix('.')}; {default} unless given."
+    main = DeclaredOption(
+        mark.name or name,
+        text,
+        field.annotation,
+        field=name,
+        default=default,
+        required=field.is_required(),
+        alone=mark.alone or ("true" if is_bool else ""),
+        switch="true" if is_bool and mark.terminal_only else "",
+        terminal_only=mark.terminal_only,
+        hidden=mark.hidden,
+    )
+    same = f"Same as {dashed(main.name)}."
+    return [main, *(replace(main, name=other, help=same) for other in mark.also)]
+
+
+def first_sentence(field: FieldInfo) -> str:
+    """Return the first sentence of a field's docstring."""
+    text = " ".join((field.description or "").split())
+    return text.partition(". ")[0].removesuffix(".") + "."
+
+
+def dashed(name: str) -> str:
+    """Return an option as people type it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _describe(error: ValidationError, typed: Mapping[str, str]) -> str:
+    problem = error.errors()[0]
+    field = str(problem["loc"][0]) if problem["loc"] else ""
+    reason = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if not field:
+        return reason
+    if problem["type"] == "missing":
+        return f"{dashed(field)} is missing; it must be given"
+    return f"{dashed(typed.get(field, field))} is {problem['input']!r}; expected {reason}"
+
+
+class Verb(click.Command):
+    """A command that is made from a class of options."""
+
+    def __init__(self, options: type[Options], function: Callable[[Any], int]) -> None:
+        name = function.__name__
+        self.declared = declared_options(name, options)
+        self.is_configured = issubclass(options, Configured)
+        params: list[click.Parameter] = [_click_option(option) for option in self.declared]
+        if self.is_configured:
+            params += [_settings_option(), click.Argument(["assignments"], nargs=-1)]
+        super().__init__(
+            name.replace("_", "-"),
+            callback=lambda **given: function(options.read(name, given)),
+            params=params,
+            help=function.__doc__,
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep an option that may stand alone from taking an assignment for its value."""
+        may_stand_alone = [o for o in self.declared if o.alone and not o.switch]
+        alone = {spelling: o.alone for o in may_stand_alone for spelling in spellings(o.name)}
+        words = [
+            f"{word}={alone[word]}" if word in alone and ASSIGNMENT.match(following) else word
+            for word, following in zip(args, [*args[1:], ""], strict=False)
+        ]
+        return super().parse_args(ctx, words)
+
+
+O = TypeVar("O", bound=Options)  # noqa: E741
+
+
+def command(options: type[O]) -> Callable[[Callable[[O], int]], Verb]:
+    """Return what makes a function a command; its options come to it checked."""
+    return lambda function: Verb(options, function)
+
+
+def spellings(name: str) -> list[str]:
+    """Return an option with dashes and, for older scripts, with underscores."""
+    return list(dict.fromkeys([dashed(name), f"--{name}"]))
+
+
+def _click_option(option: DeclaredOption) -> click.Option:
+    settings: dict[str, Any] = {"default": "", "help": option.help, "hidden": option.hidden}
+    if option.switch:
+        settings |= {"is_flag": True, "flag_value": "true"}
+    elif option.alone:
+        settings |= {"is_flag": False, "flag_value": option.alone}
+    return click.Option([*spellings(option.name), option.name], **settings)
+
+
+def _settings_option() -> click.Option:
+    """Return the option `--set`, which may be given several times; its value is a list."""
+
+    def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
+        return [part for text in texts for part in _split_assignments(text)]
+
+    text = "Further settings, section.key=value, separated by commas or in options of their own."
+    return click.Option(["--set", "set"], multiple=True, callback=split, help=text)
 
 
 def _split_assignments(text: str) -> list[str]:
@@ -52,59 +240,6 @@ def _split_assignments(text: str) -> list[str]:
         else:
             parts.append(piece)
     return parts
-
-
-def settings_option(example: str) -> Callable[[F], F]:
-    """Return the option `--set`, which may be given several times; its value is a list.
-
-    Args:
-        example: An assignment, for the help.
-    """
-
-    def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
-        return [part for text in texts for part in _split_assignments(text)]
-
-    text = f"Further settings, {example}, separated by commas or in options of their own."
-    return click.option("--set", "set", multiple=True, callback=split, help=text)
-
-
-def path_or_none(text: str) -> Path | None:
-    """Read an option that holds a path; empty means none."""
-    return Path(text) if text else None
-
-
-def whole_number(name: str, text: str, default: int) -> int:
-    """Read an option that holds a whole number; empty means the default."""
-    if not text:
-        return default
-    if not text.removesuffix(".0").isdecimal():
-        raise ConfigError(f"--{name} is {text!r}; expected a whole number")
-    return int(text.removesuffix(".0"))
-
-
-def number_or_none(name: str, text: str) -> int | None:
-    """Read an option that holds a whole number; empty means none."""
-    return whole_number(name, text, 0) if text else None
-
-
-def truth(name: str, text: str) -> bool:
-    """Read an option that holds true or false; empty means false."""
-    if text.lower() not in ("", "true", "false", "1", "0", "yes", "no"):
-        raise ConfigError(f"--{name} is {text!r}; expected true or false")
-    return text.lower() in ("true", "1", "yes")
-
-
-def positive_number(name: str, text: str) -> float | None:
-    """Read an option that holds a number above zero; empty means none."""
-    if not text:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise ConfigError(f"--{name} is {text!r}; expected a number above zero")
-    return number
 
 
 def is_main_process() -> bool:

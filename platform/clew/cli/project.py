@@ -1,69 +1,74 @@
 """Verbs about data and the project as a whole: data, pretokenize, sync, demo, ui."""
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from clew.cli.options import flag, number_or_none, truth, whole_number
+from clew.cli.options import Option, Options, command
 
 
-@click.command()
-@flag("config", help="YAML file whose data section is read.")
-@flag("name", help="A named data set instead: umls, or a folder under $CLEW_DATA.")
-def data(config: str, name: str) -> int:
+class DataOptions(Options):
+    """What `clew data` takes."""
+
+    config: str = ""
+    """YAML file, or the name of a configuration that ships with Clew, whose data are meant."""
+    name: str = ""
+    """A named data set instead: umls, or a folder under $CLEW_DATA."""
+
+
+@command(DataOptions)
+def data(options: DataOptions) -> int:
     """Read a data set, check it and say what is in it."""
     from clew.workflows.describe_data import describe_data
 
-    click.echo(describe_data(config or None, name or None))
+    click.echo(describe_data(options.config or None, options.name or None))
     return 0
 
 
-@click.command()
-@flag("dataset", required=True, help="Text file, folder, JSON Lines or Parquet file, or a name.")
-@flag("output", required=True, help="Folder for the packed tokens.")
-@flag("chunk_size", help="Tokens in a window; 32768 unless given.")
-@flag("tokenizer", help="bytes, bpe, or a tokenizers JSON file; bytes unless given.")
-@flag("vocabulary_size", help="Entries of a locally trained BPE vocabulary; 32768 unless given.")
-@flag("text_column", help="Key or column that holds the text; text unless given.")
-@flag("num_proc", help="Processes that tokenize; 1 unless given.")
-@flag("max_chunks", help="Stop after so many windows.")
-@flag("force", is_flag=False, flag_value="true", help="Begin anew, whatever the folder holds.")
-def pretokenize(
-    *,
-    dataset: str,
-    output: str,
-    chunk_size: str,
-    tokenizer: str,
-    vocabulary_size: str,
-    text_column: str,
-    num_proc: str,
-    max_chunks: str,
-    force: str,
-) -> int:
+class PretokenizeOptions(Options):
+    """What `clew pretokenize` takes."""
+
+    dataset: str
+    """Text file, folder, JSON Lines or Parquet file, or a name."""
+    output: Path = Path("packed")
+    """Folder for the packed tokens."""
+    chunk_size: int = 32768
+    """Tokens in a window."""
+    tokenizer: str = "bytes"
+    """The word bytes or bpe, or a tokenizers JSON file."""
+    vocabulary_size: int = 32768
+    """Entries of a locally trained BPE vocabulary."""
+    text_column: str = "text"
+    """Key or column that holds the text."""
+    num_proc: int = 1
+    """Processes that tokenize."""
+    max_chunks: int | None = None
+    """Stop after so many windows."""
+    force: bool = False
+    """Begin again, whatever the folder holds."""
+
+
+@command(PretokenizeOptions)
+def pretokenize(options: PretokenizeOptions) -> int:
     """Pack a corpus into one memory map of tokens; a killed run goes on where it was."""
     from clew.language_modeling.pretokenize import PackSettings
     from clew.workflows.pretokenize import pretokenize_corpus
 
-    settings = PackSettings(
-        dataset=dataset,
-        chunk_size=whole_number("chunk-size", chunk_size, 32768),
-        tokenizer=tokenizer or "bytes",
-        vocabulary_size=whole_number("vocabulary-size", vocabulary_size, 32768),
-        text_column=text_column or "text",
-        max_chunks=number_or_none("max-chunks", max_chunks),
-    )
+    settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))
     result = pretokenize_corpus(
-        settings,
-        Path(output),
-        num_proc=whole_number("num-proc", num_proc, 1),
-        force=truth("force", force),
+        settings, options.output, num_proc=options.num_proc, force=options.force
     )
     click.echo(result.table())
     return 0
 
 
-@click.command()
-def sync() -> int:
+class NoOptions(Options):
+    """For a command that takes none."""
+
+
+@command(NoOptions)
+def sync(options: NoOptions) -> int:
     """Send what could not be sent while the tracking server was away."""
     from clew.runs.forwarder import sync_spool
 
@@ -76,22 +81,35 @@ def sync() -> int:
     return 2 if any(result.problem for result in results) else 0
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="A few epochs only, for tests.")
-def demo(quick: bool) -> int:
+class DemoOptions(Options):
+    """What `clew demo` takes."""
+
+    quick: Annotated[bool, Option(terminal_only=True)] = False
+    """A few epochs only, for tests."""
+
+
+@command(DemoOptions)
+def demo(options: DemoOptions) -> int:
     """Train on the bundled UMLS graph in two precisions and compare the runs."""
     from clew.workflows.demo import run_demo
 
-    for line in run_demo(quick=quick):
+    for line in run_demo(quick=options.quick):
         click.echo(line)
     return 0
 
 
-@click.command()
-@click.option("--port", default=8501, show_default=True, help="Port to listen on.")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Address to listen on.")
-def ui(port: int, address: str) -> int:
+class UiOptions(Options):
+    """What `clew ui` takes."""
+
+    port: int = 8501
+    """Port to listen on."""
+    address: str = "127.0.0.1"
+    """Address to listen on."""
+
+
+@command(UiOptions)
+def ui(options: UiOptions) -> int:
     """Open the dashboard over the tracking store."""
     from clew.workflows.dashboard import serve_dashboard
 
-    return serve_dashboard(port=port, address=address)
+    return serve_dashboard(port=options.port, address=options.address)

@@ -2,150 +2,169 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
+from pydantic import Field, field_validator
 
-from clew.cli.options import (
-    flag,
-    flags_of,
-    is_main_process,
-    no_cleanup,
-    path_or_none,
-    positive_number,
-    settings_option,
-    whole_number,
-)
-from clew.config.flags import TRAIN_FLAGS, overrides_from_flags
-from clew.config.load import load, parse_assignments
+from clew.cli.options import HIDDEN, Configured, JsonFlag, Option, Options, command, is_main_process
+from clew.config.load import load
 from clew.errors import ConfigError
 
+if TYPE_CHECKING:
+    from clew.workflows.train import TrainResult
+
 DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
+NEWEST = "newest"
 
 
-@click.command()
-@flag("config", help=f"YAML file; {DEFAULT_CONFIG} unless given.")
-@flags_of(TRAIN_FLAGS)
-@no_cleanup
-@flag("resume", help="Run id to go on from, at its newest good checkpoint.")
-@click.option("--result-file", default="", hidden=True, help="Also write the result as JSON.")
-@click.option("--parent-run", default="", hidden=True, help="Run of which this one is a part.")
-@click.option("--tags", default="", hidden=True, help="Further tags of the run, as JSON.")
-@flag("output_dir", help="Also copy configuration and best checkpoint to this new folder.")
-@settings_option("section.key=value")
-@click.argument("assignments", nargs=-1)
-def train(
-    *,
-    config: str,
-    disable_memory_cleanup: bool,
-    resume: str,
-    output_dir: str,
-    result_file: str,
-    parent_run: str,
-    tags: str,
-    set: list[str],
-    assignments: tuple[str, ...],
-    **flags: str,
-) -> int:
+class TrainOptions(Configured):
+    """What `clew train` takes."""
+
+    config: str = DEFAULT_CONFIG
+    """YAML file, or the name of a configuration that ships with Clew."""
+    resume: Annotated[str, Option(alone=NEWEST)] = ""
+    """Run id to go on from, at its newest good checkpoint; alone or `newest`: the newest
+    unfinished run of this configuration, or the newest checkpoint in `--checkpoint-dir`."""
+    checkpoint_dir: Path | None = None
+    """Folder that keeps the run's checkpoints while it trains, as the tracking store does."""
+    output_dir: Path | None = None
+    """Also copy configuration and best checkpoint to this new folder."""
+    result_file: Annotated[Path | None, HIDDEN] = None
+    """Also write the result as JSON."""
+    parent_run: Annotated[str, HIDDEN] = ""
+    """Run of which this one is a part."""
+    tags: Annotated[str, HIDDEN] = "{}"
+    """Further tags of the run, as JSON."""
+
+
+@command(TrainOptions)
+def train(options: TrainOptions) -> int:
     """Train a model; ASSIGNMENTS are further settings, section.key=value."""
     from clew.workflows import train as workflow
     from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 
-    overrides = _overrides(flags, disable_memory_cleanup, [*set, *assignments])
-    if resume and config and config != DEFAULT_CONFIG:
-        raise ConfigError(
-            f"--resume {resume} repeats that run's own configuration, but --config {config} is "
-            "given too; leave --config out and override with --set"
-        )
-    if resume:
-        result = workflow.resume(resume, overrides, output_dir=path_or_none(output_dir))
+    if options.resume:
+        result = _resumed(options)
     else:
-        settings = load(config or DEFAULT_CONFIG, overrides)
+        settings = load(options.config, options.overrides)
         run = train_each_group if leaves_one_out(settings) else workflow.train
         result = run(
             settings,
-            output_dir=path_or_none(output_dir),
-            parent_run_id=parent_run or None,
-            tags=json.loads(tags or "{}"),
+            output_dir=options.output_dir,
+            checkpoint_dir=options.checkpoint_dir,
+            parent_run_id=options.parent_run or None,
+            tags=json.loads(options.tags),
         )
     if not is_main_process():
         return 0
-    if result_file:
-        Path(result_file).write_text(json.dumps(dataclasses.asdict(result)), encoding="utf-8")
+    if options.result_file:
+        content = json.dumps(dataclasses.asdict(result))
+        options.result_file.write_text(content, encoding="utf-8")
     click.echo(result.table())
     return 0
 
 
-def _overrides(
-    flags: Mapping[str, str], no_cleanup: bool, assignments: Sequence[str]
-) -> dict[str, Any]:
-    """Return what flags and assignments set; assignments win."""
-    overrides: dict[str, Any] = dict(overrides_from_flags(flags))
-    if no_cleanup:
-        overrides["optimizations.enable_memory_cleanup"] = "false"
-    return overrides | parse_assignments(assignments)
+def _resumed(options: TrainOptions) -> "TrainResult":
+    """Go on from a run that is named, from the newest one, or from a folder of checkpoints."""
+    from clew.workflows import train as workflow
+
+    overrides, output_dir = options.overrides, options.output_dir
+    is_named, has_config = options.resume != NEWEST, options.config != DEFAULT_CONFIG
+    if is_named and has_config:
+        raise ConfigError(
+            f"--resume {options.resume} repeats that run's own configuration, but --config "
+            f"{options.config} is given too; leave --config out and override with --set"
+        )
+    if is_named:
+        return workflow.resume(
+            options.resume, overrides, output_dir=output_dir, checkpoint_dir=options.checkpoint_dir
+        )
+    if options.checkpoint_dir is None:
+        config = load(options.config, overrides)
+        return workflow.resume_newest(config, overrides, output_dir=output_dir)
+    return workflow.resume_folder(
+        load(options.config, overrides) if has_config else None,
+        overrides,
+        checkpoint_dir=options.checkpoint_dir,
+        output_dir=output_dir,
+    )
 
 
-@click.command()
-@flag("config", help=f"YAML file; {DEFAULT_CONFIG} unless given.")
-@flags_of(TRAIN_FLAGS)
-@no_cleanup
-@flag("memory_gib", help="Memory to fit into; what there is now unless given.")
-@flag("num_processes", help="Processes of a data-parallel run, each on its device; 1 unless given.")
-@settings_option("section.key=value")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.argument("assignments", nargs=-1)
-def plan(
-    *,
-    config: str,
-    disable_memory_cleanup: bool,
-    memory_gib: str,
-    num_processes: str,
-    set: list[str],
-    as_json: bool,
-    assignments: tuple[str, ...],
-    **flags: str,
-) -> int:
+class PlanOptions(Configured):
+    """What `clew plan` takes."""
+
+    config: str = DEFAULT_CONFIG
+    """YAML file, or the name of a configuration that ships with Clew."""
+    memory_gib: Annotated[float | None, Field(gt=0)] = None
+    """Memory to fit into; what there is now unless given."""
+    num_processes: int = 1
+    """Processes of a data-parallel run, each on its device."""
+    as_json: JsonFlag = False
+    """Print JSON instead of a table."""
+
+
+@command(PlanOptions)
+def plan(options: PlanOptions) -> int:
     """Say what training would take in memory, and what would save some, before any training."""
     from clew.workflows.plan import plan as workflow
 
-    overrides = _overrides(flags, disable_memory_cleanup, [*set, *assignments])
     result = workflow(
-        load(config or DEFAULT_CONFIG, overrides),
-        memory_gib=positive_number("memory-gib", memory_gib),
-        world_size=whole_number("num-processes", num_processes, 1),
+        load(options.config, options.overrides),
+        memory_gib=options.memory_gib,
+        world_size=options.num_processes,
     )
-    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
     return 0
 
 
-@click.command()
-@flag("model", required=True, help="Run id, models:/name@alias, or a checkpoint folder.")
-@flag("split", default="test", help="valid or test.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def evaluate(model: str, split: str, as_json: bool) -> int:
+class EvaluateOptions(Options):
+    """What `clew evaluate` takes."""
+
+    model: str
+    """Run id, models:/name@alias, or a checkpoint folder."""
+    split: Literal["valid", "test"] = "test"
+    """Split to evaluate, valid or test."""
+    as_json: JsonFlag = False
+    """Print JSON instead of a table."""
+
+
+@command(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> int:
     """Evaluate a trained model on a split of its own data."""
     from clew.workflows.evaluate import evaluate as run_evaluation
 
-    result = run_evaluation(model, split)
-    click.echo(json.dumps(result.metrics, indent=1) if as_json else result.table())
+    result = run_evaluation(options.model, options.split)
+    click.echo(json.dumps(result.metrics, indent=1) if options.as_json else result.table())
     return 0
 
 
-@click.command()
-@flag("study", required=True, help="YAML file in experiments/studies/.")
-@flag("seeds", help="Seeds instead of the study's, separated by commas.")
-@flag("size", help="Size of the study: quick for two cores, full for a GPU; quick unless given.")
-def compare(study: str, seeds: str, size: str) -> int:
+class CompareOptions(Options):
+    """What `clew compare` takes."""
+
+    study: str
+    """YAML file, or the name of a study that ships with Clew."""
+    seeds: str = ""
+    """Seeds instead of the study's, separated by commas."""
+    size: str = ""
+    """Size of the study: quick for two cores, full for a GPU; quick unless given."""
+
+    @field_validator("seeds")
+    @classmethod
+    def _are_whole_numbers(cls, value: str) -> str:
+        if value and not all(text.strip().isdecimal() for text in value.split(",")):
+            raise ValueError("whole numbers, separated by commas")
+        return value
+
+
+@command(CompareOptions)
+def compare(options: CompareOptions) -> int:
     """Run a study's variants, each in its own process, and hold claims against measurements."""
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 
-    chosen = (
-        [whole_number("seeds", text.strip(), 0) for text in seeds.split(",")] if seeds else None
-    )
-    for line in run_study(load_study(study, seeds=chosen, size=size or None)):
+    seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
+    for line in run_study(load_study(options.study, seeds=seeds, size=options.size or None)):
         click.echo(line)
     return 0

@@ -1,5 +1,7 @@
 """What every section of the configuration has in common."""
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -13,3 +15,18 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Marks a field that has an option of its own, `--batch-size` for `training.batch_size`."""
+
+    verbs: tuple[str, ...]
+    """Commands that have the option."""
+    off: str = ""
+    """A second option, which takes no value and means `false`."""
+
+
+TRAIN_FLAG = Flag(("train", "plan"))
+EXPLAIN_FLAG = Flag(("tracin", "batch_tracin"))
+FILTER_FLAG = Flag(("batch_tracin",))

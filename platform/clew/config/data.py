@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from clew.config.base import Section
+from clew.config.base import TRAIN_FLAG, Section
 from clew.config.image_sequences import ImageSequenceData
 
 
@@ -15,15 +15,15 @@ class TripleData(Section):
     """Triples `head<TAB>relation<TAB>tail`, plain, gzip or zstd."""
     name: str | None = None
     """A named data set: `umls` is bundled, others are folders under `$CLEW_DATA`."""
-    train: str | None = None
+    train: Annotated[str | None, TRAIN_FLAG] = None
     """File of training triples (instead of `name`)."""
-    valid: str | None = None
+    valid: Annotated[str | None, TRAIN_FLAG] = None
     """File of validation triples; empty for none."""
-    test: str | None = None
+    test: Annotated[str | None, TRAIN_FLAG] = None
     """File of test triples; empty for none."""
-    entity_to_id: str | None = None
+    entity_to_id: Annotated[str | None, TRAIN_FLAG] = None
     """Dictionary `name<TAB>id` of entities; with it, triples may hold names or ids."""
-    relation_to_id: str | None = None
+    relation_to_id: Annotated[str | None, TRAIN_FLAG] = None
     """Dictionary `name<TAB>id` of relations."""
     node_name_dict: str | None = None
     """Labels of entities for people, `id<TAB>name`."""
@@ -62,8 +62,9 @@ class TokenData(Section):
     packed: str | None = None
     """Folder of the packed tokens; packed on the first run if it does not exist yet. Unset: a
     folder in the user's cache, named after source and tokenizer."""
-    tokenizer: str = "bytes"
-    """`bytes`, `bpe` (trained on the data set), or the path of a `tokenizers` JSON file."""
+    tokenizer: str | None = None
+    """`bytes`, `bpe` (trained on the data set), or the path of a `tokenizers` JSON file. Unset:
+    that of `packed` where it is given alone, else `bytes`."""
     vocabulary_size: int = Field(default=32768, ge=258)
     """Entries of a locally trained BPE vocabulary, the end-of-text token included."""
     text_column: str = "text"

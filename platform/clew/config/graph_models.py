@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from clew.config.base import Section
+from clew.config.base import TRAIN_FLAG, Section
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -18,7 +18,7 @@ class GraphModelSettings(Section):
 
     kind: str
     """Which model; also the name of its file."""
-    embedding_dim: int = Field(default=200, ge=1)
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=1)
     """Length of an entity's and of a relation's embedding."""
     entity_bias: bool = True
     """Whether each entity has a bias added to its score."""
@@ -39,7 +39,7 @@ class ConvEModel(GraphModelSettings):
     nearest below its square root (10 for 200)."""
     embedding_width: int | None = Field(default=None, ge=1)
     """Columns of that image; unset: `embedding_dim / embedding_height`."""
-    output_channels: int = Field(default=32, ge=1)
+    output_channels: Annotated[int, TRAIN_FLAG] = Field(default=32, ge=1)
     """Feature maps of the convolution."""
     kernel_height: int = Field(default=3, ge=1)
     """Rows of the convolution kernel; the image has `2 * embedding_height` rows."""
@@ -120,7 +120,7 @@ class ComplExModel(GraphModelSettings):
 
     kind: Literal["complex"] = "complex"
     """Products of complex numbers; a relation may be antisymmetric."""
-    embedding_dim: int = Field(default=200, ge=2, multiple_of=2)
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=2, multiple_of=2)
     """Length of a row: real parts of `embedding_dim / 2` complex numbers, then imaginary parts."""
     entity_bias: bool = False
     """Whether each entity has a bias added to its score."""

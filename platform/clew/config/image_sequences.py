@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from clew.config.base import Section
+from clew.config.base import TRAIN_FLAG, Section
 
 ArchitectureName = Literal["transformer", "ssm", "gnn", "cnn"]
 Size = Annotated[int, Field(ge=1)]
@@ -19,7 +19,7 @@ class ImageSequenceData(Section):
     """A named data set: a folder `<name>` or a file `<name>.h5` under `$CLEW_DATA`."""
     path: str | None = None
     """Instead of `name`: an HDF5 file (`.h5`, `.hdf5`) or a folder of NumPy arrays."""
-    temporal_frames: int = Field(default=5, ge=1)
+    temporal_frames: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=1)
     """Frames in a window."""
     max_gap: float | None = Field(default=None, gt=0)
     """Largest difference of `time` between two frames of a window; unset: one and a half times

@@ -1,11 +1,11 @@
 """Which kinds of the sections `data`, `model` and `loss` belong together."""
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from clew.config.eigenstate import PRESET_COMPANIONS
 from clew.config.graph_models import GRAPH_MODELS
+from clew.config.suggestions import valid_names
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,4 @@ def check_kinds(data: str, model: str, loss: str, metric: str) -> None:
             )
     metrics = [f"valid/{name}" for name in fitting.metrics]
     if metric not in metrics:
-        near = difflib.get_close_matches(metric, metrics, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"evaluation.metric is {metric!r}; {hint}valid: {', '.join(metrics)}")
+        raise ValueError(f"evaluation.metric is {metric!r}; {valid_names(metric, metrics)}")

@@ -1,6 +1,5 @@
 """YAML and overrides in, a checked `RunConfig` out; one readable line when something is wrong."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +10,9 @@ from pydantic.fields import FieldInfo
 
 from clew.config.flat_keys import spread_flat_keys
 from clew.config.kinds import TASK_KINDS, TaskKind
+from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
+from clew.config.suggestions import valid_names
 from clew.errors import ConfigError
 
 Overrides = Mapping[str, Any]
@@ -30,10 +31,14 @@ GRAPH_FILES = (
 def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
     """Read a YAML file, apply overrides (`section.key` to value) and check the whole.
 
+    Args:
+        path: The file, or the name of a configuration that ships with Clew.
+        overrides: Settings that win over the file's.
+
     Raises:
         ConfigError: the file is missing or malformed, a key is unknown, a value is not valid.
     """
-    return from_mapping(read_yaml(Path(path)), overrides, source=str(path))
+    return from_mapping(read_yaml(find_configuration(path)), overrides, source=str(path))
 
 
 def from_mapping(
@@ -143,7 +148,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
     for key, value in overrides.items():
         section, _, name = key.partition(".")
         if section not in RunConfig.model_fields:
-            raise ConfigError(f"{key}: no section {section!r}; {_valid(section, _sections())}")
+            raise ConfigError(f"{key}: no section {section!r}; {valid_names(section, _sections())}")
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
             raise ConfigError(f"{section}: holds {target!r}, expected keys such as {name!r}")
@@ -205,12 +210,6 @@ def _model_classes(annotation: Any) -> list[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in _model_classes(part)]
 
 
-def _valid(given: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}valid: {', '.join(names)}"
-
-
 def _describe(error: ValidationError) -> str:
     """All problems in one line, the valid keys listed where one is unknown."""
     return "; ".join(_describe_one(dict(problem)) for problem in error.errors())
@@ -226,10 +225,10 @@ def _describe_one(problem: dict[str, Any]) -> str:
     match problem["type"]:
         case "extra_forbidden":
             names = _valid_keys(location, kinds)
-            return f"{path}: unknown key; {_valid(location[-1], names)}"
+            return f"{path}: unknown key; {valid_names(location[-1], names)}"
         case "union_tag_invalid" | "union_tag_not_found":
             tag = given.get("kind") if isinstance(given, Mapping) else given
-            return f"{path}.kind: {tag!r} is not valid; {_valid(str(tag), kinds)}"
+            return f"{path}.kind: {tag!r} is not valid; {valid_names(str(tag), kinds)}"
         case "value_error":
             return f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
         case "missing":

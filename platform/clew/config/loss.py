@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from clew.config.base import Section
+from clew.config.base import TRAIN_FLAG, Section
 
 
 class EntityLoss(Section):
@@ -12,7 +12,7 @@ class EntityLoss(Section):
 
     function: Literal["binary_cross_entropy", "softmax_cross_entropy"] = "binary_cross_entropy"
     """Binary cross entropy for each entity, or softmax cross entropy over all of them (KL)."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), TRAIN_FLAG] = 0.1
     """Share eps of the label mass spread over all entities: y = (1-eps) y + eps / entities."""
     implementation: Literal["auto", "plain", "fused"] = "auto"
     """`plain` keeps all scores, `fused` goes through entities in chunks and keeps none, `auto`

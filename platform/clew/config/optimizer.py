@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from clew.config.base import Section
+from clew.config.base import TRAIN_FLAG, Section
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -12,7 +12,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerBase(Section):
     """Fields that every optimizer has."""
 
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: Annotated[float, TRAIN_FLAG] = Field(default=1e-3, gt=0)
     """Peak learning rate; the schedule multiplies it."""
     weight_decay: float = Field(default=0.0, ge=0)
     """L2 penalty (Adam, Adagrad, SGD) or decoupled decay (AdamW)."""

@@ -1,10 +1,10 @@
 """Sections `evaluation`, `influence` and `tracking`: what happens around training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from clew.config.base import Section
+from clew.config.base import EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
 from clew.config.directions import maximizes
 
 
@@ -33,37 +33,41 @@ class EvaluationConfig(Section):
 class InfluenceConfig(Section):
     """How `tracin` and `batch_tracin` explain predictions."""
 
-    top_k: int = Field(default=10, ge=0)
+    top_k: Annotated[int, Flag((*EXPLAIN_FLAG.verbs, "trace_text", "trace_sequence"))] = Field(
+        default=10, ge=0
+    )
     """Strongest proponents and opponents kept for each test example; 0: every score."""
-    score: Literal["raw", "cosine", "preconditioned"] = "raw"
+    score: Annotated[Literal["raw", "cosine", "preconditioned"], EXPLAIN_FLAG] = "raw"
     """`raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
     training example wins by the size of its gradient alone; `preconditioned`: in the geometry of
     Adam's second moments (needs checkpoints with the optimizer's state)."""
     with_cosine: bool = True
     """Give the cosine beside every raw score; costs about a tenth more time."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: Annotated[int | None, EXPLAIN_FLAG] = Field(default=None, ge=1)
     """Training triples computed at once; unset: chosen by `memory_budget_mib`."""
     memory_budget_mib: float = Field(default=512.0, gt=0)
     """Memory that the engine may take beyond models and results; it chooses its tiles by this."""
-    use_mixed_precision: bool = False
+    use_mixed_precision: Annotated[bool, EXPLAIN_FLAG] = False
     """Large matrix products with half-precision operands; the deviation from float32 on a sample
     is measured and recorded."""
     mixed_precision_dtype: Literal["auto", "float16", "bfloat16"] = "auto"
     """Half-precision type; `auto`: float16 on a GPU, bfloat16 on the CPU."""
-    use_gradient_checkpointing: bool = False
+    use_gradient_checkpointing: Annotated[bool, EXPLAIN_FLAG] = False
     """Compute feature maps again for the backward pass instead of keeping them."""
-    enable_memory_cleanup: bool = True
+    enable_memory_cleanup: Annotated[
+        bool, Flag(EXPLAIN_FLAG.verbs, off="disable_memory_cleanup")
+    ] = True
     """Return cached memory to the driver now and then (GPU only; results do not change)."""
-    use_last_layers_only: bool = False
+    use_last_layers_only: Annotated[bool, EXPLAIN_FLAG] = False
     """Count only the last layers' parameters: faster, and another, coarser score."""
-    num_last_layers: int = Field(default=2, ge=1)
+    num_last_layers: Annotated[int, EXPLAIN_FLAG] = Field(default=2, ge=1)
     """Layers that count then, from the output: 1 the entity scorer, 2 the projection as well,
     3 or more everything."""
-    n_hops: int = Field(default=2, ge=1)
+    n_hops: Annotated[int, FILTER_FLAG] = Field(default=2, ge=1)
     """`batch_tracin`: candidates are the first n edges on a way from the test's head or tail."""
-    min_degree: int = Field(default=1, ge=1)
+    min_degree: Annotated[int, FILTER_FLAG] = Field(default=1, ge=1)
     """`batch_tracin`: entities with fewer edges are passed over; head and tail never are."""
-    strict_path_filtering: bool = False
+    strict_path_filtering: Annotated[bool, FILTER_FLAG] = False
     """`batch_tracin`: only edges on a path between head and tail, at most `2 * n_hops` long."""
     tests_per_group: int = Field(default=100, ge=1)
     """`batch_tracin`: tests computed together; a killed run goes on behind the last whole group."""
@@ -86,6 +90,6 @@ class TrackingConfig(Section):
     log_checkpoints: bool = True
     """Upload checkpoints as artifacts and register each as a model entry."""
     tensorboard: bool = False
-    """Write the metrics to TensorBoard event files as well; needs the package tensorboard."""
+    """Write the metrics to TensorBoard event files as well: `tensorboard --logdir runs/`."""
     tensorboard_dir: str = "runs"
     """Folder for these files, one folder in it a run."""

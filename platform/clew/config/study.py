@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from clew.config.base import Section
 from clew.config.load import from_mapping, read_yaml
+from clew.config.presets import find_configuration, find_study
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 
@@ -57,7 +58,7 @@ class Size(Section):
     """What a study of some size has beside what all sizes share."""
 
     base: str | None = None
-    """YAML file of the configuration, instead of the study's."""
+    """YAML file or preset, instead of the study's."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Settings of all variants at this size."""
     seeds: list[int] | None = Field(default=None, min_length=1)
@@ -75,7 +76,7 @@ class Study(Section):
     tests: str | None = None
     """With `tracin`, the file of triples to explain."""
     base: str
-    """YAML file of the configuration that all variants start from."""
+    """YAML file or preset that all variants start from."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Settings of all variants, `section.key` to value."""
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
@@ -146,7 +147,7 @@ class Study(Section):
         """Return the configuration of the model that a tracin study explains."""
         own = {k: v for k, v in self.overrides.items() if not k.startswith(INFLUENCE_PREFIX)}
         settings = own | {"training.seed": seed}
-        return from_mapping(read_yaml(Path(self.base)), settings, source=self.name)
+        return from_mapping(read_yaml(find_configuration(self.base)), settings, source=self.name)
 
     def influence_settings(self, variant: str) -> dict[str, Any]:
         """Return what a variant of a tracin study sets, `influence.key` to value."""
@@ -156,7 +157,9 @@ class Study(Section):
     def config(self, variant: str, seed: int) -> RunConfig:
         """Return the configuration of one cell."""
         own = self.overrides | self.variants[variant] | {"training.seed": seed}
-        return from_mapping(read_yaml(Path(self.base)), own, source=f"{self.name}, {variant}")
+        return from_mapping(
+            read_yaml(find_configuration(self.base)), own, source=f"{self.name}, {variant}"
+        )
 
     def cell_id(self, variant: str, seed: int) -> str:
         """Return what identifies a cell: the study, the variant and all its settings."""
@@ -170,14 +173,14 @@ def load_study(
     """Read a study and check it with every configuration in it.
 
     Args:
-        path: YAML file.
+        path: YAML file, or the name of a study that ships with Clew.
         seeds: Instead of the study's.
         size: One of its sizes; unset: `quick` if it has that.
 
     Raises:
         ConfigError: the file, a key, or the configuration of a cell is not valid.
     """
-    content = read_yaml(Path(path))
+    content = read_yaml(find_study(path))
     try:
         study = Study.model_validate(content)
     except ValidationError as error:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from clew.config.base import Section
+from clew.config.base import TRAIN_FLAG, Flag, Section
 
 AUTO_BATCH_SIZE = 0
 """What `training.batch_size: auto` is kept as."""
@@ -24,23 +24,23 @@ def _write_auto(value: int) -> int | str:
 class TrainingConfig(Section):
     """The loop: how long, in what batches, what is kept."""
 
-    num_epochs: int = Field(default=20, ge=1)
+    num_epochs: Annotated[int, TRAIN_FLAG] = Field(default=20, ge=1)
     """Passes over the training examples."""
     max_steps: int | None = Field(default=None, ge=1)
     """Stop after so many optimizer steps, whatever `num_epochs` says."""
-    batch_size: Annotated[int, BeforeValidator(_read_auto), PlainSerializer(_write_auto)] = Field(
-        default=DEFAULT_BATCH_SIZE, ge=AUTO_BATCH_SIZE
-    )
+    batch_size: Annotated[
+        int, BeforeValidator(_read_auto), PlainSerializer(_write_auto), TRAIN_FLAG
+    ] = Field(default=DEFAULT_BATCH_SIZE, ge=AUTO_BATCH_SIZE)
     """Examples in a microbatch: what goes through the model at once, in each process. `auto`: the
     largest that fits into memory and divides `effective_batch_size`, which finds
     `gradient_accumulation` too; the run records both numbers."""
     effective_batch_size: int | None = Field(default=None, ge=1)
     """With `batch_size: auto`, examples in one optimizer step, in each process; unset: 256."""
-    gradient_accumulation: int = Field(default=1, ge=1)
+    gradient_accumulation: Annotated[int, TRAIN_FLAG] = Field(default=1, ge=1)
     """Microbatches in one optimizer step; the last, shorter window counts by its examples."""
-    max_grad_norm: float | None = Field(default=None, gt=0)
+    max_grad_norm: Annotated[float | None, TRAIN_FLAG] = Field(default=None, gt=0)
     """Gradients of a step are scaled down to this norm; unset: no clipping."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Annotated[int, TRAIN_FLAG] = Field(default=0, ge=0, lt=2**32)
     """Seed of initial weights, dropout and the order of examples."""
     deterministic: bool = False
     """Ask torch for deterministic algorithms only; slower on a GPU."""
@@ -48,7 +48,7 @@ class TrainingConfig(Section):
     """`auto` takes the GPU if there is one."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of torch on the CPU; unset: torch's own choice."""
-    checkpoint_frequency: int = Field(default=5, ge=0)
+    checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
     """A checkpoint every so many epochs; 0: only the last. TracIn sums over these."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
     """A checkpoint every so many optimizer steps as well."""
@@ -62,7 +62,7 @@ class TrainingConfig(Section):
     """Optimizer steps between two values of loss, learning rate and gradient norm."""
     max_skipped_steps: int = Field(default=25, ge=1)
     """Float16 steps skipped in a row, for an overflow, before training stops."""
-    num_workers: int = Field(default=0, ge=0)
+    num_workers: Annotated[int, TRAIN_FLAG] = Field(default=0, ge=0)
     """Worker processes that prepare batches; 0: the training process itself."""
     pin_memory: bool = False
     """Prepare batches in page-locked memory, with workers or without (GPU only)."""
@@ -103,20 +103,24 @@ class TrainingConfig(Section):
 class OptimizationsConfig(Section):
     """Measured options that trade time, memory and precision."""
 
-    use_mixed_precision: bool = False
+    use_mixed_precision: Annotated[bool, TRAIN_FLAG] = False
     """Forward and backward in half precision: float16 with a loss scaler on a GPU, bfloat16 on
     the CPU; the run says which."""
     mixed_precision_dtype: Literal["auto", "float16", "bfloat16"] = "auto"
     """Half-precision type, where the automatic choice is not wanted."""
-    use_gradient_checkpointing: bool = False
+    use_gradient_checkpointing: Annotated[bool, TRAIN_FLAG] = False
     """Recompute activations in the backward pass instead of keeping them."""
-    enable_memory_cleanup: bool = True
+    enable_memory_cleanup: Annotated[bool, Flag(TRAIN_FLAG.verbs, off="disable_memory_cleanup")] = (
+        True
+    )
     """Drop references early and return cached memory to the driver now and then."""
     memory_cleanup_interval_steps: int = Field(default=8, ge=1)
     """Optimizer steps between two such returns."""
-    torch_compile: bool = False
+    torch_compile: Annotated[bool, TRAIN_FLAG] = False
     """Compile the model with torch.compile; compilation time is reported apart."""
-    torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    torch_compile_mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune"], TRAIN_FLAG
+    ] = "default"
     """Mode of torch.compile."""
     torch_compile_optional: bool = False
     """Go on without torch.compile where it fails; the run then says so in `clew.compile_failed`."""

@@ -30,6 +30,8 @@ SUFFIXES: dict[str, UnitKind] = {
     ".ndjson": "json_lines",
     ".parquet": "parquet",
 }
+SHORT_NAMES = {"finewebedu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
+"""Short name to a Hugging Face data set and the part of it that is meant."""
 UNIT_BYTES = 8 * 2**20
 PIECE_BYTES = 2**20
 LONGEST_LINE_BYTES = 8 * PIECE_BYTES
@@ -75,8 +77,8 @@ def plan_units(dataset: str, *, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
         return _units_of_file(path, unit_bytes)
     if path.suffix or path.is_absolute() or importlib.util.find_spec("datasets") is None:
         raise DataError(
-            f"{dataset}: no such file or folder; for a Hugging Face data set of this name, "
-            "install the package datasets"
+            f"{dataset}: no such file or folder, nor one under $CLEW_DATA; for a Hugging Face data "
+            "set of this name, pip install 'clew[huggingface]'"
         )
     return [Unit("huggingface", dataset)]
 
@@ -246,9 +248,18 @@ def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 
 def _read_huggingface(name: str, text_column: str) -> Iterator[Piece]:
-    import datasets  # type: ignore[import-not-found,unused-ignore]
+    import datasets
 
-    for row in datasets.load_dataset(name, split="train", streaming=True):
+    data_set = SHORT_NAMES.get(name, (name,))
+    try:
+        rows = datasets.load_dataset(*data_set, split="train", streaming=True)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"{name}: the Hugging Face data set {data_set[0]} cannot be read ({reason}); name "
+            "another, or a file or folder of text"
+        ) from None
+    for row in rows:
         if text_column not in row:
             raise DataError(f"{name}: no column {text_column!r}; it has {', '.join(row)}")
         yield Piece(str(row[text_column]).encode("utf-8", "replace"), ends_document=True)

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, which need nothing, and those of the package `tokenizers`.
+"""Tokenizers: bytes, and those of the package `tokenizers`.
 
 Every tokenizer has an end-of-text token that no text encodes to; it separates documents.
 """
@@ -7,11 +7,12 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import tokenizers
 
-from clew.errors import ConfigError, DataError
+from clew.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class FileTokenizer:
         except OSError as error:
             raise DataError(f"{path}: no tokenizer can be read there ({error.strerror})") from None
         try:
-            self._tokenizer = _library().Tokenizer.from_str(content.decode("utf-8"))
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises plain Exception
             reason = " ".join(str(error).split())
             raise DataError(
@@ -110,14 +111,13 @@ class FileTokenizer:
 
 def train_bpe(texts: Iterator[str], vocabulary_size: int, path: Path) -> None:
     """Train a byte-level BPE vocabulary on texts and write its JSON file."""
-    library = _library()
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary_size,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -136,14 +136,3 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
     if name == BPE and folder is not None:
         return FileTokenizer(folder / TOKENIZER_FILE)
     return FileTokenizer(Path(name).expanduser())
-
-
-def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise ConfigError(
-            "this tokenizer needs the package tokenizers; install it with pip install "
-            "'clew[language]', or set data.tokenizer to bytes"
-        ) from None
-    return tokenizers

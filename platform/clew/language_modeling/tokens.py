@@ -19,9 +19,9 @@ from torch import Tensor
 from clew.config.data import TokenData
 from clew.errors import ConfigError, DataError
 from clew.language_modeling.documents import plan_units
-from clew.language_modeling.packed_tokens import PackedTokens, open_packed
+from clew.language_modeling.packed_tokens import PackedTokens, open_packed, read_manifest
 from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
-from clew.language_modeling.tokenizers import Tokenizer, load_tokenizer
+from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, load_tokenizer
 from clew.names import DATA_VARIABLE
 
 SPLITS = ("train", "valid", "test")
@@ -167,7 +167,8 @@ def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
         DataError: the corpus is empty, malformed, or shorter than a window.
     """
     folder = pack(config, window=window)
-    tokenizer = load_tokenizer(config.tokenizer, folder)
+    own = BYTES if read_manifest(folder).tokenizer == BYTES else BPE
+    tokenizer = load_tokenizer(config.tokenizer or own, folder)
     packed = open_packed(folder, tokenizer)
     size = packed.manifest.num_tokens
     test = size - round(size * config.test_fraction)
@@ -199,7 +200,7 @@ def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
     settings = PackSettings(
         dataset=str(dataset),
         chunk_size=window,
-        tokenizer=config.tokenizer,
+        tokenizer=config.tokenizer or BYTES,
         vocabulary_size=config.vocabulary_size,
         text_column=config.text_column,
         max_chunks=config.max_chunks,

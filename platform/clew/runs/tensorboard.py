@@ -1,27 +1,13 @@
 """TensorBoard files beside the tracking store: the same metrics, for those who watch them there.
 
-    tensorboard --logdir runs/
-
-The package tensorboard is optional; asking for its files without it is an error.
+tensorboard --logdir runs/
 """
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from clew.errors import ConfigError
 from clew.runs.base import FiniteFilter, Status, Tracker
-
-
-def require_tensorboard() -> None:
-    """Check that the package is there, before a run is opened that could not be recorded."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "tracking.tensorboard is true, but the package tensorboard is not installed; "
-            "install it with pip install tensorboard, or set it to false"
-        ) from None
 
 
 class TensorBoardTracker(Tracker):
@@ -33,7 +19,6 @@ class TensorBoardTracker(Tracker):
     """
 
     def __init__(self, inner: Tracker, folder: Path) -> None:
-        require_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         self.inner = inner

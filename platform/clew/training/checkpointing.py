@@ -83,10 +83,12 @@ class Checkpointer:
         """Store the checkpoints of a resumed run with this one; `paths` in order of steps."""
         for path in paths:
             own = self.folder / names.ARTIFACT_CHECKPOINTS / path.name
-            shutil.copytree(path, own, dirs_exist_ok=True)
+            if path != own:
+                shutil.copytree(path, own, dirs_exist_ok=True)
             self._store(own, read_manifest(own))
         if best is not None:
-            shutil.copytree(best, self.best)
+            if best != self.best:
+                shutil.copytree(best, self.best)
             self._best_unsent = True
 
     def close(self, progress: Progress) -> None:

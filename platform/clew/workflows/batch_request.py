@@ -10,6 +10,7 @@ from clew.errors import ConfigError
 from clew.link_prediction.labels import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.workflows.test_triples import TestTriple
+from clew.workflows.trace_source import GivenFiles
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class BatchRequest:
     test_triples: str
     output_dir: Path
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    train: str = ""
+    files: GivenFiles | None = None
     start_index: int = 0
     max_triples: int | None = None
     edge_map: str = ""

@@ -86,7 +86,7 @@ def batch_tracin(
             no test triple could be explained.
     """
     check_folder("--output-dir", request.output_dir)
-    with open_trace_source(request.model, request.overrides, train=request.train) as source:
+    with open_trace_source(request.model, request.overrides, files=request.files) as source:
         labelled = replace(source.task.graph, **request.labels(source.task.graph))
         tests = request.chosen(read_test_triples(request.test_triples, labelled))
         if not len(_ids(tests)):

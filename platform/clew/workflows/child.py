@@ -14,7 +14,7 @@ from typing import Any
 
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
-from clew.errors import ClewError, ConfigError, Interrupted, ProtectedStop, UsageError
+from clew.errors import ClewError, Interrupted, ProtectedStop, UsageError
 from clew.workflows.train import TrainResult
 
 _ERRORS: dict[int, type[ClewError]] = {2: UsageError, 3: ProtectedStop, 130: Interrupted}
@@ -83,18 +83,3 @@ def _run(command: list[str], what: str) -> str:
 def _environment() -> dict[str, str]:
     """Our environment, less the run that `mlflow run` opened for us: the child's is its own."""
     return {k: v for k, v in os.environ.items() if k != "MLFLOW_RUN_ID"}
-
-
-def require_project_file(path: str) -> Path:
-    """Return the path of a file of the project, seen from its root.
-
-    Raises:
-        ConfigError: the working directory is not the project's root.
-    """
-    found = Path(path)
-    if not found.is_file():
-        raise ConfigError(
-            f"{path}: not found from {Path.cwd()}; run this from the project's root, where "
-            "MLproject lies"
-        )
-    return found

@@ -12,14 +12,14 @@ from clew.errors import PromotionRefused
 from clew.link_prediction.sources import load_graph
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.store import shown, tracking_uri
-from clew.workflows.child import require_project_file, train_in_child
+from clew.workflows.child import train_in_child
 from clew.workflows.promote import PromotionRequest, promote_best_of
 from clew.workflows.tracin import SHOWN_PROPONENTS, in_words, tracin
 from clew.workflows.train import TrainResult
 
 NUM_EXPLAINED = 10
 EXAMPLE = ("acquired_abnormality", "location_of")
-CONFIG = "experiments/link_prediction/umls.yaml"
+CONFIG = "umls"
 VARIANTS: tuple[dict[str, bool], ...] = ({}, {"optimizations.use_mixed_precision": True})
 
 COLUMNS = (
@@ -35,9 +35,8 @@ COLUMNS = (
 
 def run_demo(*, quick: bool = False) -> Iterator[str]:
     """Train both variants, each in its own process, and yield the lines to print."""
-    path = require_project_file(CONFIG)
     short = {"training.num_epochs": 2} if quick else {}
-    configs = [load(path, variant | short) for variant in VARIANTS]
+    configs = [load(CONFIG, variant | short) for variant in VARIANTS]
     with open_tracker(configs[0].tracking, kind=names.KIND_COMPARE, run_name="demo") as tracker:
         results = []
         for config in configs:

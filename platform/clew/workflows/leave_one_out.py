@@ -49,6 +49,7 @@ def train_each_group(
     config: RunConfig,
     *,
     output_dir: Path | None = None,
+    checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> LeaveOneOutResult:
@@ -57,6 +58,7 @@ def train_each_group(
     Args:
         config: With `data.leave_one_group_out`.
         output_dir: Where to copy the runs' files, one folder a group.
+        checkpoint_dir: Where the runs keep their checkpoints, one folder a group.
         parent_run_id: Run of which this one is a part.
         tags: Further tags of all runs; a study's cell is the run above them alone.
 
@@ -89,6 +91,7 @@ def train_each_group(
             fold = train(
                 _fold(config, group),
                 output_dir=output_dir / f"group-{place:02d}" if output_dir else None,
+                checkpoint_dir=checkpoint_dir / f"group-{place:02d}" if checkpoint_dir else None,
                 parent_run_id=tracker.run_id,
                 tags={key: value for key, value in tags.items() if key != names.TAG_CELL},
             )

@@ -1,5 +1,6 @@
 """Finds the model that a person names: a run id, `models:/name@alias`, or a checkpoint folder."""
 
+import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,11 @@ from clew.training.precision import resolve_device
 from clew.training.task import Task
 from clew.workflows.tasks import build_task
 
+logger = logging.getLogger(__name__)
+
 REGISTRY_SCHEME = "models:/"
+OLDER_SUFFIX = ".pt"
+KEPT_FOLDERS = (names.ARTIFACT_BEST, names.ARTIFACT_CHECKPOINTS)
 SERVED_FOLDER = "artifacts/model"
 """Where a registered model keeps its model folder."""
 
@@ -65,8 +70,8 @@ def open_model(reference: str) -> Iterator[ModelSource]:
     with tempfile.TemporaryDirectory(prefix="clew-model-") as folder:
         if reference.startswith(REGISTRY_SCHEME):
             yield open_version(find_version(reference), Path(folder), reference)
-        elif Path(reference).is_dir():
-            yield _open_folder(reference)
+        elif (local := folder_meant(reference)) is not None:
+            yield _open_folder(local, reference)
         else:
             yield open_run_best(reference, Path(folder))
 
@@ -129,8 +134,29 @@ def open_run_best(run_id: str, folder: Path) -> ModelSource:
     return replace(_open(best, run_id), run_id=run_id)
 
 
-def _open_folder(reference: str) -> ModelSource:
-    folder = Path(reference)
+def folder_meant(reference: str) -> Path | None:
+    """Return the folder that a person means by a path, None if it is none.
+
+    Older scripts kept a model in one file, `FOLDER/best_model.pt`. Where there is no such file, it
+    means the folder.
+    """
+    path = Path(reference)
+    if path.is_dir():
+        return path
+    if path.suffix != OLDER_SUFFIX:
+        return None
+    if path.is_file():
+        raise CheckpointError(
+            f"{reference}: a file; models are folders with {MODEL_FILE} and {MANIFEST_FILE} here, "
+            "and pickled files are never read: train with --output-dir and give that folder"
+        )
+    if not any((path.parent / name).is_dir() for name in KEPT_FOLDERS):
+        return None
+    logger.warning("%s does not exist; the model of folder %s is taken", path, path.parent)
+    return path.parent
+
+
+def _open_folder(folder: Path, reference: str) -> ModelSource:
     if not (folder / MANIFEST_FILE).is_file() and (folder / names.ARTIFACT_BEST).is_dir():
         folder = folder / names.ARTIFACT_BEST
     return _open(folder, reference)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from clew import names
 from clew.config.load import flatten, from_mapping
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
+from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.runs import store
 from clew.runs.journal import Journal, list_journals
@@ -23,10 +24,24 @@ from clew.runs.reading.runs import (
     list_artifacts,
     read_config,
 )
-from clew.runs.reading.search import HEARTBEAT_LIMIT_SECONDS, last_sign_of_life, state_of
-from clew.training.checkpoints import Manifest, load_training_state, read_manifest
+from clew.runs.reading.search import (
+    HEARTBEAT_LIMIT_SECONDS,
+    RunQuery,
+    last_sign_of_life,
+    search_runs,
+    state_of,
+)
+from clew.training.checkpoints import (
+    Manifest,
+    list_checkpoints,
+    load_training_state,
+    read_manifest,
+)
 
 logger = logging.getLogger(__name__)
+
+NUM_SEARCHED = 50
+"""Runs that a search for one to go on with reads at once."""
 
 # Another value of one of these would make the checkpoint's tensors, its best metric, or the order
 # of the remaining examples, mean something else.
@@ -91,7 +106,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
         raise CheckpointError(
             f"run {run_id} ended before it wrote its configuration: there is nothing to resume; "
-            "start it anew (clew train --config)"
+            "begin again with clew train --config"
         )
     original = from_mapping(read_config(run_id, folder))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
@@ -101,6 +116,111 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     if names.ARTIFACT_BEST in list_artifact_folders(run_id, ""):
         best = download_artifact(run_id, names.ARTIFACT_BEST, folder)
     return ResumePoint(run_id, checkpoint, read_manifest(checkpoint), config, earlier, best)
+
+
+def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
+    """Go on from the newest run with this configuration that did not finish.
+
+    Runs without a usable checkpoint are passed over, with a warning.
+
+    Raises:
+        TrackingError: there is none, or it is alive.
+    """
+    for run in _unfinished(config):
+        try:
+            point = find_resume_point(run.run_id, overrides, folder / run.run_id)
+        except CheckpointError as error:
+            logger.warning("%s", error)
+            continue
+        logger.info("going on with run %s from %s", run.run_id, point.checkpoint.name)
+        return point
+    raise TrackingError(
+        f"--resume: {store.shown(store.tracking_uri())} has no unfinished run with this "
+        "configuration and a checkpoint; give a run id, or leave --resume out to begin one"
+    )
+
+
+def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
+    """Yield runs with a configuration, newest first, without those that a finished one resumed."""
+    is_auto = config.training.batch_size == AUTO_BATCH_SIZE
+    query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
+    completed: set[str] = set()
+    offset, more = 0, True
+    while more:
+        page = search_runs(query, offset=offset, limit=NUM_SEARCHED)
+        offset, more = offset + NUM_SEARCHED, page.more
+        for run in page.runs:
+            if run.tags.get(names.TAG_CONFIG_HASH) != _as_in(run, config).config_hash:
+                continue
+            if run.status == "FINISHED" or run.run_id in completed:
+                completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
+            else:
+                yield run
+
+
+def _as_in(run: RunRecord, config: RunConfig) -> RunConfig:
+    """Return a configuration with the run's batch sizes in place of `auto`."""
+    prefix = f"{names.PARAMETER_PREFIX}training."
+    recorded = (run.params.get(prefix + key) for key in ("batch_size", "gradient_accumulation"))
+    return _with_batch(config, *recorded)
+
+
+def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> RunConfig:
+    if config.training.batch_size != AUTO_BATCH_SIZE or batch_size is None:
+        return config
+    settings = {"batch_size": batch_size, "gradient_accumulation": accumulation}
+    content = config.model_dump(mode="json")
+    content["training"] |= settings | {"effective_batch_size": None}
+    return RunConfig.model_validate(content)
+
+
+def find_in_folder(
+    folder: Path, config: RunConfig | None, overrides: Mapping[str, Any]
+) -> ResumePoint:
+    """Go on from the newest good checkpoint of a folder that `--checkpoint-dir` kept.
+
+    Args:
+        folder: With `checkpoints/` in it, or with the checkpoints themselves.
+        config: What to go on with; None: the configuration of the checkpoint.
+        overrides: Settings that win over the checkpoint's own.
+
+    Raises:
+        CheckpointError: it has no checkpoint that can be resumed from.
+        ConfigError: the configuration changes what must stay as it was.
+        TrackingError: the process that writes there is alive.
+    """
+    inner = folder / names.ARTIFACT_CHECKPOINTS
+    found = list_checkpoints(inner if inner.is_dir() else folder)
+    usable = _usable([record.path for record in found], str(folder))
+    manifest = read_manifest(usable[-1])
+    original = from_mapping(manifest.config, source=str(usable[-1]))
+    if config is None:
+        config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
+    training = original.training
+    config = _with_batch(config, training.batch_size, training.gradient_accumulation)
+    _refuse_changes(manifest.run_id, original, config)
+    _end_if_dead(manifest.run_id)
+    best = folder / names.ARTIFACT_BEST
+    logger.info("going on from %s", usable[-1])
+    return ResumePoint(
+        manifest.run_id,
+        usable[-1],
+        manifest,
+        config,
+        usable[:-1],
+        best if best.is_dir() else None,
+    )
+
+
+def _end_if_dead(run_id: str) -> None:
+    """End the run of a folder's checkpoints, if the store has it and it is not alive."""
+    try:
+        run = find_run(run_id)
+    except TrackingError:  # the folder may come from another machine, with another store
+        return
+    if run.status == "RUNNING":
+        _require_dead(run)
+        _settle(run_id)
 
 
 def _require_dead(run: RunRecord) -> None:
@@ -143,17 +263,29 @@ def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None
 
 def _newest_good(run_id: str, folder: Path) -> tuple[Path, tuple[Path, ...]]:
     """Return the newest checkpoint that reads well, and the ones before it."""
-    paths = []
-    for name in list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS):
-        path = download_artifact(run_id, f"{names.ARTIFACT_CHECKPOINTS}/{name}", folder)
+    paths = [
+        download_artifact(run_id, f"{names.ARTIFACT_CHECKPOINTS}/{name}", folder)
+        for name in list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS)
+    ]
+    usable = _usable(paths, f"run {run_id}")
+    return usable[-1], usable[:-1]
+
+
+def _usable(paths: Sequence[Path], source: str) -> tuple[Path, ...]:
+    """Return the checkpoints that read well, in order of their steps.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    found = []
+    for path in paths:
         try:
             load_training_state(path)
-            paths.append((read_manifest(path).step, path))
+            found.append((read_manifest(path).step, path))
         except (CheckpointError, ValueError) as error:
-            logger.warning("checkpoint %s of run %s is not usable: %s", name, run_id, error)
-    if not paths:
+            logger.warning("checkpoint %s of %s is not usable: %s", path.name, source, error)
+    if not found:
         raise CheckpointError(
-            f"run {run_id} has no checkpoint to resume from; start it anew (clew train --config)"
+            f"{source} has no checkpoint to resume from; begin again with clew train --config"
         )
-    ordered = [path for _, path in sorted(paths, key=lambda item: (item[0], item[1].name))]
-    return ordered[-1], tuple(ordered[:-1])
+    return tuple(path for _, path in sorted(found, key=lambda item: (item[0], item[1].name)))

@@ -15,6 +15,7 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.influence.link_prediction.tracin import Tracer
+from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph
@@ -35,8 +36,40 @@ from clew.workflows.model_source import (
     ModelSource,
     check_fingerprint,
     find_version,
+    folder_meant,
 )
 from clew.workflows.tasks import build_task
+
+
+@dataclass(frozen=True)
+class GivenFiles:
+    """Files that are said to be the model's own, and are compared with what it was trained on."""
+
+    train: str = ""
+    """Training triples; their order may differ."""
+    entity_to_id: str = ""
+    """Dictionary of entities."""
+    relation_to_id: str = ""
+    """Dictionary of relations."""
+
+    def check(self, graph: KnowledgeGraph, model: ModelSource) -> None:
+        """Refuse files other than the model's own.
+
+        Raises:
+            DataError: a file cannot be read.
+            CheckpointError: a file says something else than the model's data.
+        """
+        for path, kind, own in (
+            (self.entity_to_id, "entity", graph.entities),
+            (self.relation_to_id, "relation", graph.relations),
+        ):
+            if path and read_dictionary(Path(path), own.kind).name_array != own.name_array:
+                raise CheckpointError(
+                    f"{path}: other {kind} names or ids than those of {model.title}, which has "
+                    f"{len(own)}; leave {kind}_to_id out to use the model's own"
+                )
+        if self.train:
+            _check_training_file(Path(self.train), graph, model)
 
 
 @dataclass(frozen=True)
@@ -57,20 +90,20 @@ class TraceSource:
 
 @contextmanager
 def open_trace_source(
-    reference: str, overrides: Mapping[str, Any], *, train: str = ""
+    reference: str, overrides: Mapping[str, Any], *, files: GivenFiles | None = None
 ) -> Iterator[TraceSource]:
     """Find a model's checkpoints, read its data and load it all.
 
     Args:
         reference: A run id, `models:/name@alias`, or a folder of checkpoints.
         overrides: Settings of the explanation, `influence.key` to value.
-        train: File of training triples; it must be the model's own.
+        files: Files that must be the model's own.
 
     Raises:
         UsageError: the checkpoints or the data are missing or do not belong together.
     """
     with open_checkpoints(reference, overrides) as (model, records):
-        yield _load(model, records, train)
+        yield _load(model, records, files or GivenFiles())
 
 
 @contextmanager
@@ -96,8 +129,9 @@ def open_checkpoints(
         if reference.startswith(REGISTRY_SCHEME):
             version = find_version(reference)
             run_id = version.run_id
-        if version is None and Path(reference).is_dir():
-            run_id, records = None, _of_folder(Path(reference))
+        local = folder_meant(reference)
+        if version is None and local is not None:
+            run_id, records = None, _of_folder(local)
         else:
             records = _of_run(run_id or "", Path(folder))
         config = _common_config(records, overrides)
@@ -114,7 +148,9 @@ def open_checkpoints(
         yield model, tuple(records)
 
 
-def _load(model: ModelSource, records: tuple[CheckpointRecord, ...], train: str) -> TraceSource:
+def _load(
+    model: ModelSource, records: tuple[CheckpointRecord, ...], files: GivenFiles
+) -> TraceSource:
     config = model.config
     prepare_process(config)
     task = build_task(config)
@@ -123,8 +159,7 @@ def _load(model: ModelSource, records: tuple[CheckpointRecord, ...], train: str)
             f"{model.title} is a {task.kind} model; tracin explains link prediction: triples"
         )
     check_fingerprint(model, task.data_fingerprint)
-    if train:
-        _check_training_file(Path(train), task.graph, model)
+    files.check(task.graph, model)
     tracer = Tracer(
         task,
         config,

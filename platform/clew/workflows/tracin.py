@@ -24,6 +24,7 @@ from clew.workflows.evaluate import tags_of
 from clew.workflows.test_triples import read_test_triples, usable
 from clew.workflows.trace_output import check_output, check_place, copy_files
 from clew.workflows.trace_source import (
+    GivenFiles,
     TraceSource,
     average_setting,
     device_name,
@@ -79,7 +80,7 @@ def tracin(
     test: str,
     overrides: Mapping[str, Any],
     *,
-    train: str = "",
+    files: GivenFiles | None = None,
     output: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> TraceResult:
@@ -89,7 +90,7 @@ def tracin(
         model: A run id, `models:/name@alias`, or a folder of checkpoints.
         test: A file of triples, or one `head,relation,tail`.
         overrides: Settings of the explanation, `influence.key` to value.
-        train: File of training triples; it must be the model's own.
+        files: Files that must be the model's own.
         output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
         progress: Told training triples done and to do.
 
@@ -97,7 +98,7 @@ def tracin(
         UsageError: the model, its checkpoints, its data or the triples cannot be used.
     """
     check_place(output)
-    with open_trace_source(model, overrides, train=train) as source:
+    with open_trace_source(model, overrides, files=files) as source:
         tests = usable(read_test_triples(test, source.task.graph), test)
         settings = settings_of(source, tests)
         described = report_source(source, settings)

@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,12 @@ from clew.workflows.auto_batch import resolve_batch_size
 from clew.workflows.memory_guard import MemoryBefore, explaining_lack_of_memory
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.planner import Planner
-from clew.workflows.resume import ResumePoint, find_resume_point
+from clew.workflows.resume import (
+    ResumePoint,
+    find_in_folder,
+    find_newest,
+    find_resume_point,
+)
 from clew.workflows.tasks import build_task
 from clew.workflows.training_run import open_training_run, origin_of, variant_name
 
@@ -61,10 +66,18 @@ def train(
     config: RunConfig,
     *,
     output_dir: Path | None = None,
+    checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> TrainResult:
     """Train, evaluate and record one run, as part of another if that is given.
+
+    Args:
+        config: What to train.
+        output_dir: Also copy the run's files to this new folder at the end.
+        checkpoint_dir: Keep the run's files in this new folder while it trains.
+        parent_run_id: Run of which this one is a part.
+        tags: Further tags of the run.
 
     Raises:
         UsageError: configuration, data or tracking store cannot be used; nothing is left running.
@@ -72,22 +85,67 @@ def train(
         Interrupted: stopped by the person, with a checkpoint.
     """
     check_new_folder("--output-dir", output_dir)
+    check_new_folder("--checkpoint-dir", checkpoint_dir)
     with joined_world() as world:
-        return _train(config, world, output_dir, parent_run_id=parent_run_id, tags=tags or {})
+        return _train(
+            config,
+            world,
+            output_dir,
+            checkpoint_dir=checkpoint_dir,
+            parent_run_id=parent_run_id,
+            tags=tags or {},
+        )
 
 
 def resume(
-    run_id: str, overrides: Mapping[str, Any], *, output_dir: Path | None = None
+    run_id: str,
+    overrides: Mapping[str, Any],
+    *,
+    output_dir: Path | None = None,
+    checkpoint_dir: Path | None = None,
 ) -> TrainResult:
     """Go on from a run's newest good checkpoint, in a new run that holds the earlier ones too."""
+    check_new_folder("--checkpoint-dir", checkpoint_dir)
+
+    def find(folder: Path) -> ResumePoint:
+        return find_resume_point(run_id, overrides, folder)
+
+    return _resume(find, output_dir, checkpoint_dir)
+
+
+def resume_newest(
+    config: RunConfig, overrides: Mapping[str, Any], *, output_dir: Path | None = None
+) -> TrainResult:
+    """Go on from the newest run with this configuration that did not finish."""
+    return _resume(lambda folder: find_newest(config, overrides, folder), output_dir, None)
+
+
+def resume_folder(
+    config: RunConfig | None,
+    overrides: Mapping[str, Any],
+    *,
+    checkpoint_dir: Path,
+    output_dir: Path | None = None,
+) -> TrainResult:
+    """Go on from the newest good checkpoint in a folder, and keep the new ones there too."""
+
+    def find(folder: Path) -> ResumePoint:
+        return find_in_folder(checkpoint_dir, config, overrides)
+
+    return _resume(find, output_dir, checkpoint_dir)
+
+
+def _resume(
+    find: Callable[[Path], ResumePoint], output_dir: Path | None, checkpoint_dir: Path | None
+) -> TrainResult:
     check_new_folder("--output-dir", output_dir)
     with (
         joined_world() as world,
         tempfile.TemporaryDirectory(prefix="clew-resume-") as folder,
     ):
         with world.main_first():
-            point = find_resume_point(run_id, overrides, Path(folder))
-        return _train(point.config, world, output_dir, point=point)
+            point = find(Path(folder))
+        return _train(point.config, world, output_dir, point=point, checkpoint_dir=checkpoint_dir)
 
 
 def _train(
@@ -96,6 +154,7 @@ def _train(
     output_dir: Path | None,
     *,
     point: ResumePoint | None = None,
+    checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> TrainResult:
@@ -113,8 +172,10 @@ def _train(
     with (
         tracker,
         explaining_lack_of_memory(config, device),
-        tempfile.TemporaryDirectory(prefix="clew-") as folder,
+        tempfile.TemporaryDirectory(prefix="clew-") as temporary,
     ):
+        folder = checkpoint_dir or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         planner = Planner(config, device, world.size, task)
         memory = MemoryBefore.look(planner, predict=world.is_main)
         trainer = build_trainer(
@@ -123,8 +184,9 @@ def _train(
             tracker,
             device=device,
             world=world,
-            folder=Path(folder),
+            folder=folder,
             origin=origin_of(config, task, tracker, device),
+            keep_all_checkpoints=checkpoint_dir is not None,
         )
         return _run(trainer, config, point, output_dir, memory)
 
@@ -213,7 +275,7 @@ def _write_run_files(trainer: Trainer[Any], config: RunConfig, folder: Path) -> 
         json.dumps(content, indent=2), encoding="utf-8"
     )
     extra = folder / RUN_FILES
-    extra.mkdir()
+    extra.mkdir(exist_ok=True)
     trainer.task.write_artifacts(extra)
     for path in (folder / names.ARTIFACT_CONFIG_YAML, folder / names.ARTIFACT_CONFIG_JSON):
         tracker.artifact(path)

@@ -11,7 +11,7 @@ from clew.config.schema import RunConfig
 from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit, hardware_summary
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.tensorboard import TensorBoardTracker, require_tensorboard
+from clew.runs.tensorboard import TensorBoardTracker
 from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
 from clew.training.precision import half_precision_type
@@ -31,8 +31,6 @@ def open_training_run(
     """Open the run and say what it is; processes other than the main one record nothing."""
     if not world.is_main:
         return Tracker()
-    if config.tracking.tensorboard:
-        require_tensorboard()
     variant = variant_name(config, _precision_name(config, device))
     tags = {
         names.TAG_TASK: task.kind,

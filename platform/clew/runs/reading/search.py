@@ -49,6 +49,7 @@ class RunQuery:
     task: str = ""
     dataset: str = ""
     variant: str = ""
+    config_hash: str = ""
     status: str = ""
     """One of MLflow's: RUNNING, FINISHED, FAILED, KILLED, SCHEDULED."""
     source_run: str = ""
@@ -162,6 +163,7 @@ def filter_string(query: RunQuery) -> str:
         names.TAG_TASK: query.task,
         names.TAG_DATASET: query.dataset,
         names.TAG_VARIANT: query.variant,
+        names.TAG_CONFIG_HASH: query.config_hash,
         names.TAG_SOURCE_RUN: query.source_run,
     }
     clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]

@@ -1,0 +1,191 @@
+"""Writes what repeats the options: `MLproject` and `docs/reference/options.md`.
+
+    python -m clew.cli.reference
+
+The options of a command are declared with it, settings in the schema of the configuration; change
+them there and run this program.
+"""
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from clew.cli import cli
+from clew.cli.options import DeclaredOption, Verb, dashed
+from clew.config.load import section_classes
+from clew.config.schema import RunConfig
+from clew.runs.store import project_root
+
+PROGRAM = "python -m clew.cli.reference"
+MLPROJECT = "MLproject"
+OPTIONS_PAGE = "docs/reference/options.md"
+TERMINAL_VERBS = ("sync", "ui")
+"""Commands that MLflow has no use for: it opens a run for what it starts."""
+EMPTY = '""'
+SET = DeclaredOption("set", "Further settings, section.key=value, separated by commas.", str)
+
+MLPROJECT_HEAD = f"""\
+# Entry points of `mlflow run`: the verbs of the `clew` command line with the same options.
+# Written by `{PROGRAM}`; change options where they are declared.
+#
+# An empty value means "as in the configuration"; booleans are "true" or "false", in quotes. MLflow
+# quotes each value for the shell, so the commands must not. It does not check numbers: clew does.
+# A parameter without a default must be given.
+name: clew
+
+python_env: python_env.yaml
+
+entry_points:
+"""
+PAGE_HEAD = f"""\
+# Options
+
+Written by `{PROGRAM}` from the declarations of the commands and the schema of the configuration.
+
+Every option is also a parameter of `mlflow run . -e VERB -P name=value`, with underscores for
+dashes, but for those marked with `*`; `demo` is the entry point `main`, and `sync` and `ui` have
+none. The command line takes both spellings, `--batch-size` and `--batch_size`. A value in brackets
+may be left out. An empty value means that nothing is given.
+"""
+
+
+def mlproject() -> str:
+    """Return the content of `MLproject`."""
+    entries = [entry_point(verb) for verb in verbs() if verb.name not in TERMINAL_VERBS]
+    return MLPROJECT_HEAD + "\n".join(entries)
+
+
+def entry_point(verb: Verb) -> str:
+    """Return one entry point of `MLproject`."""
+    name = "main" if verb.name == "demo" else str(verb.name).replace("-", "_")
+    options = parameters(verb)
+    words = [f"clew {verb.name}", *(f"{dashed(o.name)}={{{o.name}}}" for o in options)]
+    lines = [f"  {name}:"]
+    if options:
+        lines += ["    parameters:", *(f"      {o.name}: {_parameter(o)}" for o in options)]
+    command = " ".join(words)
+    if len(command) > 80:
+        folded = textwrap.wrap(command, 94, break_long_words=False, break_on_hyphens=False)
+        lines += ["    command: >-", *(f"      {line}" for line in folded)]
+    else:
+        lines.append(f"    command: {command}")
+    return "\n".join(lines) + "\n"
+
+
+def parameters(verb: Verb) -> list[DeclaredOption]:
+    """Return the options of a command that are parameters of its entry point."""
+    return [o for o in verb.declared if not o.terminal_only] + [SET] * verb.is_configured
+
+
+def _parameter(option: DeclaredOption) -> str:
+    kind = "float" if is_number(option.annotation) else "string"
+    if option.required:
+        return kind
+    default = option.default if isinstance(option.default, str) else ""
+    return f"{{type: {kind}, default: {default or EMPTY}}}"
+
+
+def options_page() -> str:
+    """Return the content of `docs/reference/options.md`."""
+    parts = [PAGE_HEAD, *(_verb_section(verb) for verb in verbs()), "## Configuration\n"]
+    parts.append(
+        "What a YAML file holds, and what `section.key=value` sets. A section with kinds has the\n"
+        "keys of its `kind` alone.\n"
+    )
+    parts += [_class_section(name, choice) for name in RunConfig.model_fields
+              for choice in section_classes(name)]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _verb_section(verb: Verb) -> str:
+    rows = [
+        (
+            f"`{dashed(o.name)}`" + ("*" if o.terminal_only and verb.name not in TERMINAL_VERBS
+                                     else ""),
+            _value(o),
+            o.help,
+        )
+        for o in [*verb.declared, *[SET] * verb.is_configured]
+        if not o.hidden
+    ]  # fmt: skip
+    table = _table(("option", "value", "meaning"), rows) if rows else ["It has no options."]
+    return "\n".join([f"## `clew {verb.name}`", "", str(verb.help), "", *table, ""])
+
+
+def _value(option: DeclaredOption) -> str:
+    if option.switch:
+        return ""
+    words = type_in_words(option.annotation)
+    return f"[{words}]" if option.alone else words
+
+
+def _class_section(section: str, choice: type[BaseModel]) -> str:
+    kind = choice.model_fields.get("kind")
+    title = f"### `{section}`" + (f", `kind: {kind.default}`" if kind else "")
+    rows = [
+        (f"`{section}.{name}`", type_in_words(field.annotation), _default(field), _text(field))
+        for name, field in choice.model_fields.items()
+        if name != "kind"
+    ]
+    table = _table(("key", "value", "default", "meaning"), rows) if rows else ["It has no keys."]
+    return "\n".join([title, "", " ".join(str(choice.__doc__).split()), "", *table, ""])
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "unset"
+    value = list(value) if isinstance(value, tuple) else value
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _text(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def is_number(annotation: Any) -> bool:
+    """Whether values of a type are numbers; true and false are none."""
+    if get_origin(annotation) is Literal:
+        return False
+    return annotation in (int, float) or any(is_number(part) for part in get_args(annotation))
+
+
+def type_in_words(annotation: Any) -> str:
+    """Return what a value may be, for people."""
+    known = {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}
+    if annotation in known:
+        return known[annotation]
+    parts = [part for part in get_args(annotation) if part not in (type(None), Ellipsis)]
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if get_origin(annotation) is tuple:
+        return f"list ({type_in_words(parts[0])})"
+    return type_in_words(parts[0]) if parts else "text"
+
+
+def verbs() -> Iterator[Verb]:
+    """Yield the commands in their order."""
+    yield from (verb for verb in cli.commands.values() if isinstance(verb, Verb))
+
+
+def main() -> None:
+    """Write both files, and say which."""
+    for name, content in ((MLPROJECT, mlproject()), (OPTIONS_PAGE, options_page())):
+        path = project_root() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+        click.echo(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Configurations and studies that ship with Clew, found by name from any folder.
+
+`clew/presets/` links to the project's `experiments/`, and an installed package holds what the links
+point to: a preset and the file in `experiments/` cannot differ.
+"""
+
+import logging
+from pathlib import Path
+
+from clew.config.suggestions import valid_names
+from clew.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SHIPPED = Path(__file__).parents[1] / "presets"
+STUDIES = "studies"
+SUFFIXES = (".yaml", ".yml")
+
+
+def presets() -> dict[str, Path]:
+    """Return the shipped configurations by name."""
+    return {p.stem: p for p in sorted(SHIPPED.glob("*/*.yaml")) if p.parent.name != STUDIES}
+
+
+def studies() -> dict[str, Path]:
+    """Return the shipped studies by name."""
+    return {p.stem: p for p in sorted((SHIPPED / STUDIES).glob("*.yaml"))}
+
+
+def find_configuration(given: str | Path) -> Path:
+    """Return the file that a path or a preset's name means.
+
+    A path that does not exist but ends in a preset's file name means the preset: commands written
+    for another folder, such as `--config configs/colab_optimized.yaml`, keep working.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    return _find(given, presets(), "configuration file")
+
+
+def find_study(given: str | Path) -> Path:
+    """Return the file that a path or a study's name means.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    return _find(given, studies(), "study")
+
+
+def _find(given: str | Path, shipped: dict[str, Path], what: str) -> Path:
+    path = Path(given).expanduser()
+    if path.is_file():
+        return path
+    name = path.stem if path.suffix in SUFFIXES else path.name
+    found = shipped.get(name)
+    if found is None:
+        raise ConfigError(
+            f"{given}: no such {what}, and none of that name ships with Clew; "
+            f"{valid_names(name, list(shipped))}"
+        )
+    here = Path("experiments", found.parent.name, found.name)
+    if str(given) not in (name, str(here)):
+        logger.warning("%s does not exist; the %s that ships with Clew is used", given, name)
+    return found

@@ -1,0 +1,92 @@
+"""Configurations are found by name from any folder, out of a checkout and out of a wheel."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clew.config.load import load
+from clew.config.presets import find_study, presets, studies
+from clew.config.study import load_study
+from clew.errors import ConfigError
+
+PROGRAM = """
+from clew.config.load import load
+from clew.config.presets import SHIPPED, presets
+from clew.config.study import load_study
+
+assert "site" in SHIPPED.parts, SHIPPED
+for name in presets():
+    load(name)
+load("experiments/link_prediction/umls.yaml")
+load_study("training")
+print(*presets())
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_preset_is_the_file_of_the_experiments(root: Path) -> None:
+    files = [p for p in (root / "experiments").glob("*/*.yaml") if p.parent.name != "studies"]
+    assert {path.resolve() for path in presets().values()} == set(files)
+    assert len(presets()) == len(files), "two configurations have one name"
+    assert {p.resolve() for p in studies().values()} == {*(root / "experiments/studies").iterdir()}
+
+
+def test_a_name_and_the_path_of_the_project_mean_the_same(
+    elsewhere: Path, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, path in presets().items():
+        here = f"experiments/{path.parent.name}/{path.name}"
+        assert load(name) == load(here) == load(root / here)
+    assert load_study("tracin").variants == load_study(find_study("tracin")).variants
+    assert caplog.text == ""
+
+
+def test_a_path_for_another_folder_takes_the_preset_and_says_so(
+    elsewhere: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert load("configs/colab_optimized.yaml") == load("colab_optimized")
+    assert "configs/colab_optimized.yaml does not exist; the colab_optimized that" in caplog.text
+
+
+def test_a_file_wins_over_a_preset(elsewhere: Path) -> None:
+    (elsewhere / "umls").write_text("data: {name: own}\n")
+    assert load("umls").data.source == "own"
+
+
+def test_a_wrong_name_is_answered_with_near_ones(elsewhere: Path) -> None:
+    with pytest.raises(ConfigError, match=r"umsl: no such configuration file.*'umls'\? valid: "):
+        load("umsl")
+
+
+def test_a_wheel_brings_the_presets(root: Path, project_files: list[Path], tmp_path: Path) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"
+    for path in project_files:
+        target = source / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    for link in (root / "platform" / "clew" / "presets").iterdir():
+        kept = source / link.relative_to(root)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.symlink_to(os.readlink(link))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    pip += ["--no-build-isolation", "--target", str(site), str(source)]
+    subprocess.run(pip, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path, env={"PYTHONPATH": str(site)}, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == set(presets())
+    packaged = [path for path in (site / "clew" / "presets").rglob("*") if path.is_file()]
+    assert {path.suffix for path in packaged} == {".yaml"}
