@@ -4,13 +4,18 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test ui lint bench
+.PHONY: help demo test ui lint bench figures studies
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_FOR_TESTS := .venv/.installed-for-tests
 RECIPE := pyproject.toml constraints.txt python_env.yaml .ci/setup .ci/mlflow_environment.py
-BENCHMARKS := $(filter-out experiments/benchmarks/harness.py,$(wildcard experiments/benchmarks/*.py))
+BENCHMARKS := $(filter-out harness,$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
+# What README quotes. `make figures QUOTED=wide_graph` measures one of them.
+QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
+	influence_quality language_training serving_speed
+STUDIES := training tracin loss language_model image_sequences
+ERA5 := era5_uk_t2m_2019_03/era5-2mt-2019-03-uk.grib
 
 export PYTHON
 
@@ -20,6 +25,8 @@ help:
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
 	@echo "make lint    ruff, types, import contracts"
 	@echo "make bench   the benchmarks: tables here, JSON in experiments/benchmarks/results"
+	@echo "make figures the benchmarks that README quotes, three rounds each, 40 minutes"
+	@echo "make studies the guides' claims, 35 minutes: JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
 	@$(BIN)/clew demo
@@ -37,15 +44,33 @@ lint: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/mypy .ci/mlflow_environment.py
 	@$(BIN)/lint-imports --no-cache
 
-bench: $(INSTALLED_FOR_TESTS)
+# Runs every command of a list, and names at the end those that failed.
+define each
 	@failed=; \
-	for file in $(BENCHMARKS); do \
-		name=$$(basename $$file .py); \
+	for name in $(1); do \
 		echo "== $$name"; \
-		$(BIN)/python -m experiments.benchmarks.$$name || failed="$$failed $$name"; \
+		$(2) || failed="$$failed $$name"; \
 	done; \
-	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; \
-	echo "Results: experiments/benchmarks/results/*.json"
+	$(BIN)/python -m experiments.report; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+endef
+
+bench: $(INSTALLED_FOR_TESTS)
+	$(call each,$(BENCHMARKS),$(BIN)/python -m experiments.benchmarks.$$name)
+
+figures: $(INSTALLED_FOR_TESTS)
+	$(call each,$(QUOTED),$(BIN)/python -m experiments.benchmarks.$$name)
+
+studies: $(INSTALLED_FOR_TESTS) | data/era5_uk
+	$(call each,$(STUDIES),$(BIN)/clew compare --study experiments/studies/$$name.yaml \
+		--output experiments/studies/results/$$name.json)
+
+data/era5_uk: | $(INSTALLED_FOR_TESTS)
+	@if [ -z "$$CLEW_DATA" ]; then \
+		echo "clew: CLEW_DATA is not set; set it to the folder that holds $(ERA5)" >&2; exit 2; \
+	fi
+	@mkdir -p data
+	@$(BIN)/python -m experiments.image_sequences.era5 "$$CLEW_DATA/$(ERA5)" $@
 
 $(INSTALLED): $(RECIPE)
 	@.ci/setup .

@@ -138,7 +138,7 @@ def main() -> None:
     rows += [_row(f"100 x 1,000 facts, {n}", [s], limit) for n, s in explained.items()]
     rows += [_row(f"1 x 100,000 facts, {n}", [s], limit) for n, s in large.items()]
     print_table(rows)
-    print(write_results("dashboard_speed", rows, packages=("streamlit", "mlflow")))
+    write_results("dashboard_speed", rows, packages=("streamlit", "mlflow"))
 
 
 def _row(what: str, seconds: list[float], limit: float) -> dict[str, object]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from clew.config.load import load
 from clew.workflows.leave_one_out import train_each_group
-from experiments.benchmarks.harness import RESULTS, ROOT, print_table, write_results
+from experiments.benchmarks.harness import COMMIT, RESULTS, ROOT, print_table, write_results
 from experiments.image_sequences.era5 import convert
 
 NAME = "era5_temperature"
@@ -66,9 +66,10 @@ def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str
 
 
 def main(cells: list[tuple[str, str, int]]) -> None:
-    """Run cells, add them to those of earlier calls, print medians over seeds."""
+    """Run cells, add them to those of earlier calls at this commit, print medians over seeds."""
     path = RESULTS / f"{NAME}.json"
-    earlier = json.loads(path.read_text(encoding="utf-8"))["results"] if path.is_file() else []
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    earlier = content["results"] if content.get("commit") == COMMIT else []
     done = {(r["architecture"], r["setting"], r["seed"]): r for r in earlier}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"

@@ -2,7 +2,7 @@
 
 A result is a JSON file `results/<name>.json` with machine, commit, command and time of day beside
 the figures. Alternatives are measured in the same run, turn by turn, so that what else the
-machine does falls on all of them.
+machine does falls on all of them. From a tree with uncommitted changes nothing is recorded.
 """
 
 import json
@@ -17,11 +17,19 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from clew.runs.hardware import GIB, describe_machine, git_commit, process_peak_gib
+from clew.runs.hardware import (
+    GIB,
+    describe_machine,
+    git_commit,
+    process_peak_gib,
+    why_no_result_file,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
 CHILD_RESULT = "RESULT "
+COMMIT = git_commit()
+"""Asked at the start: what is committed while a benchmark runs is not what it measures."""
 
 
 def interleaved_seconds(
@@ -78,20 +86,52 @@ def report_child(values: Mapping[str, object]) -> None:
     print(CHILD_RESULT + json.dumps({**values, "process_peak_gib": process_peak_gib()}))
 
 
-def write_results(name: str, results: object, *, packages: Sequence[str] = ()) -> Path:
-    """Write figures with where they come from to `results/<name>.json`."""
-    RESULTS.mkdir(exist_ok=True)
+def spread(values: Sequence[float]) -> dict[str, float | int]:
+    """Return what a result keeps of a figure's rounds."""
+    return {
+        "median": median(values),
+        "min": min(values),
+        "max": max(values),
+        "rounds": len(values),
+    }
+
+
+def write_results(
+    name: str,
+    results: object,
+    *,
+    figures: Mapping[str, Sequence[float]] | None = None,
+    packages: Sequence[str] = (),
+) -> Path | None:
+    """Write figures with where they come from to `results/<name>.json`, say so, return the file.
+
+    Args:
+        name: The benchmark.
+        results: Everything that was measured, as JSON values.
+        figures: What README quotes, by name: the value of each round.
+        packages: Packages whose version matters.
+
+    Returns:
+        None where nothing may be recorded; the reason is printed.
+    """
     path = RESULTS / f"{name}.json"
+    reason = why_no_result_file(COMMIT)
+    if reason:
+        print(f"{path.relative_to(ROOT)} is not written: {reason}")
+        return None
+    RESULTS.mkdir(exist_ok=True)
     content = {
         "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", f"experiments.benchmarks.{name}", *sys.argv[1:]]),
-        "commit": git_commit(),
+        "commit": COMMIT,
         "machine": describe_machine(torch_version=version("torch")).as_dict(),
         "packages": {package: version(package) for package in packages},
+        "figures": {key: spread(values) for key, values in (figures or {}).items()},
         "results": results,
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path.relative_to(ROOT)}")
     return path
 
 

@@ -123,7 +123,7 @@ def main(windows: str = "4") -> None:
     assert isinstance(plain, float)
     assert isinstance(again, float)
     print(f"activations kept {plain:.2f} GiB, computed again {again:.2f} GiB: {plain / again:.1f}x")
-    print(write_results(NAME, {"memory": memory, "time": speed}, packages=["torch"]))
+    write_results(NAME, {"memory": memory, "time": speed}, packages=["torch"])
 
 
 if __name__ == "__main__":

@@ -159,7 +159,15 @@ def main(epochs: int) -> None:
         with open_trace_source(run.run_id or "", {"influence.with_cosine": False}) as source:
             filters = recall(source)
         print_table(filters)
-        write_results(NAME, {"epochs": epochs, "corruption": table, "filter recall": filters})
+        results = {"epochs": epochs, "corruption": table, "filter recall": filters}
+        figures = {
+            f"{row['training']}, {key}": [
+                float(str(other[key])) for other in table if other["training"] == row["training"]
+            ]
+            for row in table
+            for key in ("AUC self-influence", "AUC last loss")
+        }
+        write_results(NAME, results, figures=figures)
 
 
 if __name__ == "__main__":

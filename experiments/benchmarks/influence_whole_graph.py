@@ -71,7 +71,7 @@ def main(tests: int) -> None:
             )
             print_table(table[-1:])
     print_table(table)
-    print(f"written to {write_results(NAME, table)}")
+    write_results(NAME, table)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def main(preset: str = "small_32k") -> None:
     cases = [("nano", 4096, 0), ("nano", 4096, 1), (preset, 32_768, 1)]
     rows = [run_child(NAME, "child", *map(str, case)) for case in cases]
     print_table(rows)
-    print(write_results(NAME, rows))
+    write_results(NAME, rows)
 
 
 if __name__ == "__main__":

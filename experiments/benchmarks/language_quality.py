@@ -122,7 +122,7 @@ def main(steps: int = STEPS, seed: int = 1) -> None:
         }
         print_table([row])
         rows.append({**row, "curve": trained.curve})
-    print(write_results(NAME, {"seed": seed, "models": rows}))
+    write_results(NAME, {"seed": seed, "models": rows})
 
 
 if __name__ == "__main__":

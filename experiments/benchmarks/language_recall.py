@@ -125,7 +125,7 @@ def main(steps: int = STEPS) -> None:
         row = {"longest_time_constant": constant}
         rows.append({**row, "steps_by_distance": trained.steps_by_distance, "recalled": found})
         print_table([{**row, **found}])
-    print(write_results(NAME, {"steps": steps, "chance": 1 / NUM_SYMBOLS, "models": rows}))
+    write_results(NAME, {"steps": steps, "chance": 1 / NUM_SYMBOLS, "models": rows})
 
 
 if __name__ == "__main__":

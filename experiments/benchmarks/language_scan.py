@@ -168,7 +168,8 @@ def main(repeats: int = 5) -> None:
     print_table([share])
     print_table(memory)
     results = {"speed": speed, "share_of_step": share, "memory": memory}
-    print(f"{write_results(NAME, results)}, {time.perf_counter() - started:.0f} seconds")
+    write_results(NAME, results)
+    print(f"{time.perf_counter() - started:.0f} seconds")
 
 
 if __name__ == "__main__":

@@ -143,12 +143,17 @@ def main(num_triples: int, num_entities: int) -> None:
                 measured[loader, name].append(run)
         rows = [_row(folder, case, runs, num_triples) for case, runs in measured.items()]
     print_table(rows)
-    path = write_results(
+    figures = {
+        f"{loader}, {name}, {key}": [run[key] for run in runs]
+        for (loader, name), runs in measured.items()
+        for key in ("seconds", "extra_gib")
+    }
+    write_results(
         NAME,
         {"num_triples": num_triples, "num_entities": num_entities, "cases": rows},
+        figures=figures,
         packages=["pyarrow", "numpy", "pandas", "pykeen"],
     )
-    print(f"written to {path}")
 
 
 def _row(folder: str, case: tuple[str, str], runs: list[dict], num_triples: int) -> dict:

@@ -134,8 +134,16 @@ def main(rounds: int) -> None:
         for variant, runs in measured.items()
     ]
     print_table(rows)
-    path = write_results(NAME, {"rounds": rounds, "cases": rows}, packages=["torch", "pykeen"])
-    print(f"written to {path}")
+    figures = {
+        f"{variant}, {unit}": values
+        for variant, runs in measured.items()
+        for unit, values in (
+            ("queries/s", [run["queries"] / run["seconds"] for run in runs]),
+            ("GiB", [run["extra_gib"] for run in runs]),
+        )
+    }
+    results = {"rounds": rounds, "cases": rows}
+    write_results(NAME, results, figures=figures, packages=["torch", "pykeen"])
 
 
 if __name__ == "__main__":

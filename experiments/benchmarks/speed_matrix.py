@@ -36,6 +36,7 @@ from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.runs.mlflow_store import open_tracker
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (
+    COMMIT,
     RESULTS,
     median,
     print_table,
@@ -294,8 +295,11 @@ def draw(table: list[dict[str, object]], path: Path) -> None:
 
 
 def earlier_rows() -> dict[Cell, dict[str, object]]:
-    """Return the rows of the last result."""
-    content = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    """Return the rows of the last result, if it is of this commit."""
+    path = RESULTS / f"{NAME}.json"
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if content.get("commit") != COMMIT:
+        return {}
     keys = [field.name for field in fields(Cell)]
     return {Cell(*(row[key] for key in keys)): row for row in content["results"]["cells"]}
 
@@ -313,7 +317,9 @@ def main(size: str, part: str | None = None) -> None:
     keys = list(dict.fromkeys(key for row in table for key in row))
     print_table([{key: row.get(key, "-") for key in keys} for row in table])
     path = write_results(NAME, {"size": size, "device": str(device()), "cells": table})
-    picture = RESULTS / f"{NAME}.png"
+    if path is None:
+        return
+    picture = path.with_suffix(".png")
     draw(table, picture)
     tracking = TrackingConfig(experiment="clew-benchmarks")
     with open_tracker(tracking, kind="benchmark", run_name=f"{NAME} {size}") as tracker:
@@ -324,7 +330,7 @@ def main(size: str, part: str | None = None) -> None:
                 tracker.metrics({key: float(str(row["queries_per_second"]))}, 0)
         for file in (path, picture):
             tracker.artifact(file)
-    print(f"written to {path} and {picture}, and recorded as a run")
+    print(f"drawn in {picture}, and recorded as a run")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """A graph of 1,000,000 entities on a small machine: the loss, training steps, ranking.
 
-    python -m experiments.benchmarks.wide_graph [entities]
+    python -m experiments.benchmarks.wide_graph [entities] [rounds]
 
 200 dimensions, batches of 1,024, float32, binary cross entropy over all entities. The loss is
 measured beside the three bare matrix products that it cannot do without (scores, gradient of the
 queries, gradient of the table), made with the same chunks into memory that stays; what the loss
-takes beyond its inputs and their gradients is its extra memory. Training goes through the trainer,
-once with Adam and once with row-wise Adagrad. Every case has a process of its own.
+takes beyond its inputs and their gradients is its extra memory. Training goes through the trainer:
+with Adam in every round, with Adagrad in the first. Every case has a process of its own.
 """
 
 import os
@@ -47,11 +47,11 @@ from experiments.benchmarks.harness import (
 NAME = "wide_graph"
 ENTITIES, RELATIONS, DIMENSIONS, BATCH = 1_000_000, 200, 200, 1024
 CHUNK_BYTES = 64 * 1024**2
-LOSS_REPEATS, STEPS, RANKED = 3, 6, 1000
+STEPS, RANKED, ROUNDS = 4, 1000, 3
 
 
-def timed_alone(function: object, leaves: list[torch.Tensor]) -> tuple[list[float], float]:
-    """Return seconds of some calls, and the peak memory beyond inputs and their gradients."""
+def timed_alone(function: object, leaves: list[torch.Tensor]) -> tuple[float, float]:
+    """Return the seconds of a second call, and its peak beyond inputs and their gradients."""
     assert callable(function)
     for leaf in leaves:
         leaf.grad = torch.zeros_like(leaf)
@@ -60,14 +60,11 @@ def timed_alone(function: object, leaves: list[torch.Tensor]) -> tuple[list[floa
         leaf.grad = None
     function()
     reset_process_peak()
-    seconds = []
-    for _ in range(LOSS_REPEATS):
-        for leaf in leaves:
-            leaf.grad = None
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return seconds, process_peak_gib() - before
+    for leaf in leaves:
+        leaf.grad = None
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start, process_peak_gib() - before
 
 
 def loss_alone(entities: int, implementation: str) -> dict[str, float]:
@@ -101,7 +98,7 @@ def loss_alone(entities: int, implementation: str) -> dict[str, float]:
     seconds, extra = timed_alone(
         products if implementation == "bare products" else loss, [queries, table, bias]
     )
-    return {"seconds": median(seconds), "extra_gib": extra}
+    return {"seconds": seconds, "extra_gib": extra}
 
 
 def graph_of(entities: int) -> KnowledgeGraph:
@@ -188,25 +185,31 @@ CASES = [
 ]
 
 
-def main(entities: int) -> None:
-    """Measure all cases, print and write."""
-    table: list[dict[str, object]] = []
-    for part, variant in CASES:
-        found = run_child(NAME, "child", str(entities), part, variant)
-        found.pop("process_peak_gib", None)
-        table.append({"part": part, "variant": variant, **found})
-        print_table(table[-1:])
-    seconds = {str(row["variant"]): float(str(row["seconds"])) for row in table}
-    share = seconds["bare products"] / seconds["fused"]
-    keys = list(dict.fromkeys(key for row in table for key in row))
-    print_table([{key: row.get(key, "-") for key in keys} for row in table])
+def main(entities: int, rounds: int) -> None:
+    """Measure all cases in turn, several times; print and write the medians."""
+    measured: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in CASES}
+    for turn in range(rounds):
+        for case, runs in measured.items():
+            if not (turn and "adagrad" in case[1]):
+                found = run_child(NAME, "child", str(entities), *case)
+                runs.append({key: float(str(value)) for key, value in found.items()})
+                print_table([{"part": case[0], "variant": case[1], **runs[-1]}])
+    figures = {
+        f"{part}, {variant}, {key}": [run[key] for run in runs]
+        for (part, variant), runs in measured.items()
+        for key in runs[0]
+        if key != "process_peak_gib"
+    }
+    share = median(figures["loss, bare products, seconds"]) / median(
+        figures["loss, fused, seconds"]
+    )
     print(f"the fused loss runs at {share:.0%} of the speed of its three products")
-    results = {"entities": entities, "batch": BATCH, "cases": table, "loss_speed_of_bare": share}
-    print(f"written to {write_results(NAME, {**results, 'load_average': os.getloadavg()})}")
+    results = {"entities": entities, "batch": BATCH, "loss_speed_of_bare": share}
+    write_results(NAME, {**results, "load_average": os.getloadavg()}, figures=figures)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         child(int(sys.argv[2]), sys.argv[3], sys.argv[4])
     else:
-        main(int(sys.argv[1]) if sys.argv[1:] else ENTITIES)
+        main(*([int(text) for text in sys.argv[1:]] + [ENTITIES, ROUNDS][len(sys.argv) - 1 :]))

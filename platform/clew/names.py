@@ -94,6 +94,7 @@ LOSS = "loss"
 # Metrics of time, throughput and memory
 TIME_EPOCH_SECONDS = "time/epoch_seconds"
 TIME_STEP_MILLISECONDS = "time/step_milliseconds"
+TIME_DATA_MILLISECONDS = "time/data_milliseconds"
 TIME_COMPILE_SECONDS = "time/compile_seconds"
 TIME_EVALUATION_SECONDS = "time/evaluation_seconds"
 TIME_TOTAL_SECONDS = "time/total_seconds"

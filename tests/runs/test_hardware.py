@@ -129,6 +129,25 @@ def test_the_commit_is_that_of_the_source(checkout: Path) -> None:
     assert commit() == f"{head}-dirty"
 
 
+def test_a_result_file_leaves_the_source_as_it_was(checkout: Path) -> None:
+    result = checkout / "experiments/studies/results/loss.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("{}\n")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "first")
+    result.write_text("{1}\n")
+    assert commit() == git(checkout, "rev-parse", "HEAD")
+    (checkout / "experiments/studies/loss.yaml").write_text("name: loss\n")
+    git(checkout, "add", ".")
+    assert str(commit()).endswith("-dirty")
+
+
+def test_only_a_commit_may_be_named_by_a_result() -> None:
+    assert hardware.why_no_result_file("1" * 40) is None
+    assert "uncommitted changes" in str(hardware.why_no_result_file("1" * 40 + "-dirty"))
+    assert "not a git checkout" in str(hardware.why_no_result_file(None))
+
+
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(checkout))
     assert commit() is None

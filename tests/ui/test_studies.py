@@ -26,8 +26,17 @@ def study_run(seeder: Seeder, machine: str, verdicts: dict[str, str], study: str
         params={},
         metrics=[],
     )
-    claims = [{"claim": c, "ratio": 1.5, "verdict": v} for c, v in verdicts.items()]
-    content = {"study": study, "machine": machine, "commit": "c", "num_seeds": 2, "claims": claims}
+    measured = {"value": 1.5, "low": 1.25, "high": None, "rounds": 3}
+    claims = [
+        {
+            "claim": claim,
+            "source": "guide",
+            "measured": None if verdict.startswith("open") else measured,
+            "verdict": verdict,
+        }
+        for claim, verdict in verdicts.items()
+    ]
+    content = {"study": study, "machine": machine, "commit": "c", "claims": claims}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "study.json"
         path.write_text(json.dumps(content))
@@ -40,7 +49,8 @@ def measured(tmp_path: Path) -> Seeder:
     seeder = Seeder(empty_store(tmp_path / "studies"))
     study_run(seeder, "old box", {"twice as fast": "does not hold"})
     study_run(seeder, "old box", {"twice as fast": "holds", "<b>half</b>": "does not hold"})
-    study_run(seeder, "new box", {"twice as fast": "cannot be shown on this machine: needs a GPU"})
+    study_run(seeder, "new box", {"twice as fast": "open: needs a GPU"})
+    study_run(seeder, "new box", {"equal": "cannot be told from 3 rounds"}, study="equality")
     seeder.run(
         name="demo", tags={names.TAG_KIND: names.KIND_COMPARE}, params={}, metrics=[]
     )  # a comparison without a report
@@ -50,9 +60,16 @@ def measured(tmp_path: Path) -> Seeder:
 def test_claims_stand_beside_measurements_by_machine(page: Open, measured: Seeder) -> None:
     app = page("studies", measured.uri)
     numbers = {metric.label: metric.value for metric in app.metric}
-    assert numbers == {"✓ Hold": "1", "✗ Do not hold": "1", "? Cannot be shown here": "1"}
+    assert numbers == {
+        "✓ Hold": "1",
+        "✗ Do not hold": "1",
+        "? Cannot be told yet": "1",
+        "○ Open: not measurable here": "1",
+    }
     table = app.dataframe[0].value
-    assert list(table["machine"]) == ["new box", "old box", "old box"], "the latest of each"
+    assert list(table["machine"]) == ["new box", "new box", "old box", "old box"], "the latest"
+    assert list(table["low"])[2:] == [1.25, 1.25]
+    assert table["measured"].isna().sum() == 1, "an open claim has no measurement"
     assert "<b>half</b>" in set(table["claim"])
     only = page("studies", measured.uri, machine="old box")
     assert set(only.dataframe[0].value["machine"]) == {"old box"}

@@ -1,6 +1,8 @@
 """Studies: order of cells, ratios, verdicts, failures, and going on where one stopped."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.config.schema import RunConfig
-from clew.config.study import Claim, load_study
+from clew.config.study import Claim, load_study, memory_of
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.runs.base import check_key
 from clew.runs.mlflow_store import open_tracker
 from clew.workflows import compare as workflow
 from clew.workflows import study_cells
-from clew.workflows.study_report import Difference, metric_name, verdict_of
+from clew.workflows.study_report import metric_name
+from clew.workflows.study_verdicts import Estimate, judge
 from clew.workflows.train import TrainResult
 
 ROOT = Path(__file__).parents[2]
@@ -74,19 +77,24 @@ def study_files(store: Path) -> tuple[dict[str, Any], str]:
     return json.loads((folder / "study.json").read_text()), (folder / "study.md").read_text()
 
 
-def test_seeds_are_interleaved_and_a_failed_cell_stops_nothing(
+def test_rounds_are_interleaved_and_a_failed_cell_stops_nothing(
     trained: list[tuple[str, int]], tracking_store: Path, tmp_path: Path
 ) -> None:
     lines = list(workflow.compare(load_study(write(tmp_path))))
-    assert trained == [(v, seed) for seed in (0, 1, 2) for v in ("fp32", "mixed")]
-    assert lines[3] == "[4/6] mixed, seed 1: out of memory on a pocket calculator"
+    assert trained == [
+        ("fp32", 0), ("mixed", 0), ("mixed", 1), ("fp32", 1), ("fp32", 2), ("mixed", 2),
+    ], "every second round runs in reversed order, so that a drift cancels"  # fmt: skip
+    assert lines[2] == "[3/6] mixed, seed 1: out of memory on a pocket calculator"
     content, text = study_files(tracking_store)
     speeds = {(r["variant"], r["metric"]): r for r in content["results"]}
     assert speeds["fp32", SPEED]["median"] == 101.0
-    assert speeds["fp32", SPEED]["spread"] == 2.0
-    assert speeds["mixed", SPEED]["ratio"] == pytest.approx(301.0 / 101.0)
+    assert speeds["fp32", SPEED]["values"] == {"0": 100.0, "1": 101.0, "2": 102.0}
+    ratio = speeds["mixed", SPEED]["ratio"]
+    assert ratio["value"] == pytest.approx(math.sqrt(3.0 * 302 / 102))
+    assert (ratio["low"] < ratio["value"] < ratio["high"], ratio["rounds"]) == (True, 2)
     assert [c["verdict"] for c in content["claims"]] == ["holds", "holds"]
-    assert "| `mixed` | 301 ± 1 (2.98) | 0.4 ± 0 (1.00) |" in text
+    assert "| `mixed` | 301 (2.98, 2.74 to 3.24) | 0.4 (1, 1 to 1) |" in text
+    assert "| 2x faster | 2.98, 2.74 to 3.24 | holds |" in text
     assert "- mixed, seed 1: out of memory on a pocket calculator" in text
 
 
@@ -97,7 +105,7 @@ def test_a_study_goes_on_where_it_stopped(trained: list[tuple[str, int]], tmp_pa
     assert trained == [("fp32", 0), ("mixed", 0)], "finished cells are not run again"
     assert again[0] == first[0]
     list(workflow.compare(load_study(tmp_path / "study.yaml", seeds=[0, 2])))
-    assert trained[2:] == [("fp32", 2), ("mixed", 2)]
+    assert trained[2:] == [("mixed", 2), ("fp32", 2)]
 
 
 def test_without_a_reference_there_is_nothing_to_compare(
@@ -108,19 +116,62 @@ def test_without_a_reference_there_is_nothing_to_compare(
         list(workflow.compare(load_study(write(tmp_path, variants=variants), seeds=[1])))
 
 
+def verdict(claim: Claim, own: list[float], base: list[float], *, has_gpu: bool = False) -> str:
+    """Return the verdict on a claim about `mixed`, given what each round measured."""
+    study = load_study(ROOT / "experiments/studies/training.yaml")
+    study = study.model_copy(update={"variants": {"fp32": {}, "mixed": {}}, "claims": [claim]})
+    values = {
+        ("fp32", claim.metric): dict(enumerate(base)),
+        ("mixed", claim.metric): dict(enumerate(own)),
+    }
+    (found,) = judge(study, values, has_gpu=has_gpu)
+    return found.verdict
+
+
 @pytest.mark.parametrize(
-    ("ratio", "needs", "has_gpu", "expected"),
+    ("own", "expected"),
     [
-        (2.5, "any", False, "holds"),
-        (1.5, "any", False, "does not hold"),
-        (2.5, "gpu", False, "cannot be shown on this machine: needs a GPU"),
-        (2.5, "gpu", True, "holds"),
-        (None, "any", True, "cannot be shown on this machine: not measured here"),
+        ([2.4, 2.5, 2.6], "holds"),
+        ([1.4, 1.5, 1.6], "does not hold"),
+        ([1.9, 2.1, 2.6], "cannot be told from 3 rounds"),
+        ([2.5], "cannot be told from 1 round"),
+        ([], "open: not measured here"),
+        ([2.4, 0.0, 2.6], "open: not measured here"),
     ],
 )
-def test_verdicts(ratio: float | None, needs: Any, has_gpu: bool, expected: str) -> None:
-    claim = Claim(variant="mixed", metric=SPEED, at_least=2, text="2x", needs=needs)
-    assert verdict_of(claim, ratio, has_gpu=has_gpu) == expected
+def test_the_whole_interval_of_a_ratio_must_keep_the_bound(own: list[float], expected: str) -> None:
+    claim = Claim(variant="mixed", metric=SPEED, at_least=2, text="2x")
+    assert verdict(claim, own, [1.0] * 3) == expected
+
+
+def test_what_slows_a_whole_round_down_cancels() -> None:
+    claim = Claim(variant="mixed", metric=SPEED, at_least=1.4, at_most=1.6, text="1.5x")
+    assert verdict(claim, [15.0, 1.5, 150.0], [10.0, 1.0, 100.0]) == "holds"
+    assert verdict(claim, [15.0, 1.5, 150.0], [1.0, 10.0, 100.0]) == "cannot be told from 3 rounds"
+
+
+def test_the_interval_of_a_ratio_is_students_over_logarithms() -> None:
+    found = Estimate.of_ratios({0: 2.0, 1: 8.0, 2: 4.0, 7: 1.0}, {0: 1.0, 1: 2.0, 2: 2.0, 9: 1.0})
+    assert found is not None
+    half = 4.302653 * math.log(2.0) / 3  # ratios 2, 4, 2: the logarithms' deviation is ln 2 / 3^.5
+    middle = math.log(16.0) / 3
+    assert found.value == pytest.approx(math.exp(middle))
+    assert found.low == pytest.approx(math.exp(middle - half), rel=1e-5)
+    assert found.high == pytest.approx(math.exp(middle + half), rel=1e-5)
+    assert found.rounds == 3
+
+
+@pytest.mark.parametrize(("has_gpu", "expected"), [(True, "holds"), (False, "open: needs a GPU")])
+def test_a_claim_that_needs_a_gpu_is_open_without_one(has_gpu: bool, expected: str) -> None:
+    claim = Claim(variant="mixed", metric=SPEED, at_least=2, text="2x", needs="gpu")
+    assert verdict(claim, [3.0, 3.1, 3.0], [1.0] * 3, has_gpu=has_gpu) == expected
+
+
+def test_a_verdict_on_memory_names_the_memory() -> None:
+    growth = names.PROCESS_GROWTH_GIB
+    claim = Claim(variant="mixed", metric=growth, at_most=0.5, text="half the process memory")
+    assert verdict(claim, [0.4, 0.41, 0.4], [1.0] * 3) == "holds (process memory)"
+    assert verdict(claim, [0.9, 0.91, 0.9], [1.0] * 3) == "does not hold (process memory)"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +194,13 @@ def test_verdicts(ratio: float | None, needs: Any, has_gpu: bool, expected: str)
             {"claims": [CLAIM | {"against": "x"}]},
             "claim about variant 'x'",
         ),
+        (
+            {
+                "measures": [{"metric": names.PROCESS_GROWTH_GIB, "label": "GiB"}],
+                "claims": [CLAIM | {"metric": names.PROCESS_GROWTH_GIB, "text": "half of it"}],
+            },
+            "'half of it': say that it is about process memory",
+        ),
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such configuration file"),
     ],
 )
@@ -161,10 +219,37 @@ def test_the_shipped_studies_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
         for size in ("quick", "full"):
             study = load_study(path, size=size)
             assert study.claims
+            assert len(study.seeds) >= 3, "an interval needs rounds"
             keys = {metric_name(variant) for variant in study.variants}
             assert len(keys) == len(study.variants)
             for key in keys:
                 check_key(f"ratio/{key}/{SPEED}")
+
+
+def test_every_claim_of_clean_up_and_of_gpu_memory_needs_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for path in sorted((ROOT / "experiments/studies").glob("*.yaml")):
+        for claim in load_study(path).claims:
+            is_cleanup = claim.text.startswith("clean-up")
+            is_gpu = memory_of(claim.metric) == "GPU memory"
+            assert claim.needs == "gpu" or not (is_cleanup or is_gpu), claim.text
+
+
+def test_the_shipped_claims_are_cited_as_they_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    copies = {path.name: path for path in (ROOT / "tests").glob("**/[1-5]-*.md")}
+    for path in sorted((ROOT / "experiments/studies").glob("*.yaml")):
+        for claim in load_study(path).claims:
+            cited = re.fullmatch(r'(\d-[\w-]+\.md), (.+?): "(.+)"', claim.source)
+            assert cited, f"{claim.text}: {claim.source!r} names no document, section and words"
+            if copies:
+                text = re.sub(r"[*`]", "", copies[cited[1]].read_text(encoding="utf-8"))
+                assert cited[2] in text
+                assert cited[3] in text
+    if not copies:
+        pytest.skip("the words were not compared: no copies of the guides in tests/")
 
 
 def test_a_size_changes_base_overrides_and_seeds(tmp_path: Path) -> None:
@@ -184,53 +269,58 @@ def test_a_size_changes_base_overrides_and_seeds(tmp_path: Path) -> None:
         load_study(path, size="huge")
 
 
-def test_a_claim_may_be_about_a_value_or_another_variant(
+def test_a_claim_may_be_about_a_value_a_difference_or_another_variant(
     trained: list[tuple[str, int]], tracking_store: Path, tmp_path: Path
 ) -> None:
     claims = [
-        CLAIM | {"about": "value", "at_least": 300, "text": "at 300"},
-        CLAIM | {"about": "value", "at_least": 302, "text": "at 302"},
+        CLAIM | {"about": "value", "at_least": 280, "text": "at 280"},
+        CLAIM | {"about": "value", "at_least": 400, "text": "at 400"},
         CLAIM | {"against": "mixed", "at_least": 1.5, "text": "faster than itself"},
+        CLAIM | {"about": "difference", "at_least": 199, "at_most": 201, "text": "by 200"},
     ]
-    list(workflow.compare(load_study(write(tmp_path, claims=claims, seeds=[0]))))
-    found = study_files(tracking_store)[0]["claims"]
-    assert [claim["verdict"] for claim in found] == ["holds", "does not hold", "does not hold"]
-    assert [claim["ratio"] for claim in found] == [300.0, 300.0, 1.0]
-
-
-def test_a_difference_is_taken_seed_by_seed_with_its_interval() -> None:
-    base = {0: 0.50, 1: 0.70, 2: 0.60, 9: 0.10}
-    found = Difference.paired({0: 0.51, 1: 0.72, 2: 0.63, 8: 0.90}, base)
-    assert found is not None
-    assert found.mean == pytest.approx(0.02)
-    half = 4.302653 * 0.01 / 3**0.5  # Student's t with two degrees of freedom, 97.5 %
-    assert (found.low, found.high) == pytest.approx((0.02 - half, 0.02 + half), rel=1e-5)
-    assert Difference.paired({0: 1.0}, base) is None
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (-0.001, 0.001, "holds"),
-        (-0.002, 0.001, "cannot be told from so few seeds"),
-        (-0.003, -0.002, "does not hold"),
-        (0.002, 0.003, "does not hold"),
-        (-0.01, 0.01, "cannot be told from so few seeds"),
-    ],
-)
-def test_an_interval_holds_only_as_a_whole(low: float, high: float, expected: str) -> None:
-    claim = Claim(variant="mixed", metric="test/mrr", at_least=-0.001, at_most=0.001, text="t")
-    assert Difference((low + high) / 2, low, high).judge(claim) == expected
-
-
-def test_a_claim_may_be_about_a_difference(
-    trained: list[tuple[str, int]], tracking_store: Path, tmp_path: Path
-) -> None:
-    claims = [CLAIM | {"about": "difference", "at_least": 199, "at_most": 201, "text": "by 200"}]
     list(workflow.compare(load_study(write(tmp_path, claims=claims))))
-    (found,) = study_files(tracking_store)[0]["claims"]
-    assert (found["ratio"], found["verdict"]) == (200.0, "holds")
-    assert found["claim"] == "by 200 (95 % interval +2e+02 to +2e+02)"
+    found = study_files(tracking_store)[0]["claims"]
+    assert [claim["verdict"] for claim in found] == [
+        "holds", "does not hold", "does not hold", "holds",
+    ]  # fmt: skip
+    assert [claim["measured"]["value"] for claim in found] == [301.0, 301.0, 1.0, 200.0]
+
+
+@pytest.fixture
+def committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the source tree have no uncommitted changes."""
+    for module in (workflow, study_cells):
+        monkeypatch.setattr(module, "git_commit", lambda: "1" * 40)
+
+
+def test_results_are_written_where_they_are_wanted(
+    committed: None, trained: list[tuple[str, int]], tracking_store: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results" / "speeds.json"
+    lines = list(workflow.compare(load_study(write(tmp_path)), output=output))
+    assert lines[-1] == f"written to {output}"
+    content = json.loads(output.read_text())
+    assert content == study_files(tracking_store)[0]
+    assert (content["commit"], content["seeds"]) == ("1" * 40, [0, 1, 2])
+    assert content["has_gpu"] is False
+
+
+def test_no_result_file_is_written_from_a_tree_with_uncommitted_changes(
+    trained: list[tuple[str, int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(workflow, "git_commit", lambda: "1" * 40 + "-dirty")
+    output = tmp_path / "speeds.json"
+    lines = list(workflow.compare(load_study(write(tmp_path)), output=output))
+    assert not output.exists()
+    said = (
+        f"{output} is not written: the tree has uncommitted changes; commit them and measure again"
+    )
+    assert lines[-1] == said
+    assert said in caplog.messages, "before the first cell too"
+    assert any(line.startswith("| 2x faster |") for line in lines), "the figures are printed still"
 
 
 def test_a_tracin_study_explains_one_model_by_every_variant(
@@ -250,13 +340,15 @@ def test_a_tracin_study_explains_one_model_by_every_variant(
         variants={"fp32": {}, "mixed": {"influence.use_mixed_precision": True}},
         seeds=[0],
         measures=[{"metric": names.INFLUENCE_PAIRS_PER_SECOND, "label": "pairs/s"}],
-        claims=[CLAIM | {"metric": names.INFLUENCE_PAIRS_PER_SECOND, "at_least": 1e-6}],
+        claims=[
+            CLAIM | {"metric": names.INFLUENCE_PAIRS_PER_SECOND, "at_least": 1e-6, "about": "value"}
+        ],
     )
     study = load_study(path)
     list(workflow.compare(study))
     content = study_files(tracking_store)[0]
     assert content["problems"] == []
-    assert [claim["verdict"] for claim in content["claims"]] == ["holds"]
+    assert [claim["verdict"] for claim in content["claims"]] == ["cannot be told from 1 round"]
     client = MlflowClient(f"sqlite:///{tracking_store / 'mlflow.db'}")
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     kinds = sorted(run.data.tags["clew.kind"] for run in runs)

@@ -114,8 +114,8 @@ def test_a_run_holds_all_that_the_contract_names(clew: Clew, store: Path, tmp_pa
             assert f"{split}/{name}" in metrics
     for name in (
         "train/loss", "train/learning_rate", "train/grad_norm", "time/epoch_seconds",
-        "time/step_milliseconds", "time/total_seconds", "throughput/examples_per_second",
-        "throughput/mfu", "memory/process_peak_gib",
+        "time/step_milliseconds", "time/data_milliseconds", "time/total_seconds",
+        "throughput/examples_per_second", "throughput/mfu", "memory/process_peak_gib",
     ):  # fmt: skip
         assert name in metrics, name
     assert artifacts_of(store, run.info.run_id) >= {

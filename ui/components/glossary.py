@@ -50,6 +50,9 @@ _METRICS = {
         "Seconds for one pass over the training data, without evaluation and compilation.",
     ),
     names.TIME_STEP_MILLISECONDS: Words("Time per step", "ms", "Milliseconds per optimizer step."),
+    names.TIME_DATA_MILLISECONDS: Words(
+        "Waiting for data", "ms", "Part of a step's time in which no batch was there yet."
+    ),
     names.TIME_TOTAL_SECONDS: Words(
         "Total time", "s", "Seconds from the start of training to its end, evaluation included."
     ),

@@ -51,13 +51,16 @@ def claims_frame(found: list[StudyResult]) -> pd.DataFrame:
                 "study": claim.study,
                 "claim": claim.claim,
                 "measured": claim.measured,
+                "low": claim.low,
+                "high": claim.high,
                 "verdict": claim.verdict,
+                "source": claim.source,
                 "machine": claim.machine,
             }
             for study in found
             for claim in study.claims
         ],
-        columns=["study", "claim", "measured", "verdict", "machine"],
+        columns=["study", "claim", "measured", "low", "high", "verdict", "source", "machine"],
     )
 
 

@@ -9,6 +9,13 @@ from ui.data.studies import claims_frame, configuration, configurations, studies
 COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
 SECTIONS = ("Claims", "Memory")
 ALL = "all machines"
+VERDICTS = {
+    "holds": "✓ Hold",
+    "does not hold": "✗ Do not hold",
+    "cannot be told": "? Cannot be told yet",
+    "open": "○ Open: not measurable here",
+}
+"""How a verdict begins, and what it is counted under."""
 
 
 def render() -> None:
@@ -47,11 +54,8 @@ def _claims() -> None:
     machine = st.selectbox("Machine", [ALL, *machines], key="machine", bind="query-params")
     shown = [study for study in found if machine in (ALL, study.machine)]
     frame = claims_frame(shown)
-    counts = st.columns(3)
-    counts[0].metric("✓ Hold", int((frame["verdict"] == "holds").sum()))
-    counts[1].metric("✗ Do not hold", int((frame["verdict"] == "does not hold").sum()))
-    unknown = frame["verdict"].str.startswith("cannot")
-    counts[2].metric("? Cannot be shown here", int(unknown.sum()))
+    for column, (start, label) in zip(st.columns(len(VERDICTS)), VERDICTS.items(), strict=True):
+        column.metric(label, int(frame["verdict"].str.startswith(start).sum()))
     st.dataframe(
         frame,
         hide_index=True,
@@ -60,11 +64,17 @@ def _claims() -> None:
             "study": st.column_config.TextColumn("Study"),
             "claim": st.column_config.TextColumn("Claim", width="large"),
             "measured": st.column_config.NumberColumn("Measured", format="%.3g"),
+            "low": st.column_config.NumberColumn("95 % from", format="%.3g"),
+            "high": st.column_config.NumberColumn("95 % to", format="%.3g"),
             "verdict": st.column_config.TextColumn("Verdict"),
+            "source": st.column_config.TextColumn("Printed in"),
             "machine": st.column_config.TextColumn("Machine"),
         },
     )
-    states.note("Measured: the ratio to the study's reference, or the value that is claimed.")
+    states.note(
+        "Measured: the ratio to the study's reference, or the value that is claimed, with its 95 % "
+        "interval over rounds. A claim holds if the whole interval keeps its bounds."
+    )
 
 
 def _memory() -> None:

@@ -149,6 +149,8 @@ class CompareOptions(Options):
     """Seeds instead of the study's, separated by commas."""
     size: str = ""
     """Size of the study: quick for two cores, full for a GPU; quick unless given."""
+    output: Path | None = None
+    """JSON file for the results; not written if the tree has uncommitted changes."""
 
     @field_validator("seeds")
     @classmethod
@@ -165,6 +167,7 @@ def compare(options: CompareOptions) -> int:
     from clew.workflows.compare import compare as run_study
 
     seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
-    for line in run_study(load_study(options.study, seeds=seeds, size=options.size or None)):
+    loaded = load_study(options.study, seeds=seeds, size=options.size or None)
+    for line in run_study(loaded, output=options.output):
         click.echo(line)
     return 0

@@ -15,6 +15,13 @@ from clew.errors import ConfigError
 
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
+MEMORY = {"memory/process_": "process memory", "memory/gpu_": "GPU memory"}
+"""Start of a metric, and the memory that it is about: a claim says which one it means."""
+
+
+def memory_of(metric: str) -> str | None:
+    """Return which memory a metric is about; None if it is about something else."""
+    return next((kind for start, kind in MEMORY.items() if metric.startswith(start)), None)
 
 
 class Measure(Section):
@@ -32,18 +39,20 @@ class Claim(Section):
     variant: str
     """Variant that the claim is about."""
     metric: str
-    """Metric whose ratio to the reference is claimed."""
+    """Metric that the claim is about. Where it is a memory, the text names it."""
     at_least: float | None = None
-    """The ratio is said to be at least this."""
+    """What is measured is said to be at least this."""
     at_most: float | None = None
-    """The ratio is said to be at most this."""
+    """What is measured is said to be at most this."""
     text: str
     """The claim in words."""
+    source: str = ""
+    """Where the claim is printed, and its words there."""
     needs: Literal["any", "gpu"] = "any"
     """Hardware without which the claim can neither be shown nor refuted."""
     about: Literal["ratio", "value", "difference"] = "ratio"
     """Whether the bound is on the ratio to the reference, on the variant's own value, or on the
-    difference from the reference, seed by seed: then the whole 95 % interval must keep to it."""
+    difference from the reference. The whole 95 % interval over rounds must keep to it."""
     against: str | None = None
     """Variant that ratio or difference is to, instead of the study's reference."""
 
@@ -82,7 +91,8 @@ class Study(Section):
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Variant to its own settings; the first one is the reference."""
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
-    """Seeds that each variant is run with, all variants of a seed before the next seed."""
+    """A seed is a round: all variants are run with it before the next seed, in reversed order in
+    every second round."""
     measures: list[Measure] = Field(min_length=1)
     """What is compared."""
     claims: list[Claim] = Field(default_factory=list)
@@ -108,6 +118,9 @@ class Study(Section):
                 raise ValueError(f"claim about {claim.metric!r}; measured: {', '.join(metrics)}")
             if claim.at_least is None and claim.at_most is None:
                 raise ValueError(f"claim {claim.text!r}: give at_least or at_most")
+            memory = memory_of(claim.metric)
+            if memory is not None and memory not in claim.text:
+                raise ValueError(f"claim {claim.text!r}: say that it is about {memory}")
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,8 @@ GIB = 2**30
 PROC = Path("/proc")
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
+_DIRTY = "-dirty"
+_RESULTS = ":(top,exclude)experiments/*/results/*"
 _RESET_PEAK = "5"  # what /proc/self/clear_refs takes to forget the peak (proc(5))
 
 
@@ -136,14 +138,26 @@ def reset_process_peak() -> bool:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit of Clew's source tree, with `-dirty` if files differ from it.
+    """Return the commit of Clew's source tree, with `-dirty` if tracked files differ from it.
 
-    None when the code is not a git checkout, for example when it was installed as a package.
+    Result files do not count: a program that writes one leaves the source as it was. None when
+    the code is not a git checkout, for example when it was installed as a package.
     """
     source = Path(__file__).resolve().parent
     if _git(source, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None  # an environment's folder inside somebody's checkout is not that checkout
-    return _git(source, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    commit = _git(source, "rev-parse", "HEAD")
+    changed = _git(source, "status", "--porcelain", "--untracked-files=no", "--", ":/", _RESULTS)
+    return None if commit is None else commit + ("" if changed == "" else _DIRTY)
+
+
+def why_no_result_file(commit: str | None) -> str | None:
+    """Return why figures measured at this commit are not recorded; None if they may be."""
+    if commit is None:
+        return "this is not a git checkout, so nobody could find the code that was measured"
+    if commit.endswith(_DIRTY):
+        return "the tree has uncommitted changes; commit them and measure again"
+    return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -42,6 +42,8 @@ class Throughput:
     timed_units: dict[str, int] = field(default_factory=dict)
     timed_seconds: float = 0.0
     epoch_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    """Part of the timed seconds in which no batch was there yet."""
     _mark: float = 0.0
 
     def start(self) -> None:
@@ -55,10 +57,21 @@ class Throughput:
         if self.steps_seen <= WARM_UP_STEPS:
             self._synchronize()
             self._close_interval(timed=False)
+            self.waited_seconds = 0.0
             return
         self.timed_steps += 1
         for name, number in units.items():
             self.timed_units[name] = self.timed_units.get(name, 0) + number
+
+    def waiting_for(self, batches: Iterator[B]) -> Iterator[B]:
+        """Yield batches and count how long each one was waited for."""
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self.waited_seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
 
     def pause(self) -> None:
         """Stop timing, before anything that does not count."""
@@ -81,13 +94,14 @@ class Throughput:
         values = {names.TIME_EPOCH_SECONDS: self.epoch_seconds}
         if self.timed_steps and self.timed_seconds > 0:
             values[names.TIME_STEP_MILLISECONDS] = 1e3 * self.timed_seconds / self.timed_steps
+            values[names.TIME_DATA_MILLISECONDS] = 1e3 * self.waited_seconds / self.timed_steps
             for name, number in self.timed_units.items():
                 values[f"throughput/{name}_per_second"] = number / self.timed_seconds
             if self.flops_per_example and self.peak_flops_per_second:
                 flops = self.flops_per_example * self.timed_units.get("examples", 0)
                 values[names.MFU] = flops / self.timed_seconds / self.peak_flops_per_second
         self.timed_steps, self.timed_units = 0, {}
-        self.timed_seconds = self.epoch_seconds = 0.0
+        self.timed_seconds = self.epoch_seconds = self.waited_seconds = 0.0
         return values
 
 

@@ -124,7 +124,8 @@ class Trainer(Generic[B]):
             leave=False,
             disable=None if self.world.is_main else True,
         )
-        stream = iter(bar)  # once: every iter() of a progress bar is a pass of its own
+        # iter() once: every one of a progress bar is a pass of its own
+        stream = self.throughput.waiting_for(iter(bar))
         while window := list(itertools.islice(stream, self.settings.gradient_accumulation)):
             yield window
 

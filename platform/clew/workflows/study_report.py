@@ -1,16 +1,14 @@
-"""What a study found: medians, spread, ratios, verdicts; as JSON, Markdown and a picture."""
+"""What a study found: medians, ratios, verdicts; as JSON, Markdown and a picture."""
 
-import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-from scipy.stats import t as student_t
-
-from clew.config.study import Claim, Measure
+from clew.config.study import Study
+from clew.runs.hardware import Machine
+from clew.workflows.study_verdicts import METHOD, Estimate, Values, Verdict, judge
 
 
 def metric_name(variant: str) -> str:
@@ -20,35 +18,33 @@ def metric_name(variant: str) -> str:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """Medians over seeds of each variant and measure, and what follows."""
+    """What was measured of each variant in each round, and what follows."""
 
-    study: str
-    reference: str
-    variants: list[str]
-    measures: list[Measure]
-    machine: str
+    study: Study
+    values: Values
+    machine: Machine
     commit: str
-    num_seeds: int
-    medians: dict[tuple[str, str], float]
-    spreads: dict[tuple[str, str], float]
-    """Largest less smallest value over seeds."""
+    date: str
+    """UTC, ISO 8601."""
     problems: list[str]
     run_ids: list[str]
-    verdicts: list[tuple[str, float | None, str]] = field(default_factory=list)
-    """Claim, what was measured (a ratio or a value), verdict."""
 
-    def ratio(self, variant: str, metric: str, against: str | None = None) -> float | None:
-        """Return a variant's median over the reference's; None where one of them is missing."""
-        base = self.medians.get((against or self.reference, metric))
-        value = self.medians.get((variant, metric))
-        return value / base if base and value is not None else None
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What the values say of each claim."""
+        return judge(self.study, self.values, has_gpu=bool(self.machine.gpus))
+
+    def ratio(self, variant: str, metric: str) -> Estimate | None:
+        """Return a variant's ratio to the reference; None where one of them is missing."""
+        base = self.values.get((self.study.reference, metric), {})
+        return Estimate.of_ratios(self.values.get((variant, metric), {}), base)
 
     def ratios(self) -> dict[str, float]:
         """Return all ratios under `ratio/<variant>/<metric>`, the variant by its `metric_name`."""
         return {
-            f"ratio/{metric_name(variant)}/{measure.metric}": ratio
-            for variant in self.variants
-            for measure in self.measures
+            f"ratio/{metric_name(variant)}/{measure.metric}": ratio.value
+            for variant in self.study.variants
+            for measure in self.study.measures
             if (ratio := self.ratio(variant, measure.metric)) is not None
         }
 
@@ -57,112 +53,116 @@ class StudyReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        seeds = f"{self.num_seeds} seed{'s' if self.num_seeds > 1 else ''}"
-        yield f"Study `{self.study}`: medians over {seeds}, ± half the spread; in brackets the"
-        yield f"ratio to `{self.reference}`. {self.machine}; commit {self.commit[:12]}."
+        study = self.study
+        yield f"Study `{study.name}`: medians over rounds ({_rounds(study)}); in brackets the"
+        yield f"ratio to `{study.reference}` and its 95 % interval. {self.machine.summary}; commit"
+        yield f"{self.commit[:12]}."
         yield ""
-        yield "| variant | " + " | ".join(measure.label for measure in self.measures) + " |"
-        yield "|---" * (1 + len(self.measures)) + "|"
-        for variant in self.variants:
-            cells = (self._cell(variant, measure.metric) for measure in self.measures)
+        yield "| variant | " + " | ".join(measure.label for measure in study.measures) + " |"
+        yield "|---" * (1 + len(study.measures)) + "|"
+        for variant in study.variants:
+            cells = (self._cell(variant, measure.metric) for measure in study.measures)
             yield f"| `{variant}` | " + " | ".join(cells) + " |"
-        if self.verdicts:
+        if study.claims:
             yield from ("", "| claim | measured | verdict |", "|---|---|---|")
-        for text, ratio, verdict in self.verdicts:
-            yield f"| {text} | {'-' if ratio is None else f'{ratio:.3g}'} | {verdict} |"
+        for found in self.verdicts:
+            measured = shown(found.estimate)
+            yield f"| {found.claim.text} | {measured} | {found.verdict} |"
+        yield from ("", METHOD)
         if self.problems:
             yield from ("", "Did not finish:", *(f"- {problem}" for problem in self.problems))
 
     def _cell(self, variant: str, metric: str) -> str:
-        if (variant, metric) not in self.medians:
+        found = self.values.get((variant, metric))
+        if not found:
             return "-"
-        shown = f"{self.medians[variant, metric]:.4g}"
-        if self.num_seeds > 1:
-            shown += f" ± {self.spreads[variant, metric] / 2:.2g}"
-        ratio = self.ratio(variant, metric)
-        return shown if ratio is None or variant == self.reference else f"{shown} ({ratio:.2f})"
+        value = f"{statistics.median(found.values()):.4g}"
+        ratio = None if variant == self.study.reference else self.ratio(variant, metric)
+        return value if ratio is None else f"{value} ({shown(ratio)})"
 
     def as_dict(self) -> dict[str, object]:
         """Return everything as JSON values."""
         return {
-            "study": self.study,
-            "reference": self.reference,
-            "machine": self.machine,
+            "study": self.study.name,
+            "date": self.date,
             "commit": self.commit,
-            "num_seeds": self.num_seeds,
+            "machine": self.machine.summary,
+            "has_gpu": bool(self.machine.gpus),
+            "torch": self.machine.torch,
+            "method": METHOD,
+            "reference": self.study.reference,
+            "seeds": self.study.seeds,
             "results": [
                 {
                     "variant": variant,
                     "metric": measure.metric,
-                    "median": self.medians.get((variant, measure.metric)),
-                    "spread": self.spreads.get((variant, measure.metric)),
-                    "ratio": self.ratio(variant, measure.metric),
+                    "label": measure.label,
+                    "values": {str(seed): value for seed, value in found.items()},
+                    "median": statistics.median(found.values()),
+                    "ratio": _as_dict(self.ratio(variant, measure.metric)),
                 }
-                for variant in self.variants
-                for measure in self.measures
+                for variant in self.study.variants
+                for measure in self.study.measures
+                if (found := self.values.get((variant, measure.metric)))
             ],
             "claims": [
-                {"claim": text, "ratio": ratio, "verdict": verdict}
-                for text, ratio, verdict in self.verdicts
+                {
+                    "claim": found.claim.text,
+                    "source": found.claim.source,
+                    "variant": found.claim.variant,
+                    "metric": found.claim.metric,
+                    "about": found.claim.about,
+                    "measured": _as_dict(found.estimate),
+                    "verdict": found.verdict,
+                }
+                for found in self.verdicts
             ],
             "problems": self.problems,
             "runs": self.run_ids,
         }
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How much two variants differ over the seeds that both were run with."""
-
-    mean: float
-    low: float
-    """Lower end of the 95 % interval of the mean (Student's t)."""
-    high: float
-
-    @classmethod
-    def paired(cls, values: Mapping[int, float], base: Mapping[int, float]) -> Self | None:
-        """Return the mean difference, seed by seed; None below two common seeds."""
-        differences = [values[seed] - base[seed] for seed in values.keys() & base.keys()]
-        if len(differences) < 2:
-            return None
-        mean = statistics.fmean(differences)
-        error = statistics.stdev(differences) / math.sqrt(len(differences))
-        half = error * float(student_t.ppf(0.975, len(differences) - 1))
-        return cls(mean, mean - half, mean + half)
-
-    def judge(self, claim: Claim) -> str:
-        """Return `holds` if the whole interval keeps the bounds, `does not hold` if no part does.
-
-        In between, more seeds are needed.
-        """
-        if claim.holds(self.low) and claim.holds(self.high):
-            return "holds"
-        above = claim.at_most is not None and self.low > claim.at_most
-        below = claim.at_least is not None and self.high < claim.at_least
-        return "does not hold" if above or below else "cannot be told from so few seeds"
+def _rounds(study: Study) -> str:
+    return f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
 
 
-def verdict_of(claim: Claim, ratio: float | None, *, has_gpu: bool) -> str:
-    """Return `holds`, `does not hold`, or why this machine cannot tell."""
-    if claim.needs == "gpu" and not has_gpu:
-        return "cannot be shown on this machine: needs a GPU"
-    if ratio is None:
-        return "cannot be shown on this machine: not measured here"
-    return "holds" if claim.holds(ratio) else "does not hold"
+def _as_dict(estimate: Estimate | None) -> Mapping[str, float | int | None] | None:
+    """Return an estimate as JSON values; an interval without end has none."""
+    if estimate is None:
+        return None
+    low, high = (estimate.low, estimate.high) if estimate.rounds > 1 else (None, None)
+    return {"value": estimate.value, "low": low, "high": high, "rounds": estimate.rounds}
+
+
+def shown(estimate: Estimate | None) -> str:
+    """Return an estimate with its interval, as tables have it."""
+    if estimate is None:
+        return "-"
+    if estimate.rounds == 1:
+        return f"{estimate.value:.3g}"
+    return f"{estimate.value:.3g}, {estimate.low:.3g} to {estimate.high:.3g}"
 
 
 def draw(report: StudyReport, path: Path) -> None:
-    """Draw each variant's ratios to the reference as bars, a panel for each measure."""
+    """Draw each variant's ratios with their intervals as bars, a panel for each measure."""
     from matplotlib.figure import Figure
 
-    width = max(4.0, 3.2 * len(report.measures))
-    figure = Figure(figsize=(width, 1.2 + 0.4 * len(report.variants)), layout="constrained")
-    panels = figure.subplots(1, len(report.measures), squeeze=False, sharey=True)[0]
-    for panel, measure in zip(panels, report.measures, strict=True):
-        ratios = [report.ratio(variant, measure.metric) or 0.0 for variant in report.variants]
-        panel.barh(report.variants, ratios, color="#4477aa")
+    variants = list(report.study.variants)
+    width = max(4.0, 3.2 * len(report.study.measures))
+    figure = Figure(figsize=(width, 1.2 + 0.4 * len(variants)), layout="constrained")
+    panels = figure.subplots(1, len(report.study.measures), squeeze=False, sharey=True)[0]
+    for panel, measure in zip(panels, report.study.measures, strict=True):
+        found = [report.ratio(variant, measure.metric) for variant in variants]
+        ratios = [0.0 if ratio is None else ratio.value for ratio in found]
+        errors = [(0.0, 0.0) if r is None or r.rounds == 1 else _reach(r) for r in found]
+        panel.barh(variants, ratios, xerr=list(zip(*errors, strict=True)), color="#4477aa")
         panel.axvline(1.0, color="black", linewidth=1)
         panel.set_title(measure.label, fontsize=9)
-        panel.set_xlabel(f"ratio to {report.reference}", fontsize=8)
+        panel.set_xlabel(f"ratio to {report.study.reference}", fontsize=8)
     panels[0].invert_yaxis()
     figure.savefig(path, dpi=120)
+
+
+def _reach(ratio: Estimate) -> tuple[float, float]:
+    """Return how far the interval reaches to the left and to the right."""
+    return ratio.value - ratio.low, ratio.high - ratio.value

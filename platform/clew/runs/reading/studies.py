@@ -19,8 +19,13 @@ class ClaimResult:
     machine: str
     claim: str
     measured: float | None
-    """A ratio to the reference, or a value, as the claim says; None: not measured here."""
+    """A ratio to the reference, a difference or a value, as the claim says; None: not measured."""
+    low: float | None
+    """Lower end of its 95 % interval; None after a single round."""
+    high: float | None
     verdict: str
+    source: str
+    """Where the claim is printed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,6 @@ class StudyResult:
     study: str
     machine: str
     commit: str
-    num_seeds: int
     claims: tuple[ClaimResult, ...]
 
 
@@ -45,13 +49,7 @@ def read_study(run_id: str, folder: Path, uri: str | None = None) -> StudyResult
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         claims = tuple(
-            ClaimResult(
-                str(content["study"]),
-                str(content["machine"]),
-                str(claim["claim"]),
-                None if claim["ratio"] is None else float(claim["ratio"]),
-                str(claim["verdict"]),
-            )
+            _claim(str(content["study"]), str(content["machine"]), claim)
             for claim in content["claims"]
         )
         return StudyResult(
@@ -59,10 +57,19 @@ def read_study(run_id: str, folder: Path, uri: str | None = None) -> StudyResult
             str(content["study"]),
             str(content["machine"]),
             str(content["commit"]),
-            int(content["num_seeds"]),
             claims,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrackingError(
             f"run {run_id}: {STUDY_FILE} is not a study's report ({error})"
         ) from None
+
+
+def _claim(study: str, machine: str, claim: dict[str, Any]) -> ClaimResult:
+    """Return a claim of a report; one without measurement has none of the figures."""
+    measured = claim["measured"] or {"value": None, "low": None, "high": None}
+    value, low, high = (
+        None if measured[key] is None else float(measured[key]) for key in ("value", "low", "high")
+    )
+    verdict, source = str(claim["verdict"]), str(claim["source"])
+    return ClaimResult(study, machine, str(claim["claim"]), value, low, high, verdict, source)

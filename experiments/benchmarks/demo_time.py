@@ -1,0 +1,38 @@
+"""How long `make demo` takes once everything is installed.
+
+    python -m experiments.benchmarks.demo_time [rounds]
+
+Each round runs `clew demo` in a process of its own with an empty tracking store: two trainings of
+ConvE on the bundled graph, evaluation, ten explanations, promotion.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from experiments.benchmarks.harness import ROOT, print_table, write_results
+
+NAME = "demo_time"
+
+
+def seconds_of_a_demo() -> float:
+    """Run the demo once and return its wall-clock seconds."""
+    with tempfile.TemporaryDirectory(prefix="clew-demo-") as folder:
+        environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+        command = [sys.executable, "-m", "clew", "demo"]
+        started = time.perf_counter()
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        return time.perf_counter() - started
+
+
+def main(rounds: int) -> None:
+    """Measure, print and write."""
+    seconds = [seconds_of_a_demo() for _ in range(rounds)]
+    print_table([{"round": turn, "seconds": value} for turn, value in enumerate(seconds)])
+    write_results(NAME, {"rounds": rounds}, figures={"seconds": seconds})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 3)

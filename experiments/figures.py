@@ -1,0 +1,139 @@
+"""The ten figures that README quotes, and which result file each is from.
+
+A figure counts if its file is from a committed tree, of the default sizes, and has at least three
+rounds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clew.runs.hardware import why_no_result_file
+
+MIN_ROUNDS = 3
+Content = Mapping[str, Any]
+"""A result file's JSON."""
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A figure of a result file, as README shows it: words, `{}` for the value among them."""
+
+    key: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of README's table."""
+
+    what: str
+    benchmark: str
+    measured: tuple[Quote, ...]
+    beside: tuple[Quote, ...] = ()
+
+
+TRACIN = "32,000 rows, 100 tests, 1 checkpoints, raw"
+FIGURES = (
+    Figure(
+        "`make demo` once everything is installed: two trainings, explanations, promotion",
+        "demo_time",
+        (Quote("seconds", "{} s"),),
+    ),
+    Figure(
+        "ConvE training, FB15k-237's sizes, batch 512, float32",
+        "training_speed",
+        (Quote("trainer, float32, queries/s", "{} queries/s"),),
+        (
+            Quote("matrix products alone, float32, queries/s", "its matrix products alone: {}"),
+            Quote("PyKEEN 1.11.1, float32, queries/s", "PyKEEN 1.11.1, batch 128: {}"),
+        ),
+    ),
+    Figure(
+        "its memory above an interpreter with torch",
+        "training_speed",
+        (Quote("trainer, float32, GiB above torch", "{} GiB"),),
+        (Quote("PyKEEN 1.11.1, float32, GiB above torch", "PyKEEN: {} GiB"),),
+    ),
+    Figure(
+        "the loss over 1,000,000 entities, batch 1,024, forward and backward",
+        "wide_graph",
+        (
+            Quote("loss, fused, seconds", "{} s"),
+            Quote("loss, fused, extra_gib", "{} GiB extra"),
+        ),
+        (Quote("loss, bare products, seconds", "its three matrix products alone: {} s"),),
+    ),
+    Figure(
+        "filtered ranking of FB15k-237's test triples, both sides",
+        "ranking_speed",
+        (Quote("clew, queries/s", "{} queries/s"), Quote("clew, GiB", "{} GiB")),
+        (Quote("PyKEEN 1.11.1, queries/s", "PyKEEN on 256 queries: {}"),),
+    ),
+    Figure(
+        "reading 10,000,000 triples of names",
+        "load_triples",
+        (
+            Quote("clew, names.txt, seconds", "{} s"),
+            Quote("clew, names.txt, extra_gib", "{} GiB beyond the arrays"),
+        ),
+        (
+            Quote("clew, tenth.txt, seconds", "1,000,000 triples: {} s"),
+            Quote("pandas, tenth.txt, seconds", "pandas {} s"),
+            Quote("pykeen, tenth.txt, seconds", "PyKEEN {} s"),
+        ),
+    ),
+    Figure(
+        "TracIn with every parameter, 32,000 training rows x 100 test triples",
+        "influence_speed",
+        (Quote(f"{TRACIN}, seconds", "{} s"), Quote(f"{TRACIN}, GiB", "{} GiB above the model")),
+        (
+            Quote(
+                "loop, times as long, 4 tests",
+                "on 4 test triples a loop of backward passes takes {} times as long",
+            ),
+        ),
+    ),
+    Figure(
+        "corrupted triples found by self-influence (UMLS, one_vs_all, three seeds)",
+        "influence_quality",
+        (Quote("one_vs_all, AUC self-influence", "area under the curve {}"),),
+        (Quote("one_vs_all, AUC last loss", "by their loss: {}"),),
+    ),
+    Figure(
+        "language model `nano` (10 million parameters), windows of 32,768 tokens, bfloat16",
+        "language_training",
+        (Quote("nano, windows of 32768, tokens/s", "{} tokens/s"),),
+        (
+            Quote("nano, windows of 512, tokens/s", "windows of 512: {}"),
+            Quote("transformer, windows of 512, tokens/s", "transformer of that size: {}"),
+            Quote("transformer, windows of 4096, tokens/s", "with windows of 4,096: {}"),
+        ),
+    ),
+    Figure(
+        "serving over HTTP, batches of 64",
+        "serving_speed",
+        (Quote("HTTP, 64 a request, queries/s", "{} queries/s"),),
+        (
+            Quote("HTTP, 1 a request, queries/s", "one a request: {}"),
+            Quote("predictor alone, 64, queries/s", "the predictor without a server: {}"),
+        ),
+    ),
+)
+
+
+def gap(figure: Figure, content: Content | None) -> str | None:
+    """Return why a figure cannot be quoted; None if it can."""
+    if content is None:
+        return "no result file"
+    if reason := why_no_result_file(content["commit"]):
+        return reason
+    if content["command"] != f"python -m experiments.benchmarks.{figure.benchmark}":
+        return f"it is from {content['command']!r}; what README says is of the default sizes"
+    for quote in (*figure.measured, *figure.beside):
+        found = content.get("figures", {}).get(quote.key)
+        if found is None:
+            return f"the file has no figure {quote.key!r}"
+        if found["rounds"] < MIN_ROUNDS:
+            return f"{quote.key!r} has {found['rounds']} rounds; {MIN_ROUNDS} are wanted"
+    return None

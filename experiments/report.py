@@ -1,0 +1,222 @@
+"""Writes every quoted figure from the result files: README.md, docs/measurements.md, LOG.md.
+
+    python -m experiments.report
+
+README's sections between the marks are replaced by ten figures and by the verdicts of the studies;
+`docs/measurements.md` gets everything that was recorded; `experiments/LOG.md` gets an entry if the
+figures are others than in its last one. What cannot be quoted is named as still to be measured.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.figures import FIGURES, MIN_ROUNDS, Content, Figure, Quote, gap
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "experiments/benchmarks/results"
+STUDIES = ROOT / "experiments/studies/results"
+README, LOG = ROOT / "README.md", ROOT / "experiments/LOG.md"
+MEASUREMENTS = ROOT / "docs/measurements.md"
+HEADER = "| what | measured | beside it | command, result file, commit |\n|---|---|---|---|"
+
+
+def number(value: float) -> str:
+    """Return a number to three digits, whole above a hundred."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def results(folder: Path) -> dict[str, Content]:
+    """Return the result files of a folder, name to content."""
+    files = sorted(folder.glob("*.json"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+
+
+def figure_row(figure: Figure, content: Content | None) -> str:
+    """Return a figure's row of README's table."""
+    if content is None or gap(figure, content):
+        command = f"`python -m experiments.benchmarks.{figure.benchmark}`"
+        return f"| {figure.what} | to be measured | | {command} |"
+    measured = ", ".join(_quoted(quote, content) for quote in figure.measured)
+    beside = ", ".join(_quoted(quote, content) for quote in figure.beside)
+    path = (BENCHMARKS / f"{figure.benchmark}.json").relative_to(ROOT)
+    source = f"`{content['command']}`, [{path.name}]({path}), {content['commit'][:10]}"
+    return f"| {figure.what} | {measured} | {beside} | {source} |"
+
+
+def _quoted(quote: Quote, content: Content) -> str:
+    found = content["figures"][quote.key]
+    median, low, high = (number(found[key]) for key in ("median", "min", "max"))
+    return quote.words.format(median if low == high else f"{median} ({low} to {high})")
+
+
+def figure_rows(benchmarks: Mapping[str, Content]) -> list[str]:
+    """Return all rows of README's table."""
+    return [figure_row(figure, benchmarks.get(figure.benchmark)) for figure in FIGURES]
+
+
+def figures_section(benchmarks: Mapping[str, Content]) -> str:
+    """Return README's table and the machines that it is from."""
+    quoted = [benchmarks[f.benchmark] for f in FIGURES if not gap(f, benchmarks.get(f.benchmark))]
+    machines = sorted({machine(content) for content in quoted})
+    where = f"Medians of at least {MIN_ROUNDS} rounds, smallest and largest in brackets"
+    where += f"; measured on {' and on '.join(machines)}." if machines else "."
+    return "\n".join([HEADER, *figure_rows(benchmarks), "", where])
+
+
+def machine(content: Content) -> str:
+    """Return the machine of a benchmark in a line."""
+    found = content["machine"]
+    gpus = "".join(f", {gpu['name']}" for gpu in found["gpus"]) or ", no GPU"
+    size = f"{found['num_cores']} cores, {found['memory_gib']:.0f} GiB"
+    return f"{found['cpu']}, {size}{gpus}, torch {found['torch']}"
+
+
+def verdicts_section(studies: Mapping[str, Content]) -> str:
+    """Return what README says of the studies' claims; those without measurement are counted."""
+    if not studies:
+        return "No study is recorded yet; `make studies` runs them."
+    claims = [(name, claim) for name, content in studies.items() for claim in content["claims"]]
+    told = [(name, claim) for name, claim in claims if claim["measured"] is not None]
+    sources = [
+        f"[{name}](experiments/studies/results/{name}.json) ({content['machine']}, "
+        f"{len(content['seeds'])} rounds, commit {content['commit'][:10]})"
+        for name, content in studies.items()
+    ]
+    lines = ["| study | claim | measured, 95 % interval | verdict |", "|---|---|---|---|"]
+    lines += [f"| {name} | {_claim_cells(claim)} |" for name, claim in told]
+    lines += ["", f"{next(iter(studies.values()))['method']}"]
+    lines += ["", f"{len(claims) - len(told)} further claims are open, most for want of a GPU:"]
+    lines[-1] += " [docs/measurements.md](docs/measurements.md) lists all, and where each is"
+    lines[-1] += f" printed. Results: {', '.join(sources)}."
+    return "\n".join(lines)
+
+
+def _claim_cells(claim: Content) -> str:
+    found = claim["measured"]
+    shown = "-" if found is None else number(found["value"])
+    if found is not None and found["low"] is not None:
+        shown += f", {number(found['low'])} to {number(found['high'])}"
+    return f"{claim['claim']} | {shown} | {claim['verdict']}"
+
+
+def measurements(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> str:
+    """Return the page of everything that was recorded."""
+    lines = ["# Measurements", "", "Written by `python -m experiments.report` from the files in"]
+    lines += ["`experiments/benchmarks/results/` and `experiments/studies/results/`.", ""]
+    for name, content in benchmarks.items():
+        lines += [f"## {name}", "", f"`{content['command']}`, commit {content['commit']},"]
+        lines += [f"{content['date'][:10]}; {machine(content)}.", ""]
+        if figures := content.get("figures"):
+            rows = [{"figure": key, **found} for key, found in figures.items()]
+            lines += [*table(rows), ""]
+        lines += [*rendered(content["results"]), ""]
+    for name, content in studies.items():
+        rounds = f"seeds {', '.join(map(str, content['seeds']))}"
+        lines += [f"## Study: {name}", "", f"{content['study']}, commit {content['commit']},"]
+        lines += [f"{content['date'][:10]}; {content['machine']}, torch {content['torch']};"]
+        lines += [f"{rounds}. {content['method']}", ""]
+        lines += [*table(list(study_rows(content))), ""]
+        lines += ["| claim | printed in | measured, 95 % interval | verdict |", "|---|---|---|---|"]
+        for claim in content["claims"]:
+            text, _, rest = _claim_cells(claim).partition(" | ")
+            lines.append(f"| {text} | {claim['source'].replace('|', '/')} | {rest} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def study_rows(content: Content) -> Iterator[dict[str, object]]:
+    """Yield a row for each variant: medians, in brackets the ratio to the reference."""
+    found: dict[str, dict[str, object]] = {}
+    for result in content["results"]:
+        row = found.setdefault(result["variant"], {"variant": result["variant"]})
+        ratio = result["ratio"]
+        is_reference = ratio is None or result["variant"] == content["reference"]
+        text = "" if is_reference else f" ({number(ratio['value'])})"
+        row[result["label"]] = number(result["median"]) + text
+    yield from found.values()
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return rows as a Markdown table, a column for each key that one of them has."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [f"| {' | '.join(keys)} |", "|---" * len(keys) + "|"]
+    return lines + [f"| {' | '.join(_cell(row.get(key, '-')) for key in keys)} |" for row in rows]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, list):
+        return ", ".join(_cell(part) for part in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(part)}" for key, part in value.items())
+    return "-" if value is None else str(value).replace("|", "/")
+
+
+def rendered(value: Any) -> list[str]:
+    """Return any results as Markdown: lists of rows as tables, the rest as a table of their own."""
+    if isinstance(value, list):
+        return table(value)
+    nested = {k: v for k, v in value.items() if v and isinstance(v, list) and _is_rows(v)}
+    plain = {k: v for k, v in value.items() if k not in nested}
+    lines = [*table([plain]), ""] if plain else []
+    for key, rows in nested.items():
+        lines += [f"{key}:", "", *table(rows), ""]
+    return lines[:-1]
+
+
+def _is_rows(values: Iterable[object]) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def with_section(text: str, name: str, content: str) -> str:
+    """Return a document with a marked section replaced."""
+    pattern = re.compile(rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)", re.S)
+    if not pattern.search(text):
+        raise ValueError(f"README.md has no section between the marks {name!r}")
+    return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
+
+
+def last_log_rows(log: str) -> list[str]:
+    """Return the rows of the last table of figures in the log."""
+    found = log.rpartition(f"\n{HEADER}\n")
+    return found[2].split("\n\n")[0].splitlines() if found[1] else []
+
+
+def measured_rows(benchmarks: Mapping[str, Content]) -> list[str]:
+    """Return the rows of README's table that have a figure."""
+    pairs = zip(FIGURES, figure_rows(benchmarks), strict=True)
+    return [row for figure, row in pairs if not gap(figure, benchmarks.get(figure.benchmark))]
+
+
+def log_entry(benchmarks: Mapping[str, Content]) -> str:
+    """Return an entry for the log with the figures that README quotes."""
+    quoted = [benchmarks[f.benchmark] for f in FIGURES if not gap(f, benchmarks.get(f.benchmark))]
+    date = max(content["date"] for content in quoted)[:10]
+    rows = "\n".join([HEADER, *measured_rows(benchmarks)])
+    where = " and on ".join(sorted({machine(content) for content in quoted}))
+    return f"\n## {date} · The figures of README\n\nMeasured on {where}.\n\n{rows}\n"
+
+
+def main() -> None:
+    """Write all documents and say which figures are still to be measured."""
+    benchmarks, studies = results(BENCHMARKS), results(STUDIES)
+    text = README.read_text(encoding="utf-8")
+    text = with_section(text, "figures", figures_section(benchmarks))
+    README.write_text(with_section(text, "verdicts", verdicts_section(studies)), encoding="utf-8")
+    MEASUREMENTS.parent.mkdir(exist_ok=True)
+    MEASUREMENTS.write_text(measurements(benchmarks, studies), encoding="utf-8")
+    log = LOG.read_text(encoding="utf-8")
+    rows = measured_rows(benchmarks)
+    if rows and rows != last_log_rows(log):
+        LOG.write_text(log.rstrip("\n") + "\n" + log_entry(benchmarks), encoding="utf-8")
+    for figure in FIGURES:
+        if reason := gap(figure, benchmarks.get(figure.benchmark)):
+            print(f"to be measured: {figure.benchmark}: {reason}")
+
+
+if __name__ == "__main__":
+    main()

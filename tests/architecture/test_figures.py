@@ -1,0 +1,157 @@
+"""What README, the log and docs/measurements.md quote is what the result files say, nothing else.
+
+`python -m experiments.report` writes the documents.
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clew.config.study import load_study
+from clew.workflows.study_verdicts import judge
+from experiments import report
+from experiments.benchmarks import harness
+from experiments.figures import FIGURES, Figure, Quote, gap
+
+BENCHMARKS = report.results(report.BENCHMARKS)
+STUDIES = report.results(report.STUDIES)
+FILES = {**BENCHMARKS, **{f"study {name}": content for name, content in STUDIES.items()}}
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(report.ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_readme_is_the_reports() -> None:
+    text = report.README.read_text(encoding="utf-8")
+    written = report.with_section(text, "figures", report.figures_section(BENCHMARKS))
+    written = report.with_section(written, "verdicts", report.verdicts_section(STUDIES))
+    assert text == written, "run: python -m experiments.report"
+
+
+def test_the_page_of_measurements_is_the_reports() -> None:
+    written = report.measurements(BENCHMARKS, STUDIES)
+    text = report.MEASUREMENTS.read_text(encoding="utf-8")
+    assert text == written, "run: python -m experiments.report"
+
+
+def test_the_logs_last_figures_are_readmes() -> None:
+    rows = report.measured_rows(BENCHMARKS)
+    if rows:
+        log = report.LOG.read_text(encoding="utf-8")
+        assert report.last_log_rows(log) == rows, "run: python -m experiments.report"
+
+
+def test_readme_quotes_ten_figures() -> None:
+    section = report.figures_section(BENCHMARKS)
+    assert len(FIGURES) == 10
+    assert sum(line.startswith("|") for line in section.splitlines()) == 2 + len(FIGURES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_result_is_from_a_commit_in_the_history(name: str) -> None:
+    commit = FILES[name]["commit"]
+    assert re.fullmatch(r"[0-9a-f]{40}", commit), "from a tree with uncommitted changes"
+    if git("rev-parse", "--is-inside-work-tree").returncode:
+        pytest.skip("this copy of the project is no git checkout, so it has no history")
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() == "true":
+        pytest.skip("this clone is shallow, so most of its history is missing")
+    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_verdicts_of_a_study_follow_from_its_rounds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(report.ROOT)
+    content = STUDIES[name]
+    size = re.fullmatch(r"\w+(?: \((\w+)\))?", content["study"])
+    assert size
+    study = load_study(f"experiments/studies/{name}.yaml", size=size[1], seeds=content["seeds"])
+    assert len(content["seeds"]) >= 3
+    values: dict[tuple[str, str], dict[int, float]] = {
+        (found["variant"], found["metric"]): {
+            int(seed): value for seed, value in found["values"].items()
+        }
+        for found in content["results"]
+    }
+    verdicts = judge(study, values, has_gpu=content["has_gpu"])
+    assert [(found.claim.text, found.verdict) for found in verdicts] == [
+        (claim["claim"], claim["verdict"]) for claim in content["claims"]
+    ], "the study has changed since it was run"
+
+
+FIGURE = Figure("a step", "speed", (Quote("seconds", "{} s"),), (Quote("other", "PyKEEN: {}"),))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let benchmarks write into a folder of ours, from a committed tree."""
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "COMMIT", "a" * 40)
+    monkeypatch.setattr("sys.argv", ["speed"])
+    return tmp_path
+
+
+def written(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "speed.json").read_text(encoding="utf-8")))
+
+
+def test_a_figure_is_shown_with_its_rounds_file_and_commit(recorded: Path) -> None:
+    figures = {"seconds": [2.0, 1.0, 4.0], "other": [1234.5] * 3}
+    harness.write_results("speed", [], figures=figures)
+    content = written(recorded)
+    assert content["figures"]["seconds"] == {"median": 2.0, "min": 1.0, "max": 4.0, "rounds": 3}
+    assert gap(FIGURE, content) is None
+    row = report.figure_row(FIGURE, content)
+    assert row.startswith("| a step | 2 (1 to 4) s | PyKEEN: 1,234 | `python -m experiments.")
+    assert row.endswith("(experiments/benchmarks/results/speed.json), aaaaaaaaaa |")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"commit": "a" * 40 + "-dirty"}, "uncommitted changes"),
+        ({"commit": None}, "not a git checkout"),
+        ({"figures": {}}, "no figure 'seconds'"),
+        ({"command": "python -m experiments.benchmarks.speed 9"}, "of the default sizes"),
+    ],
+)
+def test_what_cannot_be_trusted_is_not_quoted(
+    recorded: Path, change: dict[str, Any], reason: str
+) -> None:
+    harness.write_results("speed", [], figures={"seconds": [2.0] * 3, "other": [1.0] * 3})
+    content = written(recorded) | change
+    assert reason in str(gap(FIGURE, content))
+    assert "| to be measured |" in report.figure_row(FIGURE, content)
+
+
+def test_two_rounds_are_too_few(recorded: Path) -> None:
+    harness.write_results("speed", [], figures={"seconds": [2.0] * 3, "other": [1.0] * 2})
+    assert gap(FIGURE, written(recorded)) == "'other' has 2 rounds; 3 are wanted"
+
+
+@pytest.mark.parametrize("commit", ["a" * 40 + "-dirty", None])
+def test_a_benchmark_records_nothing_from_a_tree_with_uncommitted_changes(
+    recorded: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    commit: str | None,
+) -> None:
+    monkeypatch.setattr(harness, "COMMIT", commit)
+    assert harness.write_results("speed", [], figures={"seconds": [1.0]}) is None
+    assert list(recorded.iterdir()) == []
+    assert capsys.readouterr().out.startswith("speed.json is not written: ")
+
+
+def test_every_quoted_benchmark_is_measured_by_make_figures() -> None:
+    makefile = (report.ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.search(r"^QUOTED := (.+)$", makefile, re.M)
+    assert found
+    assert set(found[1].split()) == {figure.benchmark for figure in FIGURES}
