@@ -44,7 +44,7 @@ from clew.runs.hardware import GIB
 from clew.runs.packaging import save_servable
 from clew.runs.store import probe
 from clew.training.checkpoints import Manifest, write_checkpoint
-from clew.workflows.registration import SERVING_CODE
+from clew.workflows.servables import ServedTriples
 from experiments.benchmarks.harness import (
     interleaved_seconds,
     median,
@@ -158,7 +158,7 @@ def measure(
     (work / "copies").mkdir()
     servable = save_servable(
         work / "servable",
-        code=SERVING_CODE,
+        code=ServedTriples.serving_code,
         model_folder=model_folder,
         work=work / "copies",
         example=example,

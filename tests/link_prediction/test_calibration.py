@@ -42,6 +42,7 @@ def test_fit_recovers_the_temperature_that_answers_were_drawn_with(temperature: 
     assert fitted.num_queries == 4000
     assert fitted.nll_after <= fitted.nll_before + 1e-9
     assert fitted.ece_after < 0.03
+    assert fitted.not_fitted_because == "" or temperature == 1.0
     if temperature != 1.0:
         assert fitted.ece_after < fitted.ece_before
 
@@ -75,6 +76,39 @@ def test_size_of_batches_does_not_matter() -> None:
     assert other is not None
     assert other.temperature == pytest.approx(one.temperature, rel=1e-3)
     assert other.ece_after == pytest.approx(one.ece_after, abs=1e-3)
+
+
+def repeated(scores: list[float], answers: list[int]) -> HeldOut:
+    """The same scores for each of some answers."""
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.tensor([scores] * len(answers)), torch.tensor(answers)
+
+    return batches
+
+
+def test_a_fit_that_makes_the_error_worse_is_not_used() -> None:
+    # At temperature 1 the first answer has probability 0.88 and is right in 88 of 100. The others
+    # are so unlikely that their likelihood alone asks for a far higher temperature.
+    fitted = fit_temperature(repeated([2.0, 0.0, -30.0], [0] * 88 + [2] * 12))
+    assert fitted is not None
+    assert fitted.temperature == 1.0
+    assert fitted.ece_after == fitted.ece_before < 0.01
+    assert fitted.nll_after == fitted.nll_before
+    assert "makes the expected calibration error worse, 0.00" in fitted.not_fitted_because
+
+
+@pytest.mark.parametrize(
+    ("scores", "answer", "bound"),
+    [([0.002, 0.0, -0.001], 0, "0.001"), ([2000.0, 0.0, -1000.0], 2, "1e+03")],
+)
+def test_a_temperature_at_its_bound_is_noticed_and_not_used(
+    scores: list[float], answer: int, bound: str
+) -> None:
+    fitted = fit_temperature(repeated(scores, [answer] * 50))
+    assert fitted is not None
+    assert fitted.temperature == 1.0
+    assert fitted.not_fitted_because == f"the fit ended at its bound, temperature {bound}"
 
 
 def test_log_likelihood_equals_the_plain_formula() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
-from clew.runs import alias_moves
+from clew.link_prediction.calibration import Calibration
+from clew.runs import registry as registry_module
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.registry import Registry, Version
+from clew.runs.registry import Registry, UnsettledMove, Version
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE
-from clew.workflows import promotion
+from clew.workflows.gate import Check, Gate
 from clew.workflows.promote import (
     PromotionRequest,
     default_name,
@@ -27,7 +29,7 @@ from clew.workflows.promote import (
     promote_best_of,
     rollback,
 )
-from clew.workflows.promotion_gate import Check
+from clew.workflows.servables import ServedTriples
 from tests.workflows.trained import TrainedStore
 
 CHECKS = (
@@ -107,6 +109,15 @@ def test_a_promotion_is_recorded_as_a_run(trained: TrainedStore) -> None:
     assert run.status == "FINISHED"
     assert run.tags[names.TAG_MODEL_VERSION] == "models:/recorded/1"
     assert "test/mrr" in run.metrics
+    training = find_run(trained.strong)
+    for key in (
+        names.TAG_TASK,
+        names.TAG_DATASET,
+        names.TAG_DATA_FINGERPRINT,
+        names.TAG_CONFIG_HASH,
+        names.TAG_VARIANT,
+    ):
+        assert run.tags[key] == training.tags[key] != ""
     version = Registry.connect().version("recorded", "1")
     assert version.tags[names.TAG_PROMOTE_RUN] == run.run_id
 
@@ -381,6 +392,16 @@ def test_a_candidate_that_does_not_reproduce_its_metric(
     assert aliases("irreproducible") == {"challenger": "1"}
 
 
+def test_a_temperature_that_is_not_used_is_said(
+    trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Calibration(1.0, 10, 2.0, 2.0, 0.027, 0.027, not_fitted_because="it got worse")
+    monkeypatch.setattr(ServedTriples, "calibrate", lambda self, model: found)
+    result = promote(PromotionRequest(trained.strong, name="warm", dry_run=True))
+    (check,) = [check for check in result.checks if check.name == "calibration"]
+    assert check.detail == "temperature 1.000 on 10 validation queries, not fitted: it got worse"
+
+
 def test_a_difference_just_beyond_the_tolerance_is_seen(
     trained: TrainedStore, changed_run: Callable[[Change], str]
 ) -> None:
@@ -451,7 +472,7 @@ def test_a_champion_that_cannot_be_read_is_replaced_by_force_only(
     def broken(version: Version, folder: Path) -> object:
         raise CheckpointError("model.safetensors: not a readable safetensors file")
 
-    monkeypatch.setattr("clew.workflows.promotion_gate.open_version", broken)
+    monkeypatch.setattr("clew.workflows.gate.open_version", broken)
     with pytest.raises(PromotionRefused, match=r"version 1 .* cannot be evaluated"):
         promoted("broken", trained.strong)
     promoted("broken", trained.strong, force="the champion's file is gone")
@@ -483,18 +504,21 @@ def test_a_registry_that_goes_away_half_way_is_put_right_by_the_next_command(
     original = Registry.set_alias
 
     def gone(self: Registry, name: str, alias: str, number: str | None) -> None:
-        if alias == "champion" or number is None:
+        if alias == "previous":
             raise TrackingError("the registry does not answer")
         original(self, name, alias, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "set_alias", gone)
-        with pytest.raises(alias_moves.UnsettledMove, match="undoes what was begun"):
+        with pytest.raises(UnsettledMove, match="completes what was decided"):
             promoted("half", trained.strong)
-    assert aliases("half") == {"champion": "1", "previous": "1"}
-    monkeypatch.setattr(alias_moves, "CLAIM_SECONDS", -1.0)
-    alias_moves.settle_dead_claims(Registry.connect(), "half")
-    assert aliases("half") == {"champion": "1"}
+    assert aliases("half") == {"champion": "2"}
+    later = time.time() + 1000
+    monkeypatch.setattr(registry_module.time, "time", lambda: later)
+    assert (
+        "nothing to do: version 2" in promote(PromotionRequest(trained.strong, name="half")).outcome
+    )
+    assert aliases("half") == {"champion": "2", "previous": "1"}
 
 
 def test_an_upload_that_fails_leaves_no_version(
@@ -514,16 +538,16 @@ def test_of_two_promotions_at_once_the_loser_is_told(
     trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the strong run is being checked, somebody promotes the weak one."""
-    original = promotion.check_served
+    original = Gate.served
     others: list[str | None] = []
 
-    def meanwhile(*arguments: object) -> Check:
+    def meanwhile(gate: Gate, registry: Registry, version: Version) -> Check:
         if not others:
             others.append(None)
             others[0] = promoted("raced", trained.weak)
-        return original(*arguments)  # type: ignore[arg-type]
+        return original(gate, registry, version)
 
-    monkeypatch.setattr(promotion, "check_served", meanwhile)
+    monkeypatch.setattr(Gate, "served", meanwhile)
     with pytest.raises(PromotionRefused, match="somebody else moved it meanwhile"):
         promoted("raced", trained.strong)
     winner = others[0]

@@ -24,6 +24,7 @@ from clew.errors import CheckpointError
 from clew.layers.shapes import Ids, Scores
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+LOG_TOLERANCE = 1e-3
 NUM_BINS = 15
 
 Values = Float[Tensor, "batch"]
@@ -40,6 +41,9 @@ class Calibration:
     `nll` is the mean negative log-likelihood of the held-out answers in nats, `ece` the expected
     calibration error: the mean gap between the probability of the first answer and how often it
     is right.
+
+    A fit that ended at a bound, or after which that error was larger, is not used: the temperature
+    is 1 then, after equals before, and `not_fitted_because` says why.
     """
 
     temperature: float
@@ -49,6 +53,7 @@ class Calibration:
     ece_before: float
     ece_after: float
     split: str = "valid"
+    not_fitted_because: str = ""
 
     def write(self, path: Path) -> None:
         """Write the calibration as JSON."""
@@ -102,14 +107,26 @@ def fit_temperature(held_out: HeldOut, *, split: str = "valid") -> Calibration |
     """
     if next(held_out(), None) is None:
         return None
+    bounds = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
     found = minimize_scalar(
         lambda log_temperature: _mean_nll(held_out, math.exp(log_temperature)),
-        bounds=(math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)),
+        bounds=bounds,
         method="bounded",
-        options={"xatol": 1e-3},
+        options={"xatol": LOG_TOLERANCE},
     )
-    temperature = math.exp(float(found.x))
+    temperature, reason = math.exp(float(found.x)), ""
     before, after = _quality(held_out, 1.0), _quality(held_out, temperature)
+    # The search stays inside its bounds: one that runs into a bound ends a few tolerances off it.
+    bound = min(bounds, key=lambda bound: abs(bound - found.x))
+    if abs(bound - found.x) < 10 * LOG_TOLERANCE:
+        reason = f"the fit ended at its bound, temperature {math.exp(bound):.3g}"
+    elif after[1] > before[1]:
+        reason = (
+            f"temperature {temperature:.3f} makes the expected calibration error worse, "
+            f"{before[1]:.3f} -> {after[1]:.3f}"
+        )
+    if reason:
+        temperature, after = 1.0, before
     return Calibration(
         temperature=temperature,
         num_queries=before[2],
@@ -118,6 +135,7 @@ def fit_temperature(held_out: HeldOut, *, split: str = "valid") -> Calibration |
         ece_before=before[1],
         ece_after=after[1],
         split=split,
+        not_fitted_because=reason,
     )
 
 

@@ -101,7 +101,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
             "give the id of a training run"
         )
     if run.status == "RUNNING":
-        _require_dead(run)
+        require_dead(run)
         _settle(run_id)
     if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
         raise CheckpointError(
@@ -219,11 +219,11 @@ def _end_if_dead(run_id: str) -> None:
     except TrackingError:  # the folder may come from another machine, with another store
         return
     if run.status == "RUNNING":
-        _require_dead(run)
+        require_dead(run)
         _settle(run_id)
 
 
-def _require_dead(run: RunRecord) -> None:
+def require_dead(run: RunRecord) -> None:
     """Refuse a run whose process is alive: it holds its spool here, or was heard of from elsewhere.
 
     A spool that nobody holds is a process of this machine that died, however lately.

@@ -1,4 +1,4 @@
-"""The promotion gate: what a candidate must show before it may replace the champion.
+"""The gate: what a candidate must show before it may replace the champion.
 
 Checks come one by one, each with what was found; the first that nobody could overrule ends them.
 Nothing here writes anything.
@@ -13,14 +13,18 @@ from typing import Literal
 import torch
 
 from clew import names
-from clew.errors import CheckpointError, DataError
+from clew.errors import CheckpointError, DataError, TrackingError
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.model_folder import index_known
-from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.prediction import Predictor
-from clew.link_prediction.task import LinkPrediction
-from clew.runs.registry import Version
-from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_version
+from clew.runs.packaging import ask_servable
+from clew.runs.registry import Registry, Version
+from clew.workflows.model_source import (
+    SERVED_FOLDER,
+    LoadedModel,
+    ModelSource,
+    load_source,
+    open_version,
+)
+from clew.workflows.servables import Servable, servable_of
 
 REPRODUCTION_TOLERANCE = 1e-6
 SAFE_SUFFIXES = frozenset({".safetensors", ".json", ".parquet"})
@@ -86,12 +90,32 @@ class Gate:
             if check.final and not check.passed:
                 return
 
+    def served(self, registry: Registry, version: Version) -> Check:
+        """Load a version from the registry as a server does, and compare it with the checkpoint."""
+        rows = self.servable.example_rows()
+        folder = registry.download(version, self.work / "served")
+        expected = self.servable.answer(folder / SERVED_FOLDER, rows)
+        try:
+            answered = ask_servable(folder, rows)
+        except TrackingError as error:
+            return Check("served", False, str(error), final=True)
+        for row, one, other in zip(rows, answered, expected, strict=True):
+            if not self.servable.agree(one, other):
+                detail = f"answers {row} otherwise than the checkpoint does"
+                return Check("served", False, detail, final=True)
+        detail = f"{version.uri} loads without pickle and answers {len(rows)} queries as it should"
+        return Check("served", True, detail)
+
     @property
-    def task(self) -> LinkPrediction:
-        """The candidate's task, once its weights are loaded."""
+    def model(self) -> LoadedModel:
+        """The candidate, once its weights are loaded."""
         assert self.loaded is not None
-        assert isinstance(self.loaded.task, LinkPrediction)
-        return self.loaded.task
+        return self.loaded
+
+    @property
+    def servable(self) -> Servable:
+        """The candidate's task as serving sees it, once its weights are loaded."""
+        return servable_of(self.model.task)
 
     def _checkpoint(self) -> Check:
         manifest, metric = self.candidate.manifest, self.candidate.config.evaluation.metric
@@ -119,90 +143,76 @@ class Gate:
         state = self.loaded.model.state_dict()
         bad = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
         if bad:
-            detail = f"{bad[0]} holds NaN or infinity"
-            return Check("weights", False, detail, final=True)
-        data = f"data {self.task.dataset} {self.task.data_fingerprint} as in training"
+            return Check("weights", False, f"{bad[0]} holds NaN or infinity", final=True)
+        task = self.loaded.task
+        data = f"data {task.dataset} {task.data_fingerprint} as in training"
         return Check("weights", True, f"{len(state)} tensors loaded, all finite; {data}")
 
     def _validation(self) -> Check:
-        assert self.loaded is not None
         metric = self.candidate.config.evaluation.metric
         recorded = self.candidate.manifest.metrics[metric]
-        self.metrics |= self.loaded.metrics("valid")
+        self.metrics |= self.model.metrics("valid")
         found = self.metrics.get(metric)
         if found is None or not math.isfinite(found):
             return Check("validation", False, f"{metric} is {found} now", final=True)
         detail = f"{metric} {found:.8f} now, {recorded:.8f} recorded"
-        if abs(found - recorded) <= REPRODUCTION_TOLERANCE:
+        if (difference := abs(found - recorded)) <= REPRODUCTION_TOLERANCE:
             return Check("validation", True, detail)
-        return Check(
-            "validation",
-            False,
-            f"{detail}: differs by {abs(found - recorded):.2g}, at most "
-            f"{REPRODUCTION_TOLERANCE:g} is allowed",
-        )
+        allowed = f"differs by {difference:.2g}, at most {REPRODUCTION_TOLERANCE:g} is allowed"
+        return Check("validation", False, f"{detail}: {allowed}")
 
     def _calibration(self) -> Check:
-        assert self.loaded is not None
-        graph, model = self.task.graph, self.loaded.model.to("cpu")
-        assert isinstance(model, GraphModel)
-        known = index_known(graph.train, graph.num_relations)
-        predictor = Predictor(model, graph.entities, graph.relations, known=known)
-        self.calibration = predictor.calibrate(graph.valid)
-        model.to(self.loaded.device)
-        if self.calibration is None:
-            return Check("calibration", True, "no validation triples, so no probabilities")
-        c = self.calibration
-        return Check(
-            "calibration",
-            True,
-            f"temperature {c.temperature:.3f} on {c.num_queries:,} validation queries; expected "
-            f"calibration error {c.ece_before:.3f} -> {c.ece_after:.3f}",
-        )
+        self.calibration = c = self.servable.calibrate(self.model.model.to("cpu"))
+        self.model.model.to(self.model.device)
+        if c is None:
+            detail = f"no validation {self.servable.examples}, so no probabilities"
+            return Check("calibration", True, detail)
+        found = f"temperature {c.temperature:.3f} on {c.num_queries:,} validation queries"
+        if c.not_fitted_because:
+            return Check("calibration", True, f"{found}, not fitted: {c.not_fitted_because}")
+        error = f"expected calibration error {c.ece_before:.3f} -> {c.ece_after:.3f}"
+        return Check("calibration", True, f"{found}; {error}")
 
     def _test(self) -> Check:
-        assert self.loaded is not None
-        measured = self.loaded.metrics("test")
+        measured = self.model.metrics("test")
         self.metrics |= measured
         bad = [key for key, value in measured.items() if not math.isfinite(value)]
         if bad:
             return Check("test", False, f"{bad[0]} is {measured[bad[0]]}", final=True)
+        examples = self.servable.examples
         if not measured:
-            detail = f"data set {self.task.dataset} has no test triples to compare models on"
+            name = self.model.task.dataset
+            detail = f"data set {name} has no test {examples} to compare models on"
             return Check("test", self.champion is None, detail)
         key = names.metric("test", self.metric)
         if key not in measured:
             detail = f"{key} is not measured; measured: {', '.join(sorted(measured))}"
             return Check("test", False, detail, final=True)
-        num_triples = len(self.task.graph.test)
-        return Check("test", True, f"{key} {measured[key]:.6f} on {num_triples:,} triples")
+        number = self.servable.num_examples("test")
+        return Check("test", True, f"{key} {measured[key]:.6f} on {number:,} {examples}")
 
     def _champion(self) -> Check:
         if self.champion is None:
             return Check("champion", True, "there is none yet")
         title = f"version {self.champion.number} (run {self.champion.run_id})"
-        own, its = (
-            self.candidate.manifest.data_fingerprint,
-            self.champion.tags.get(names.TAG_DATA_FINGERPRINT),
-        )
+        own = self.candidate.manifest.data_fingerprint
+        its = self.champion.tags.get(names.TAG_DATA_FINGERPRINT)
         if own != its:
-            return Check(
-                "champion",
-                False,
+            detail = (
                 f"{title} was trained on data {its}, the candidate on {own}: their test metrics "
-                "cannot be compared; promote under another name, or force with a reason",
+                "cannot be compared; promote under another name, or force with a reason"
             )
+            return Check("champion", False, detail)
         key = names.metric("test", self.metric)
         try:
             source = open_version(self.champion, self.work / "champion")
-            self.champion_metrics = load_source(source, data=self.candidate.config.data).metrics(
-                "test"
-            )
+            champion = load_source(source, data=self.candidate.config.data)
+            self.champion_metrics = champion.metrics("test")
             theirs = self.champion_metrics[key]
         except (CheckpointError, DataError, KeyError) as error:
-            detail = f"{title} cannot be evaluated ({error})"
-            return Check("champion", False, detail)
+            return Check("champion", False, f"{title} cannot be evaluated ({error})")
         ours = self.metrics.get(key, math.nan)
         better = ours > theirs if self.maximize else ours < theirs
-        detail = f"{key} {ours:.6f}, {theirs:.6f} of {title} on the same triples and filter"
+        where = f"on the same {self.servable.examples} and filter"
+        detail = f"{key} {ours:.6f}, {theirs:.6f} of {title} {where}"
         return Check("champion", better, detail if better else f"{detail}: not better")

@@ -1,0 +1,163 @@
+"""Promotions in processes of their own that are killed at a step, or that start at the same moment.
+
+The checks are taken as passed: what is tried is everything that writes. Run with a JSON object on
+the standard input; forks one process for each promotion, and prints one JSON line for each.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow.store.model_registry.sqlalchemy_store
+import mlflow.store.tracking.sqlalchemy_store  # both are imported here once for all processes
+import torch
+from mlflow import MlflowClient, pyfunc
+
+from clew.errors import PromotionRefused
+from clew.runs.registry import Registry, Version
+from clew.workflows import promote as promote_module
+from clew.workflows.gate import Check, Gate
+from clew.workflows.promote import PromotionRequest, promote
+
+__all__ = ["mlflow", "pyfunc"]
+
+STEPS = (
+    "get_registered_model",
+    "create_run",
+    "search_model_versions",
+    "create_logged_model",
+    "log_model_artifacts",
+    "finalize_logged_model",
+    "create_registered_model",
+    "create_model_version",
+    "set_model_version_tag",
+    "set_registered_model_tag",
+    "set_registered_model_alias",
+    "delete_registered_model_alias",
+    "delete_registered_model_tag",
+)
+"""Calls of the client that a promotion's own thread makes, and at which it may be killed."""
+
+
+def accept(gate: Gate) -> Any:
+    """Load the candidate and pass it."""
+    yield gate._checkpoint()
+    yield gate._weights()
+
+
+def skip_serving(gate: Gate, registry: Registry, version: Version) -> Check:
+    """Take it for granted that a version can be served."""
+    return Check("served", True, "taken for granted")
+
+
+def before_each(hook: Callable[[str], None]) -> None:
+    """Call `hook` with the name of each step just before the main thread takes it."""
+    under_way: list[str] = []  # some of MLflow's calls make others
+
+    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*args: Any, **options: Any) -> Any:
+            if under_way or threading.current_thread() is not threading.main_thread():
+                return original(*args, **options)
+            hook(name)
+            under_way.append(name)
+            try:
+                return original(*args, **options)
+            finally:
+                under_way.clear()
+
+        return stepped
+
+    for name in STEPS:
+        setattr(MlflowClient, name, wrapped(name, getattr(MlflowClient, name)))
+
+
+def child(request: PromotionRequest, hook: Callable[[str], None]) -> str:
+    """Promote in this process and say what came of it."""
+    torch.set_num_threads(1)
+    Gate.checks = accept  # type: ignore[method-assign]
+    Gate.served = skip_serving  # type: ignore[method-assign]
+    before_each(hook)
+    try:
+        return promote(request).outcome
+    except PromotionRefused as error:
+        return f"refused: {error}"
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Run something in a process of its own and return that process's id."""
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return process
+
+
+def kill_at(step: int, request: PromotionRequest, trace: Path) -> None:
+    """Promote, and die just before a step; `trace` gets the names of the steps before it."""
+    taken: list[str] = []
+    promote_module._end_dead_promotions = lambda registry: None  # leaves the dead to the test
+
+    def hook(name: str) -> None:
+        if len(taken) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        taken.append(name)
+        trace.write_text("\n".join(taken), encoding="utf-8")
+
+    child(request, hook)
+
+
+def race(requests: list[PromotionRequest], results: list[Path]) -> None:
+    """Promote all at the same moment: each waits for the others before its first claim."""
+    ready, go = os.pipe(), os.pipe()
+
+    def compete(request: PromotionRequest, result: Path) -> None:
+        os.close(go[1])
+
+        def hook(name: str) -> None:
+            if name == "set_registered_model_tag" and not waited:
+                waited.append(name)
+                os.write(ready[1], b".")
+                os.read(go[0], 1)  # ends when the parent closes its end
+
+        waited: list[str] = []
+        try:
+            result.write_text(child(request, hook), encoding="utf-8")
+        finally:
+            hook("set_registered_model_tag")  # one that failed before must not stop the others
+
+    processes = [
+        forked(lambda r=request, p=path: compete(r, p))  # type: ignore[misc]
+        for request, path in zip(requests, results, strict=True)
+    ]
+    for _ in processes:
+        os.read(ready[0], 1)
+    os.close(go[1])
+    for process in processes:
+        os.waitpid(process, 0)
+    for end in (*ready, go[0]):
+        os.close(end)
+
+
+def main() -> None:
+    """Do what the standard input asks for."""
+    task = json.load(sys.stdin)
+    folder = Path(task["folder"])
+    for number, group in enumerate(task["groups"]):
+        requests = [PromotionRequest(run_id=run_id, name=group["name"]) for run_id in group["runs"]]
+        paths = [folder / f"{number}-{index}" for index in range(len(requests))]
+        if (step := group.get("kill_at")) is None:
+            race(requests, paths)
+        else:
+            process = forked(lambda s=step, r=requests[0], p=paths[0]: kill_at(s, r, p))  # type: ignore[misc]
+            os.waitpid(process, 0)
+
+
+if __name__ == "__main__":
+    main()
