@@ -19,6 +19,9 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     from clew.cli.options import is_main_process
+    from clew.runs.processor import prepare_threads
+
+    prepare_threads(os.environ)
 
     # Of the processes that torchrun starts, one tells what goes on; errors come from each.
     usual = "INFO" if is_main_process() else "WARNING"

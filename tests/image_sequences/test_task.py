@@ -269,7 +269,7 @@ for compiled in (True, False):
         folder=Path(tempfile.mkdtemp()), origin=Manifest(0, 0, 0.0, task.kind, {}, "", ""),
     )
     values = measure_before_training(trainer, config)
-    assert (values.get("time/compile_seconds", 0) > 0.1) == compiled, values
+    assert ("time/compile_seconds" in values) == compiled, values
     trainer.train()
     states.append(trainer.model.state_dict())
 ours, theirs = states

@@ -26,7 +26,6 @@ def interpreted() -> Callable[[str], str]:
             capture_output=True,
             text=True,
             env=environment,
-            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]

@@ -98,8 +98,13 @@ def test_sigterm_ends_after_the_running_step_with_a_checkpoint(
 
 @pytest.mark.parametrize(
     ("stop", "limit"),
-    [(5, {}), (10, {}), (8, {"training__max_steps": 8})],
-    ids=["first epoch", "last epoch", "last step"],
+    [
+        (5, {}),
+        (10, {}),
+        (8, {"training__max_steps": 8}),
+        (8, {"training__max_steps": 8, "training__checkpoint_every_steps": 4}),
+    ],
+    ids=["first epoch", "last epoch", "last step", "last step, where a checkpoint is due"],
 )
 def test_a_stop_in_the_last_step_of_an_epoch_leaves_its_validation_to_the_resumed_run(
     make_trainer: Any, toy_task: Any, stop: int, limit: dict[str, int]
@@ -118,6 +123,11 @@ def test_a_stop_in_the_last_step_of_an_epoch_leaves_its_validation_to_the_resume
     resumed.checkpointer.resumable.restore(list_checkpoints(folder)[-1].path)
     resumed.train()
     assert resumed.progress == whole.progress
+    weights = [
+        {r.step: r.learning_rate_weight for r in list_checkpoints(path / "checkpoints")}
+        for path in (whole.checkpointer.folder, folder.parent, resumed.checkpointer.folder)
+    ]
+    assert weights[1] | weights[2] == weights[0]
     wanted = [entry for entry in metric_curve(whole) if entry[0].startswith("valid/")]
     found = [entry for entry in metric_curve(resumed) if entry[0].startswith("valid/")]
     assert found == wanted

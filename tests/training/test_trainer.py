@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from clew.errors import ConfigError, NonFiniteLossError
 from clew.training.checkpoints import list_checkpoints, read_manifest
+from clew.training.loaders import epoch_order
+from clew.training.trainer import Trainer
 
 
 def parameters_of(trainer: Any) -> list[torch.Tensor]:
@@ -101,6 +104,53 @@ def test_a_non_finite_loss_stops_before_the_step_and_names_the_examples(
         trainer.train()
     for a, b in zip(before, parameters_of(trainer), strict=True):
         assert torch.equal(a, b)
+
+
+def on_a_slow_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let losses stay on the device until they are logged, as on a GPU."""
+    monkeypatch.setattr(Trainer, "_losses_are_at_hand", False)
+
+
+@pytest.mark.parametrize("every_steps", [None, 3])
+def test_a_non_finite_loss_that_is_read_late_is_kept_nowhere_and_names_its_step(
+    make_trainer: Any,
+    toy_task: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    every_steps: int | None,
+) -> None:
+    on_a_slow_device(monkeypatch)
+    trainer = make_trainer(
+        toy_task(poison=11),
+        training__log_every_steps=1000,
+        training__checkpoint_every_steps=every_steps,
+    )
+    order = epoch_order(37, seed=trainer.settings.seed, epoch=0).tolist()
+    step = order.index(11) // 8
+    examples = re.escape(str(order[8 * step : 8 * step + 8]))
+    message = rf"the loss is nan at step {step} \(epoch 1, examples {examples}\); no checkpoint was"
+    with pytest.raises(NonFiniteLossError, match=message):
+        trainer.train()
+    kept = list_checkpoints(trainer.checkpointer.folder / "checkpoints")
+    assert all(record.step <= step for record in kept)
+    assert not trainer.checkpointer.best.exists()
+    assert series(trainer, "train/loss") == series(trainer, "valid/mrr") == []
+
+
+def test_when_losses_are_read_changes_none_of_them(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "training__log_every_steps": 4,
+        "training__checkpoint_every_steps": 3,
+        "training__gradient_accumulation": 2,
+    }
+    at_once = make_trainer(**settings)
+    at_once.train()
+    on_a_slow_device(monkeypatch)
+    late = make_trainer(**settings)
+    late.train()
+    assert series(late, "train/loss") == series(at_once, "train/loss")
+    assert len(series(late, "train/loss")) == 5
 
 
 def test_a_float16_overflow_skips_the_step_halves_the_scale_and_is_counted(
@@ -205,6 +255,37 @@ def test_checkpoints_carry_the_sum_of_rates_over_counts_since_the_one_before(
     assert [r.epoch for r in records] == [2, 3]
     assert records[0].learning_rate_weight == pytest.approx(sum(weights[:10]), rel=1e-12)
     assert records[1].learning_rate_weight == pytest.approx(sum(weights[10:]), rel=1e-12)
+
+
+@pytest.mark.parametrize("every", [None, 1, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("limits", "last"),
+    [({}, 15), ({"training__max_steps": 12}, 12), ({"training__max_steps": 10}, 10)],
+    ids=["last epoch", "in mid-epoch", "at the end of an epoch"],
+)
+def test_no_weight_is_lost_however_training_ends(
+    make_trainer: Any, every: int | None, limits: dict[str, int], last: int
+) -> None:
+    trainer = make_trainer(training__checkpoint_every_steps=every, **limits)
+    total = 0.0
+    original = trainer._count_step
+
+    def spy(*, taken: bool, rate: float, count: float) -> None:
+        nonlocal total
+        total += rate / count
+        original(taken=taken, rate=rate, count=count)
+
+    trainer._count_step = spy
+    trainer.train()
+    records = list_checkpoints(trainer.checkpointer.folder / "checkpoints")
+    steps = [record.step for record in records]
+    assert steps == sorted(
+        {*range(5, last + 1, 5), *range(every or last, last + 1, every or 1), last}
+    )
+    assert [record.previous_step for record in records] == [0, *steps[:-1]]
+    assert all(record.learning_rate_weight > 0 for record in records)
+    assert sum(r.learning_rate_weight for r in records) == pytest.approx(total, rel=1e-12)
+    assert read_manifest(trainer.checkpointer.best).learning_rate_weight > 0
 
 
 def test_max_steps_ends_inside_an_epoch_with_a_checkpoint(make_trainer: Any) -> None:

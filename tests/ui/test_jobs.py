@@ -1,6 +1,7 @@
 """Child processes of the dashboard: real commands, their output, their end, cancelling them."""
 
-import time
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,23 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     found.close()
 
 
-def finished(job: Job, seconds: float = 60) -> Job:
-    job.process.wait(seconds)
+def finished(job: Job) -> Job:
+    job.process.wait()
     return job
+
+
+SAY_SO_AND_WAIT = """
+open('{pipe}', 'w').close()
+import time
+while True: time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """Return a named pipe: opening one end waits for the other."""
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
 
 
 def shell(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
@@ -63,43 +78,40 @@ def test_a_refusal_is_not_a_failure(jobs: Jobs, monkeypatch: pytest.MonkeyPatch)
     assert finished(jobs.start([], title="refused")).state == "refused"
 
 
-def test_events_come_while_it_runs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_come_while_it_runs(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, pipe: Path) -> None:
     shell(
         monkeypatch,
-        "import time\n"
         "print('{\"name\": \"weights\", \"passed\": true}'); print('{broken'); print('[1]')\n"
-        "time.sleep(30)",
+        + SAY_SO_AND_WAIT.format(pipe=pipe),
     )
     job = jobs.start([], title="events")
-    for _ in range(100):
-        if job.events():
-            break
-        time.sleep(0.05)
+    pipe.read_text()
     assert job.events() == [{"name": "weights", "passed": True}]
     assert job.state == "running"
     job.cancel()
     assert finished(job).state == "cancelled"
 
 
-def test_one_that_does_not_listen_is_killed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_listen_is_killed(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, pipe: Path
+) -> None:
     monkeypatch.setattr(jobs_module, "SECONDS_TO_STOP", 0.2)
     shell(
         monkeypatch,
-        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('{}')\n"
-        "time.sleep(60)",
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        + SAY_SO_AND_WAIT.format(pipe=pipe),
     )
     job = jobs.start([], title="deaf")
-    while not job.output():
-        time.sleep(0.02)
+    pipe.read_text()
     job.cancel()
-    finished(job, 10)
+    assert finished(job).exit_code == -signal.SIGKILL
     assert job.state == "cancelled"
 
 
 def test_too_many_at_once_are_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell(monkeypatch, "import time; time.sleep(60)")
+    shell(monkeypatch, "import signal; signal.pause()")
     for _ in range(jobs_module.MAX_RUNNING):
-        jobs.start([], title="sleep")
+        jobs.start([], title="waits")
     with pytest.raises(UsageError, match="commands are running"):
         jobs.start([], title="one more")
 
@@ -111,10 +123,10 @@ def test_files_go_beside_the_command(jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_end_of_the_server_ends_them(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell(monkeypatch, "import time; time.sleep(60)")
-    job = jobs.start([], title="sleep")
+    shell(monkeypatch, "import signal; signal.pause()")
+    job = jobs.start([], title="waits")
     jobs.close()
-    assert job.process.wait(10) != 0
+    assert finished(job).exit_code == -signal.SIGTERM
     assert not jobs.folder.exists()
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,16 +215,12 @@ def test_a_mistake_is_one_line_exit_2_and_leaves_no_run(
     assert not runs_in(store)
 
 
-def test_an_unreachable_server_is_one_line_within_seconds(
-    clew: Clew, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_server_is_one_line(clew: Clew, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    started = time.monotonic()
     code, printed = clew("train", "--config", str(CONFIG), *SMALL)
     assert code == 2, printed
     assert "127.0.0.1:9" in printed.splitlines()[-1]
     assert "Traceback" not in printed
-    assert time.monotonic() - started < 60
 
 
 def test_a_log_level_that_is_none_is_one_line(store: Path) -> None:
@@ -261,22 +256,45 @@ def test_of_two_processes_one_speaks_and_records(store: Path, tmp_path: Path) ->
     assert done.stderr.count("predicted at the peak") == 1
 
 
+AT_A_STEP = """
+import os, signal, sys
+from clew.__main__ import main
+from clew.training.trainer import Trainer
+
+step, signal_name, wanted = Trainer._step, sys.argv.pop(1), int(sys.argv.pop(1))
+
+def then_signalled(trainer, window):
+    step(trainer, window)
+    if trainer.progress.step == wanted:
+        os.kill(os.getpid(), signal.Signals[signal_name])
+
+Trainer._step = then_signalled
+main()
+"""
+
+
+def train_until(
+    step: int, signum: signal.Signals, settings: list[str], store: Path
+) -> "subprocess.CompletedProcess[str]":
+    """Train in a process that gets a signal as soon as it has taken a step."""
+    command = ["train", "--config", str(CONFIG), *settings]
+    return subprocess.run(
+        [sys.executable, "-c", AT_A_STEP, signum.name, str(step), *command],
+        cwd=store.parent,
+        env=clew_environment(store),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
 def test_killed_and_resumed_equals_uninterrupted(clew: Clew, store: Path, tmp_path: Path) -> None:
     settings = [*SMALL, "training.num_epochs=8", "training.batch_size=64"]
     whole = clew("train", "--config", str(CONFIG), "--output-dir", "whole", *settings)
     assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clew", "train", "--config", str(CONFIG), *settings],
-        cwd=tmp_path, env=clew_environment(store),
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        started = [r for r in runs_in(store) if r.info.status == "RUNNING"]
-        if started and len(artifacts_of(store, started[0].info.run_id, "checkpoints")) >= 3:
-            break
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    middle_of_the_fourth_epoch = 85
+    done = train_until(middle_of_the_fourth_epoch, signal.SIGKILL, settings, store)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     killed = next(r for r in runs_in(store) if r.info.status == "RUNNING")
     resumed = clew("train", "--resume", killed.info.run_id, "--output-dir", "resumed")
     assert resumed.returncode == 0, resumed.stderr
@@ -311,25 +329,15 @@ def test_resuming_with_other_data_or_another_model_is_refused(
     assert [r.info.status for r in runs_in(store)] == ["FINISHED"]
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_exits_130(clew: Clew, store: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clew", "train", "--config", str(CONFIG), *SMALL,
-         "training.num_epochs=500", "training.checkpoint_frequency=0"],
-        cwd=tmp_path, env=clew_environment(store), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        started = runs_in(store)
-        if started and "train/loss" in started[0].data.metrics:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+def test_ctrl_c_keeps_a_checkpoint_and_exits_130(store: Path) -> None:
+    settings = [*SMALL, "training.num_epochs=500", "training.checkpoint_frequency=0"]
+    done = train_until(20, signal.SIGINT, settings, store)
+    assert done.returncode == 130, done.stderr
     (run,) = runs_in(store)
     assert run.info.status == "KILLED"
-    assert len(artifacts_of(store, run.info.run_id, "checkpoints")) == 1
-    assert f"--resume {run.info.run_id}" in errors
+    checkpoints = artifacts_of(store, run.info.run_id, "checkpoints")
+    assert checkpoints == {"checkpoints/step-00000020"}
+    assert f"--resume {run.info.run_id}" in done.stderr
 
 
 def test_settings_may_come_as_one_comma_separated_list(clew: Clew, store: Path) -> None:

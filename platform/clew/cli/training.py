@@ -30,7 +30,7 @@ class TrainOptions(Configured):
     checkpoint_dir: Path | None = None
     """Folder that keeps the run's checkpoints while it trains, as the tracking store does."""
     output_dir: Path | None = None
-    """Also copy configuration and best checkpoint to this new folder."""
+    """Also keep configuration and all checkpoints in this new folder."""
     result_file: Annotated[Path | None, HIDDEN] = None
     """Also write the result as JSON."""
     parent_run: Annotated[str, HIDDEN] = ""

@@ -47,7 +47,8 @@ class TrainingConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes the GPU if there is one."""
     num_threads: int | None = Field(default=None, ge=1)
-    """Threads of torch on the CPU; unset: torch's own choice."""
+    """Threads of torch on the CPU; unset: one for each core that the process may use, by its
+    affinity and its control group's quota, or as `OMP_NUM_THREADS` says."""
     checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
     """A checkpoint every so many epochs; 0: only the last. TracIn sums over these."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)

@@ -14,6 +14,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from clew.runs.processor import num_cores
+
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
@@ -76,13 +78,6 @@ def describe_machine(*, torch_version: str | None = None) -> Machine:
 def hardware_summary() -> str:
     """Return the machine in one line."""
     return describe_machine().summary
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def memory_gib() -> float:

@@ -29,8 +29,8 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names
-from clew.runs import store
 from clew.errors import ConfigError, PromotionRefused, TrackingError
+from clew.runs import store
 from clew.runs.opening import connect
 
 CLAIM_PREFIX = "clew.claim."

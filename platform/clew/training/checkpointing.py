@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Checkpointer:
-    """Keeps the newest checkpoint and the best one in a working folder, all of them in the store.
+    """Keeps the newest checkpoint (or all) and the best one in a folder, all of them in the store.
 
     Every process takes part in gathering the state; only the main one writes.
     """
@@ -36,8 +36,8 @@ class Checkpointer:
     ) -> None:
         """Write a checkpoint; the learning-rate weight collected so far goes with it."""
         self._refuse_non_finite(progress)
+        progress.checkpoint_step = progress.step
         manifest = self._manifest(progress, metrics or {})
-        progress.learning_rate_weight = 0.0
         state = self.resumable.capture()
         if not self.resumable.world.is_main:
             return
@@ -106,6 +106,7 @@ class Checkpointer:
             self.origin,
             step=progress.step,
             epoch=progress.epoch,
+            previous_step=progress.previous_step,
             learning_rate_weight=progress.learning_rate_weight,
             metrics=dict(metrics),
         )

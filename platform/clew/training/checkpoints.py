@@ -10,7 +10,8 @@
 The learning-rate weight of a checkpoint is the sum, over the optimizer steps since the previous
 checkpoint, of (learning rate) / (count that the summed loss was divided by) / (1 - momentum): with
 it, TracIn's sum over checkpoints approximates the sum over steps for gradients of the summed loss
-(Pruthi et al., 2020, arXiv 2002.08484, section 3.2).
+(Pruthi et al., 2020, arXiv 2002.08484, section 3.2). A checkpoint names the step of the previous
+one, so that a missing one is noticed before the sum is taken.
 """
 
 import json
@@ -54,6 +55,9 @@ class Manifest:
     clew_version: str = ""
     commit: str = ""
     run_id: str = ""
+    previous_step: int | None = None
+    """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of
+    training; None where an older version of Clew did not write it down."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -65,6 +69,18 @@ class CheckpointRecord:
     epoch: int
     learning_rate_weight: float
     path: Path
+    previous_step: int | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest, path: Path) -> "CheckpointRecord":
+        """Return the record of a checkpoint that says this of itself."""
+        return cls(
+            manifest.step,
+            manifest.epoch,
+            manifest.learning_rate_weight,
+            path,
+            manifest.previous_step,
+        )
 
 
 @dataclass(frozen=True)
@@ -107,7 +123,7 @@ def write_checkpoint(
         shutil.rmtree(folder)
     temporary.rename(folder)
     _sync(folder.parent)
-    return CheckpointRecord(manifest.step, manifest.epoch, manifest.learning_rate_weight, folder)
+    return CheckpointRecord.of(manifest, folder)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -139,8 +155,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def read_record(folder: Path) -> CheckpointRecord:
     """Return the record of the checkpoint in `folder`."""
-    manifest = read_manifest(folder)
-    return CheckpointRecord(manifest.step, manifest.epoch, manifest.learning_rate_weight, folder)
+    return CheckpointRecord.of(read_manifest(folder), folder)
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointRecord]:

@@ -31,13 +31,12 @@ class World:
         """Whether this process evaluates, records and writes checkpoints."""
         return self.rank == 0
 
-    def sum(self, value: float, device: torch.device) -> float:
-        """Return the sum of a number over all processes, in float64."""
-        if self.size == 1:
-            return value
-        total = torch.tensor(value, dtype=torch.float64, device=device)
-        dist.all_reduce(total)
-        return float(total)
+    def sum(self, value: float | Tensor, device: torch.device) -> Tensor:
+        """Return the sum of a number over all processes, in float64; the host does not wait."""
+        total = torch.as_tensor(value, dtype=torch.float64, device=device)
+        if self.size > 1:
+            dist.all_reduce(total)
+        return total
 
     def sum_gradients(self, model: nn.Module) -> None:
         """Add the gradients of all processes; a process without examples contributes zeros."""

@@ -9,7 +9,12 @@ from torch.optim import Optimizer
 
 from clew.errors import CheckpointError
 from clew.training.average import ParameterAverage
-from clew.training.checkpoints import TrainingState, load_model, load_training_state
+from clew.training.checkpoints import (
+    TrainingState,
+    load_model,
+    load_training_state,
+    read_manifest,
+)
 from clew.training.distributed import World
 from clew.training.history import History
 from clew.training.optimizer import optimizer_tensors, restore_optimizer
@@ -30,8 +35,15 @@ class Progress:
     """Microbatches of the running epoch already consumed."""
     closed_step: int = -1
     """Step after which an epoch, or the part of one that steps allowed, was last validated."""
+    checkpoint_step: int = 0
+    """Step of the newest checkpoint; 0 before the first."""
+    previous_step: int | None = 0
+    """Step that the learning-rate weight counts from."""
     learning_rate_weight: float = 0.0
-    """Sum over steps since the last checkpoint of rate / count / (1 - momentum)."""
+    """Sum over steps since `previous_step` of rate / count / (1 - momentum).
+
+    It starts again with the first step after a checkpoint, not with the checkpoint itself: one that
+    is written twice at a step, by a resumed run for example, has the same weight both times."""
     best_metric: float = math.nan
     """Best validation metric so far."""
     best_step: int = -1
@@ -98,6 +110,10 @@ class Resumable:
         self.precision.restore(saved.values["scaler"])
         for name, value in saved.values["progress"].items():
             setattr(self.progress, name, value)
+        manifest = read_manifest(folder)
+        self.progress.checkpoint_step = manifest.step
+        self.progress.previous_step = manifest.previous_step
+        self.progress.learning_rate_weight = manifest.learning_rate_weight
         self.history.restore(saved.values["history"])
         own = f"{self.world.rank}/"
         tensors = {n.removeprefix(own): t for n, t in saved.tensors.items() if n.startswith(own)}

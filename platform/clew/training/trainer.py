@@ -14,11 +14,11 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
@@ -41,6 +41,17 @@ from clew.training.task import B, Task
 from clew.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """The summed loss of one optimizer step, on the device until it is read."""
+
+    step: int
+    epoch: int
+    total: Tensor
+    examples: str
+    """What the step saw, for an error message."""
 
 
 @dataclass
@@ -66,6 +77,8 @@ class Trainer(Generic[B]):
     momentum: float = 0.0
 
     _stop_requested: bool = False
+    _unread: list[StepLoss] = field(default_factory=list)
+    """Losses of steps taken since the last reading, still on the device."""
 
     def train(self) -> Progress:
         """Train to the end of the last epoch, `max_steps`, or early stopping.
@@ -82,6 +95,8 @@ class Trainer(Generic[B]):
                 for window in self._windows(loader):
                     if self._out_of_steps or self._stop_requested:
                         break
+                    # Only now: what ends an epoch or training writes a checkpoint itself.
+                    self._write_checkpoint_by_steps()
                     self._step(window)
                 self.throughput.pause()
                 self._close_epoch()
@@ -136,10 +151,13 @@ class Trainer(Generic[B]):
             step=self.progress.step, epoch=self.progress.epoch
         )
         set_learning_rate(self.optimizer, rate)
-        count = self.world.sum(sum(batch.count for batch in window), device)
+        count = float(self.world.sum(sum(batch.count for batch in window), torch.device("cpu")))
         total = self.world.sum(sum(self._backward(batch, count) for batch in window), device)
+        examples = ", ".join(batch.describe() for batch in window)
+        loss = StepLoss(self.progress.step, self.progress.epoch, total, examples)
         self.world.sum_gradients(self.model)
-        self._refuse_non_finite(total, window)
+        if self._losses_are_at_hand:
+            self._refuse_non_finite(loss, float(total))
 
         self.precision.unscale(self.optimizer)
         grad_norm = self._clip()
@@ -151,10 +169,11 @@ class Trainer(Generic[B]):
         self.throughput.step_done(_units(window, self.world.size))
         self.profiler.step_done()
         if taken:
-            self._log(total, count, rate, grad_norm)
-            self._after_step()
+            self._log(loss, count, rate, grad_norm)
+            self.average.update(self.progress.step)
+            self.cleanup.after_step(self.progress.step)
 
-    def _backward(self, batch: B, count: float) -> float:
+    def _backward(self, batch: B, count: float) -> float | Tensor:
         """Backpropagate one microbatch's share of the mean loss; return its summed loss."""
         if batch.num_examples == 0:
             return 0.0
@@ -162,20 +181,43 @@ class Trainer(Generic[B]):
         with self.precision.autocast():
             loss = self.task.loss(self.model, batch)
         self.precision.backward(loss.total / count)
-        return float(loss.total.detach())
+        return loss.total.detach().double()
 
-    def _refuse_non_finite(self, total: float, window: list[B]) -> None:
-        """Stop before the optimizer step, unless a float16 overflow will skip that step."""
+    def _refuse_non_finite(self, loss: StepLoss, total: float) -> None:
+        """Stop, unless a float16 overflow skips that step."""
         if math.isfinite(total) or self.precision.loss_scale is not None:
             return
-        examples = ", ".join(batch.describe() for batch in window)
         raise NonFiniteLossError(
-            f"the loss is {total} at step {self.progress.step} (epoch {self.progress.epoch + 1}, "
-            f"{examples}); the parameters were not changed. Lower optimizer.learning_rate or set "
+            f"the loss is {total} at step {loss.step} (epoch {loss.epoch + 1}, {loss.examples}); "
+            "no checkpoint was written after it. Lower optimizer.learning_rate or set "
             f"training.max_grad_norm; {self.checkpointer.last_good()}"
         )
 
-    def _clip(self) -> float | None:
+    @property
+    def _losses_are_at_hand(self) -> bool:
+        """Whether each can be checked before its step changes parameters, for nothing."""
+        return self.precision.device.type == "cpu"
+
+    def _read_losses(self) -> None:
+        """Add the losses of the steps since the last reading to the interval's."""
+        if not self._unread:
+            return
+        # The one place where the host waits for a GPU to tell a loss. It comes before everything
+        # that outlives the process (logged values, validation, checkpoints): a loss that is not
+        # finite stops training here, at most `log_every_steps` steps late, and nothing of what
+        # followed it is kept.
+        totals = torch.stack([loss.total for loss in self._unread]).tolist()
+        for loss, total in zip(self._unread, totals, strict=True):
+            self._refuse_non_finite(loss, total)
+            self.progress.interval_loss += total
+        self._unread.clear()
+
+    def _write(self, name: str, metrics: dict[str, float] | None = None) -> None:
+        """Write a checkpoint that holds all of the interval's loss so far."""
+        self._read_losses()
+        self.checkpointer.write(name, self.progress, metrics)
+
+    def _clip(self) -> Tensor | None:
         """Clip the step's gradients and return their norm before it; None if nobody needs it."""
         limit = self.settings.max_grad_norm
         due = (self.progress.step + 1) % self.settings.log_every_steps == 0
@@ -185,10 +227,13 @@ class Trainer(Generic[B]):
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if limit is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return float(norm)
+        return norm
 
     def _count_step(self, *, taken: bool, rate: float, count: float) -> None:
         if taken:
+            if self.progress.step == self.progress.checkpoint_step:
+                self.progress.previous_step = self.progress.step
+                self.progress.learning_rate_weight = 0.0
             self.progress.step += 1
             self.progress.skipped_in_a_row = 0
             self.progress.learning_rate_weight += rate / count / (1.0 - self.momentum)
@@ -210,22 +255,23 @@ class Trainer(Generic[B]):
                 f"float32, or lower optimizer.learning_rate; {self.checkpointer.last_good()}"
             )
 
-    def _log(self, total: float, count: float, rate: float, grad_norm: float | None) -> None:
+    def _log(self, loss: StepLoss, count: float, rate: float, grad_norm: Tensor | None) -> None:
         """Record the mean loss of the interval, and the step's rate and gradient norm."""
         self.history.tracker.heartbeat()
-        self.progress.interval_loss += total
+        self._unread.append(loss)
         self.progress.interval_count += count
         if self.progress.step % self.settings.log_every_steps:
             return
         values = self._interval_mean() | {names.TRAIN_LEARNING_RATE: rate}
-        if grad_norm is not None and math.isfinite(grad_norm):
-            values[names.TRAIN_GRAD_NORM] = grad_norm
+        if grad_norm is not None and bool(grad_norm.isfinite()):
+            values[names.TRAIN_GRAD_NORM] = float(grad_norm)
         if self.precision.loss_scale is not None:
             values[names.TRAIN_LOSS_SCALE] = self.precision.loss_scale
         self.record(values)
 
     def _interval_mean(self) -> dict[str, float]:
         """Return the mean loss since the last logged one, if there was a step, and start anew."""
+        self._read_losses()
         progress = self.progress
         if not progress.interval_count:
             return {}
@@ -233,14 +279,17 @@ class Trainer(Generic[B]):
         progress.interval_loss = progress.interval_count = 0.0
         return {names.TRAIN_LOSS: mean}
 
-    def _after_step(self) -> None:
-        """Average, clean up memory and write a checkpoint, where this step's turn has come."""
-        self.average.update(self.progress.step)
-        self.cleanup.after_step(self.progress.step)
-        every = self.settings.checkpoint_every_steps
-        if every is not None and self.progress.step % every == 0:
+    @property
+    def _due_by_steps(self) -> bool:
+        """Whether `checkpoint_every_steps` asks for a checkpoint that is not written yet."""
+        every, progress = self.settings.checkpoint_every_steps, self.progress
+        new = progress.step != progress.checkpoint_step
+        return every is not None and progress.step % every == 0 and new
+
+    def _write_checkpoint_by_steps(self) -> None:
+        if self._due_by_steps:
             self.throughput.pause()
-            self.checkpointer.write(f"step-{self.progress.step:08d}", self.progress)
+            self._write(f"step-{self.progress.step:08d}")
             self.throughput.start()
 
     @property
@@ -255,7 +304,7 @@ class Trainer(Generic[B]):
         self.record(self._interval_mean() | self.throughput.close_epoch() | peaks)
         if self._stop_requested:
             # A complete epoch stays open, so that resuming validates it.
-            self.checkpointer.write(f"step-{progress.step:08d}", progress)
+            self._write(f"step-{progress.step:08d}")
             raise Interrupted(
                 f"stopped at step {progress.step} of epoch {progress.epoch + 1}; "
                 f"{self.checkpointer.last_good()}"
@@ -271,10 +320,10 @@ class Trainer(Generic[B]):
         progress.closed_step = progress.step
         frequency = self.settings.checkpoint_frequency
         due = complete and frequency > 0 and progress.epoch % frequency == 0
-        if due or self.finished:
+        if due or self._due_by_steps or self.finished:
             name = f"epoch-{progress.epoch:04d}" if complete else f"step-{progress.step:08d}"
             # What validation said of an average is not true of the parameters themselves.
-            self.checkpointer.write(name, progress, {} if self.average.active else metrics)
+            self._write(name, {} if self.average.active else metrics)
 
     def _validate(self) -> dict[str, float]:
         """Evaluate on the validation split; move the plateau schedule and keep the best."""

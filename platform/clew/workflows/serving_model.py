@@ -4,6 +4,7 @@
 loads them once; a request is a batch of queries, one a row, and gets one prediction a row.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from clew.errors import UsageError
 from clew.link_prediction.answers import Query
-from clew.link_prediction.model_folder import load_predictor
+from clew.runs.processor import prepare_threads
 
 
 class ServedModel(PythonModel):
@@ -23,6 +24,9 @@ class ServedModel(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model; MLflow calls this once."""
+        prepare_threads(os.environ)  # before this loads torch
+        from clew.link_prediction.model_folder import load_predictor
+
         self._predictor = load_predictor(Path(context.artifacts["model"]))
 
     def predict(

@@ -14,6 +14,7 @@ from clew import names
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.influence.guards import without_gaps
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
@@ -189,7 +190,7 @@ def _of_run(run_id: str, folder: Path) -> list[CheckpointRecord]:
     records = list_checkpoints(download_artifact(run_id, names.ARTIFACT_CHECKPOINTS, folder))
     if not records:
         raise CheckpointError(f"run {run_id}: {names.ARTIFACT_CHECKPOINTS} is empty; train again")
-    return records
+    return without_gaps(records, f"run {run_id}")
 
 
 def _of_folder(folder: Path) -> list[CheckpointRecord]:
@@ -202,7 +203,15 @@ def _of_folder(folder: Path) -> list[CheckpointRecord]:
         raise CheckpointError(
             f"{folder}: no checkpoints; expected folders with {MANIFEST_FILE}, such as epoch-0005"
         )
-    return records
+    unlinked = [record.path.name for record in records if record.previous_step is None]
+    if unlinked:
+        run_id = read_manifest(records[-1].path).run_id
+        raise CheckpointError(
+            f"{folder}: {unlinked[0]} does not say which checkpoint comes before it, since an "
+            "older version of Clew wrote it, so a missing one would not be noticed; give the "
+            f"run's id{f' ({run_id})' if run_id else ''}, or one checkpoint's folder"
+        )
+    return without_gaps(records, str(folder))
 
 
 def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]) -> RunConfig:

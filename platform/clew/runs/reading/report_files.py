@@ -7,8 +7,8 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 from mlflow.utils.uri import is_local_uri
 
 from clew import names
-from clew.runs import store
 from clew.errors import DataError, TrackingError
+from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.runs.reading.search import reading
 from clew.runs.window_records import (

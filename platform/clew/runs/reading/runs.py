@@ -14,8 +14,8 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names
-from clew.runs import store
 from clew.errors import TrackingError
+from clew.runs import store
 
 
 @dataclass(frozen=True)

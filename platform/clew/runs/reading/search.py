@@ -18,8 +18,8 @@ from mlflow.utils.search_utils import SearchUtils
 from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names
-from clew.runs import store
 from clew.errors import TrackingError
+from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, record_of
 
 HEARTBEAT_LIMIT_SECONDS = 120.0
