@@ -4,7 +4,8 @@
 
 1. Five per cent of the training triples get a random wrong tail. A model is trained on the rest and
    them alike; self-influence should rank the corrupted ones high: area under the curve, for each
-   seed, beside the training loss of the last checkpoint as a plain alternative.
+   seed, beside the training loss as a plain alternative, of the last checkpoint and on average over
+   those that self-influence sees. Both sum over the directions in which a triple is trained.
 2. `batch_tracin` looks only at triples near the test. How many of the unfiltered ten strongest
    proponents and opponents are among the candidates, and how many candidates there are.
 """
@@ -20,8 +21,8 @@ from scipy.stats import rankdata
 
 from clew.config.load import load
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
-from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.sources import BUNDLED
+from clew.link_prediction.triples import add_inverses
 from clew.workflows.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
 from experiments.benchmarks.harness import print_table, write_results
@@ -59,14 +60,22 @@ def area_under_curve(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks.sum() - count * (count + 1) / 2) / (count * others))
 
 
-def last_losses(tracer: Tracer) -> np.ndarray:
-    """Return each training triple's own loss at the last checkpoint, forward direction."""
-    model, train_triples = tracer.models[-1], tracer.graph.train
-    head, relation, tail = torch.from_numpy(train_triples.astype(np.int64)).T
-    with torch.no_grad():
-        scores = model(head, relation) @ model.entity.weight.T + model.entity_bias
-    losses: np.ndarray = (scores.logsumexp(1) - scores.gather(1, tail[:, None])[:, 0]).numpy()
-    return losses
+def own_losses(source: TraceSource) -> np.ndarray:
+    """Return each training triple's own loss at each checkpoint, `(checkpoint, triple)`.
+
+    Summed over directions, as its self-influence is.
+    """
+    graph, rows = source.task.graph, source.task.graph.train
+    if source.task.inverse_relations:
+        rows = add_inverses(rows, graph.num_relations)
+    head, relation, tail = torch.from_numpy(rows.astype(np.int64)).T
+    losses = []
+    for model in source.tracer.models:
+        with torch.no_grad():
+            scores = model(head, relation) @ model.entity.weight.T + model.entity_bias
+        each = scores.logsumexp(1) - scores.gather(1, tail[:, None])[:, 0]
+        losses.append(each.view(-1, len(graph.train)).sum(0).numpy())
+    return np.stack(losses)
 
 
 def corruption(folder: Path, epochs: int) -> list[dict[str, object]]:
@@ -92,14 +101,15 @@ def corruption(folder: Path, epochs: int) -> list[dict[str, object]]:
             assert run.run_id is not None
             with open_trace_source(run.run_id, {}) as source:
                 own = source.tracer.self_influence()
-                losses = last_losses(source.tracer)
+                losses = own_losses(source)
             table.append(
                 {
                     "training": kind,
                     "seed": seed,
                     "test MRR": run.metrics["test/mrr"],
                     "AUC self-influence": area_under_curve(own, positive),
-                    "AUC last loss": area_under_curve(losses, positive),
+                    "AUC last loss": area_under_curve(losses[-1], positive),
+                    "AUC mean loss": area_under_curve(losses.mean(0), positive),
                 }
             )
             print_table(table[-1:])

@@ -92,7 +92,8 @@ def train(name: str, task: LanguageModeling, config: RunConfig, steps: int) -> T
 def bits_per_byte(model: EigenstateLM | Transformer, task: LanguageModeling) -> float:
     """Return the loss on windows of the test text that share nothing, in bits a byte."""
     window = task.train_examples().length
-    stream = torch.from_numpy(task.splits.windows["test"].stream.astype("int64"))
+    test = task.splits.windows["test"]
+    stream = torch.from_numpy(test.stream.astype("int64"))
     whole = (len(stream) - 1) // window
     tokens = stream[: whole * window + 1].unfold(0, window + 1, window)
     total = 0.0
@@ -100,7 +101,8 @@ def bits_per_byte(model: EigenstateLM | Transformer, task: LanguageModeling) -> 
         hidden = model(part[:, :-1])
         losses = token_losses(hidden, model.embedding.weight, part[:, 1:].contiguous())
         total += float(losses.sum(dtype=torch.float64))
-    return total / math.log(2) / task.splits.num_bytes(stream[1 : whole * window + 1].numpy())
+    num_bytes = task.splits.num_bytes(test.start + 1, test.start + 1 + whole * window)
+    return total / math.log(2) / num_bytes
 
 
 def main(steps: int = STEPS, seed: int = 1) -> None:

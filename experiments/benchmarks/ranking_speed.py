@@ -4,8 +4,8 @@
 
 All 20,466 test triples of FB15k-237 if `$CLEW_DATA` has it, else random triples of its sizes, with
 an untrained ConvE of 200 dimensions in float32. PyKEEN ranks the first 128 test triples with its
-own ConvE and evaluator. `extra_gib` is the peak above what the process held with model, triples
-and filter loaded. Processes take turns.
+own ConvE and evaluator. Both rank some triples before the clock starts. `extra_gib` is the peak
+above what the process held with model, triples and filter loaded. Processes take turns.
 """
 
 import os
@@ -90,16 +90,17 @@ def rank_with_pykeen(graph: KnowledgeGraph) -> dict[str, float]:
         parts[0], graph.num_entities, graph.num_relations, create_inverse_triples=True
     )
     model = PyKEENConvE(triples_factory=factory, embedding_dim=200, random_seed=0)
+
+    def evaluate(triples: torch.Tensor) -> None:
+        RankBasedEvaluator().evaluate(
+            model, triples, batch_size=32, additional_filter_triples=parts[:2], use_tqdm=False
+        )
+
+    evaluate(parts[2][:32])
     before_gib = resident_gib()
     reset_process_peak()
     start = time.perf_counter()
-    RankBasedEvaluator().evaluate(
-        model,
-        parts[2][:NUM_PYKEEN_TRIPLES],
-        batch_size=32,
-        additional_filter_triples=parts[:2],
-        use_tqdm=False,
-    )
+    evaluate(parts[2][:NUM_PYKEEN_TRIPLES])
     return {
         "seconds": time.perf_counter() - start,
         "queries": 2 * NUM_PYKEEN_TRIPLES,

@@ -47,6 +47,7 @@ def convert(grib: Path, folder: Path) -> None:
     names = {
         "unit": "K",
         "target_name": f"2 m temperature {HOURS_AHEAD} h ahead",
+        "target_ahead": HOURS_AHEAD,
         "scalar_names": ["solar_zenith", "solar_azimuth"],
     }
     (folder / "sequences.json").write_text(json.dumps(names, indent=1) + "\n", encoding="utf-8")

@@ -77,3 +77,7 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, turns)
         return self.norm(x)  # type: ignore[no-any-return]
+
+    def parameters_without_decay(self) -> list[nn.Parameter]:
+        """Return the scales of normalisation: decay is for matrices."""
+        return [p for p in self.parameters() if p.dim() == 1]

@@ -41,7 +41,7 @@ PARAMETERS = {
     "export": "model output_dir",
     "data": "config name",
     "pretokenize": "dataset output chunk_size tokenizer vocabulary_size text_column num_proc "
-    "max_chunks force",
+    "max_chunks held_out_fraction force",
 }
 """Names that scripts rely on."""
 OF_THE_COMMAND_LINE_ALONE = {"sync", "ui"}

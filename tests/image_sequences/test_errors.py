@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -113,7 +114,8 @@ def test_ridge_is_ridge(
     for part in (train, test):
         batch = part.batch(np.arange(len(part)))
         flat = batch.images.flatten(1).double().numpy()
-        features.append(np.concatenate([flat, batch.scalars[:, -1].double().numpy()], axis=1))
+        scalars = batch.scalars.flatten(1).double().numpy()
+        features.append(np.concatenate([flat, scalars], axis=1))
     mean, deviation = features[0].mean(0), features[0].std(0)
     model = Ridge(alpha=100.0).fit((features[0] - mean) / deviation, train.targets)
     expected = model.predict((features[1] - mean) / deviation)
@@ -121,7 +123,7 @@ def test_ridge_is_ridge(
 
 
 def test_the_penalty_is_chosen_without_the_test(windows: dict[str, SequenceWindows]) -> None:
-    found = baseline_predictions(windows["train"], windows["test"])
+    found = baseline_predictions(windows["train"], windows["test"], change=False)
     errors = {k: abs(v - windows["test"].targets).mean() for k, v in found.items()}
     assert set(errors) == {"mean", "persistence", "ridge"}
     assert errors["ridge"] < 0.5 * errors["mean"]
@@ -137,3 +139,98 @@ def test_large_frames_are_averaged(
     averaged = regression_baselines._averaged(images)
     assert averaged.shape == (2, 2, 3)
     assert averaged[0, 0, 0] == images[0, :2, :2].mean()
+    odd = np.arange(2 * 5 * 7.0).reshape(2, 5, 7)
+    averaged = regression_baselines._averaged(odd)
+    assert averaged.shape == (2, 2, 3)
+    assert averaged[0, 1, 2] == odd[0, 3:, 6:].mean(), "edges count as well"
+
+
+def with_columns(folder: Path, windows: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Return windows over columns of which some have been changed."""
+    config = ImageSequenceData(path=str(write_folder(folder, windows)), **options)
+    return load_sequences(config).windows
+
+
+def baseline_errors(
+    windows: dict[str, SequenceWindows], *, change: bool = False
+) -> dict[str, float]:
+    found = baseline_predictions(windows["train"], windows["test"], change=change)
+    target = windows["test"].targets
+    return {name: float(abs(values - target).mean()) for name, values in found.items()}
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_missing_pixels_do_not_cripple_ridge(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels near 280 K, one in a hundred missing: filled with 0, they would outweigh the rest."""
+    monkeypatch.setattr(regression_baselines, "RIDGE_PIXELS", 117 // block)
+    columns = sequence_columns(groups=6)
+    columns["images"] += np.linspace(-20, 20, 13, dtype=np.float32)
+    whole = baseline_errors(with_columns(tmp_path / "whole", columns))
+    rng = np.random.default_rng(0)
+    columns["images"][rng.random(columns["images"].shape) < 0.01] = np.nan
+    columns["images"][5, 0, 0] = np.inf
+    windows = with_columns(tmp_path / "holes", columns, nan_pixels="mean")
+    holes = baseline_errors(windows)
+    assert holes["ridge"] < 1.25 * whole["ridge"]
+    assert whole["ridge"] < 0.5 * whole["mean"]
+    assert holes["mean"] == whole["mean"]
+    assert holes["persistence"] == whole["persistence"]
+
+
+def test_a_missing_pixel_is_its_mean_over_training_frames(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    images = columns["images"]
+    images[:, 2, 3] += np.arange(48)  # a pixel of its own, which the held-out frames have higher
+    images[7, 2, 3] = images[30, 2, 3] = np.nan
+    images[:, 8, 12] = np.nan
+    train = with_columns(tmp_path, columns, nan_pixels="mean")["train"]
+    means = regression_baselines._pixel_means(train)
+    np.testing.assert_allclose(means[0, 2, 3], np.nanmean(images[:24, 2, 3]), rtol=1e-6)
+    np.testing.assert_allclose(means[0, 8, 12], np.nanmean(images[:24]), rtol=1e-6)
+    filled = train.batch(np.arange(len(train))).images[0, 0, 0]
+    features = regression_baselines._features(train, means)
+    assert np.isfinite(features).all()
+    assert features.shape == (len(train), 5 * (3 + 1 + filled.numel()))
+
+
+def test_ridge_sees_the_scalars_of_every_frame(tmp_path: Path) -> None:
+    """The target is how a scalar has changed over the window: the network can see that."""
+    columns = sequence_columns(groups=6)
+    columns["images"][:] = 280.0
+    height = np.random.default_rng(0).normal(size=72)
+    columns["scalars"][:, 2] = height
+    columns["target"][4:] = (height[4:] - height[:-4]) * 3
+    found = baseline_errors(with_columns(tmp_path, columns))
+    assert found["ridge"] < 0.2 * found["mean"]
+
+
+def test_with_a_network_of_changes_ridge_knows_the_present_too(tmp_path: Path) -> None:
+    """The target is the present value, which pixels do not show, and what they show."""
+    columns = sequence_columns(groups=6)
+    columns["present"] = np.random.default_rng(0).normal(size=72) * 50
+    columns["target"] = columns["target"] + columns["present"]
+    windows = with_columns(tmp_path, columns)
+    assert baseline_errors(windows, change=True)["ridge"] < 1.0
+    assert baseline_errors(windows)["ridge"] > 20
+
+
+def test_persistence_takes_the_last_value_that_is_known(tmp_path: Path) -> None:
+    columns = sequence_columns(groups=6)
+    columns["present"][[70, 71]] = np.nan  # the last two frames of the test group
+    columns["present"][60:65] = np.nan  # all frames of its first window
+    windows = with_columns(tmp_path, columns)
+    found = baseline_predictions(windows["train"], windows["test"], change=False)["persistence"]
+    np.testing.assert_array_equal(found[-3:], columns["present"][69])
+    assert found[0] == windows["train"].targets.mean()
+
+
+def test_a_ridge_that_is_fitted_on_a_part_says_so(
+    windows: dict[str, SequenceWindows],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(regression_baselines, "RIDGE_WINDOWS", 20)
+    ridge_predictions(windows["train"], windows["test"])
+    assert "ridge regression is fitted on 20 of 32 training windows" in caplog.text

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from clew.errors import ConfigError, DataError
 from clew.image_sequences.files import read_frames
 from clew.image_sequences.scalar_encoding import ScalarEncoding
 from clew.image_sequences.splits import fit_scalers, load_sequences
+from clew.image_sequences.windows import reaches_another_split
 from tests.image_sequences.sequence_files import (
+    METADATA,
     Columns,
     sequence_columns,
     write_folder,
@@ -98,6 +101,17 @@ def test_windows_may_cross_groups_if_asked_to(tmp_path: Path) -> None:
     assert set(windows["test"].groups) == {"flight 3"}
 
 
+def test_a_time_that_is_no_number_is_a_gap_on_both_sides(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    columns["time"][16] = np.nan  # fifth frame of the second group
+    windows = load_sequences(settings(write_folder(tmp_path, columns))).windows["train"]
+    assert sorted(windows.ends) == [*range(2, 12), 14, 15, *range(19, 24)]
+    columns["time"][17] = columns["time"][15]
+    write_folder(tmp_path, columns)
+    with pytest.raises(DataError, match=r"time\[17\] is 3 after 3; expected times that grow"):
+        load_sequences(settings(tmp_path))
+
+
 def test_frames_without_a_target_end_no_window(tmp_path: Path) -> None:
     columns = sequence_columns()
     columns["target"][[2, 20]] = np.nan
@@ -133,6 +147,104 @@ def test_blocks_of_consecutive_frames_are_groups(tmp_path: Path) -> None:
     write_folder(tmp_path / "flights", sequence_columns())
     windows = load_sequences(settings(tmp_path / "flights", num_blocks=3)).windows
     assert windows["train"].ends.tolist() == [*range(2, 12), 14, 15]
+
+
+def ends(path: Path, **values: Any) -> dict[str, list[int]]:
+    windows = load_sequences(settings(path, **values)).windows
+    return {split: own.ends.tolist() for split, own in windows.items()}
+
+
+def test_targets_ahead_reach_into_no_other_split(tmp_path: Path) -> None:
+    """One recording in four blocks; a target lies two and a half time units after its frame."""
+    columns = sequence_columns(groups=1, frames_in_group=40) | {"time": np.arange(40.0)}
+    write_folder(tmp_path, columns)
+    every, kept = ends(tmp_path, num_blocks=4), ends(tmp_path, num_blocks=4, embargo=2.5)
+    assert set(every["train"]) - set(kept["train"]) == {18, 19}, "their targets lie in validation"
+    assert set(every["valid"]) - set(kept["valid"]) == {28, 29}, "their targets lie in the test"
+    assert kept["test"] == every["test"], "after the last frame there is no other split"
+    middle = ends(tmp_path, num_blocks=4, embargo=2.5, test_group="1", validation_group="3")
+    assert {8, 9}.isdisjoint(middle["train"])
+    assert {18, 19}.isdisjoint(middle["test"]), "a test target may not lie where training looks"
+    with pytest.raises(DataError, match=r"no train window is left: .* 90 ahead, .*data.embargo"):
+        ends(tmp_path, num_blocks=4, embargo=90)
+
+
+def test_the_data_may_say_how_far_ahead_its_targets_lie(tmp_path: Path) -> None:
+    columns = sequence_columns(groups=1, frames_in_group=40) | {"time": np.arange(40.0)}
+    for write, path in ((write_folder, tmp_path / "folder"), (write_hdf5, tmp_path / "x.h5")):
+        write(path, columns, METADATA | {"target_ahead": 2})
+        assert ends(path, num_blocks=4) == ends(path, num_blocks=4, embargo=2)
+        assert len(ends(path, num_blocks=4, embargo=0)["train"]) == 16
+    write_folder(tmp_path / "folder", columns, METADATA | {"target_ahead": "soon"})
+    with pytest.raises(DataError, match="target_ahead is 'soon'; expected a number from 0 on"):
+        ends(tmp_path / "folder", num_blocks=4)
+
+
+def test_a_target_reaches_no_recording_whose_time_begins_again(tmp_path: Path) -> None:
+    columns = sequence_columns()
+    write_folder(tmp_path, columns)
+    assert ends(tmp_path, embargo=3) == ends(tmp_path), "each flight's time begins at 0"
+    write_folder(tmp_path / "on", columns | {"time": np.arange(48.0)})
+    assert ends(tmp_path / "on", embargo=3)["train"] == [*range(2, 12), *range(14, 21)]
+    del columns["time"]
+    write_folder(tmp_path / "untimed", columns)
+    (tmp_path / "untimed" / "time.npy").unlink(missing_ok=True)
+    frames = ends(tmp_path / "untimed", embargo=3)
+    assert frames["train"] == [*range(2, 12), *range(14, 21)], "without time, frames are counted"
+
+
+def test_the_embargo_is_what_a_loop_over_frames_finds(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    time = np.concatenate([np.sort(rng.uniform(0, 30, 30)), np.sort(rng.uniform(0, 30, 30))])
+    time[[4, 17, 41]] = np.nan
+    table = SimpleNamespace(time=time)
+    split = np.repeat([0, 1, 0, 2, 1, 0], [7, 8, 15, 13, 7, 10])
+    last = np.arange(60)
+    for ahead in (0.1, 2.0, 9.0, 100.0):
+        expected = []
+        for end in last:
+            reaches, latest = not np.isfinite(time[end]), time[end]
+            for frame in range(end + 1, 60):
+                if reaches or time[frame] <= latest or time[frame] > time[end] + ahead:
+                    break
+                reaches = split[frame] != split[end]
+                latest = np.fmax(latest, time[frame])
+            expected.append(reaches)
+        found = reaches_another_split(table, last, split, ahead=ahead)  # type: ignore[arg-type]
+        assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(("size", "channels"), [((32, 32), 3), ((20, 48), 5), ((9, 13), 2)])
+def test_channels_may_come_first_or_last(
+    tmp_path: Path, size: tuple[int, int], channels: int
+) -> None:
+    rng, columns = np.random.default_rng(0), sequence_columns()
+    first = rng.normal(size=(48, channels, *size)).astype(np.float32)
+    last = np.moveaxis(first, 1, -1)
+    write_folder(tmp_path / "first", columns | {"images": first})
+    write_folder(tmp_path / "last", columns | {"images": last})
+    write_hdf5(tmp_path / "last.h5", columns | {"images": last})
+    (tmp_path / "files" / "images").mkdir(parents=True)
+    for i, frame in enumerate(last):
+        np.save(tmp_path / "files" / "images" / f"{i:02d}.npy", frame)
+    np.save(tmp_path / "files" / "target.npy", columns["target"])
+    chosen = np.array([7, 0, 7])
+    for name in ("first", "last", "last.h5", "files"):
+        images = read_frames(tmp_path / name).images
+        assert images.shape == first.shape, name
+        np.testing.assert_array_equal(images.read(chosen), first[chosen])
+
+
+def test_a_shape_that_leaves_the_channels_open_asks(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).normal(size=(48, 7, 9, 13)).astype(np.float32)
+    write_folder(tmp_path, changed(images=images))
+    with pytest.raises(
+        DataError, match=r"7 channels of 9 x 13 pixels, or 13 channels of 7 x 9; set data.channels"
+    ):
+        load_sequences(settings(tmp_path))
+    for channels, shape in (("first", (7, 9, 13)), ("last", (13, 7, 9))):
+        table = load_sequences(settings(tmp_path, channels=channels)).table
+        assert table.images.shape == (48, *shape)
 
 
 def test_scalers_know_nothing_of_held_out_groups(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Packing a corpus: every source, resuming, what is refused."""
 
+import gzip
 import json
 import os
 import signal
@@ -17,8 +18,9 @@ import zstandard
 from clew.errors import ConfigError, DataError
 from clew.language_modeling import documents
 from clew.language_modeling import pretokenize as module
+from clew.language_modeling.pack_settings import PackSettings
 from clew.language_modeling.packed_tokens import TOKENS_FILE, open_packed
-from clew.language_modeling.pretokenize import PackSettings, pretokenize
+from clew.language_modeling.pretokenize import pretokenize
 from clew.language_modeling.tokenizers import END_OF_TEXT, ByteTokenizer, load_tokenizer
 
 END = 256
@@ -254,6 +256,156 @@ def test_a_missing_column_or_source_is_named(tmp_path: Path):
         pretokenize(settings(tmp_path / "empty"), tmp_path / "packed")
     with pytest.raises(DataError, match="no tokenizer can be read there"):
         pretokenize(settings(path, tokenizer="missing.json"), tmp_path / "packed")
+
+
+WORDS = ["the", "cat", "sat", "on", "mat", "Grüße", "straße", "€uro", END_OF_TEXT]
+
+
+def write_word_tokenizer(path: Path, **options: object) -> Path:
+    """Write a tokenizer of whole words in lower case, which knows nothing of bytes."""
+    library = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    vocabulary = {word.lower(): i for i, word in enumerate(WORDS)} | {"[UNK]": len(WORDS)}
+    tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = library.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=5)
+    content = json.loads(tokenizer.to_str())
+    for key, value in options.items():
+        content["model"][key] = value
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_end_of_text_in_a_document_ends_nothing(tmp_path: Path):
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    texts = ["a web page about <|endoftext|> tokens " * 9, "<|endoftext|>", "an ordinary one\n" * 9]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    output = tmp_path / "packed"
+    manifest = pretokenize(settings(path, tokenizer="bpe", vocabulary_size=300), output)
+    tokenizer = load_tokenizer("bpe", output)
+    tokens = open_packed(output, tokenizer).tokens
+    ends = np.flatnonzero(tokens == tokenizer.end_of_text)
+    assert len(ends) == manifest.num_documents == 3
+    documents_ = [part[part != tokenizer.end_of_text] for part in np.split(tokens, ends)]
+    assert [tokenizer.decode(document) for document in documents_[:3]] == texts
+
+
+def test_a_vocabulary_with_end_of_text_as_a_word_splits_it(tmp_path: Path):
+    tokenizer = load_tokenizer(str(write_word_tokenizer(tmp_path / "words.json")))
+    tokens = tokenizer.encode(b"the cat <|endoftext|> sat <|EndOfText|>")
+    assert tokenizer.end_of_text not in tokens
+    assert tokens[[0, 1, -3]].tolist() == [0, 1, 2]
+    unknown = write_word_tokenizer(tmp_path / "unknown.json", unk_token=END_OF_TEXT)
+    with pytest.raises(DataError, match=r"unknown.json: this tokenizer makes <|endoftext|>"):
+        load_tokenizer(str(unknown)).encode(b"the dog")
+
+
+def test_a_tokenizer_file_neither_cuts_nor_pads(tmp_path: Path):
+    tokenizer = load_tokenizer(str(write_word_tokenizer(tmp_path / "words.json")))
+    assert len(tokenizer.encode(b"the cat sat on the mat " * 10)) == 60
+    assert len(tokenizer.encode(b"the")) == 1
+
+
+def test_bpe_is_trained_on_the_training_text_alone(tmp_path: Path):
+    """The held-out text repeats a word that a vocabulary trained on it would hold."""
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    path = tmp_path / "a.txt"
+    path.write_text("the cat sat on the mat\n" * 900 + "zyxwvu zyxwvu\n" * 150)
+    chosen = settings(path, tokenizer="bpe", vocabulary_size=300, held_out_fraction=0.1)
+    manifest = pretokenize(chosen, tmp_path / "packed")
+    assert "zyx" not in (tmp_path / "packed" / "tokenizer.json").read_text()
+    packed = open_packed(tmp_path / "packed")
+    tokenizer = load_tokenizer("bpe", tmp_path / "packed")
+    seen = int(0.9 * path.stat().st_size)
+    before, through = (
+        len(tokenizer.decode(packed.tokens[:count]))
+        for count in (manifest.tokenizer_tokens - 1, manifest.tokenizer_tokens)
+    )
+    assert before < seen <= through
+    pretokenize(replace(chosen, held_out_fraction=0.0), tmp_path / "all")
+    assert "zyx" in (tmp_path / "all" / "tokenizer.json").read_text()
+
+
+def test_bpe_of_a_limited_pack_sees_no_more_than_its_windows(tmp_path: Path):
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"line {i} of a text\n" for i in range(2000)))
+    manifest = pretokenize(
+        settings(path, tokenizer="bpe", vocabulary_size=300, max_chunks=50), tmp_path / "packed"
+    )
+    assert manifest.num_tokens == 401
+    assert 0 < manifest.tokenizer_tokens <= 0.9 * manifest.num_tokens
+    tokenizer = load_tokenizer("bpe", tmp_path / "packed")
+    assert manifest.num_bytes == len(tokenizer.decode(open_packed(tmp_path / "packed").tokens))
+    assert manifest.num_documents == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_bytes_of_tokens_that_are_no_bytes_are_those_of_the_text(
+    tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+):
+    texts = ["the  cat sat on Grüße\n", "", " \n ", "€uro unknownword straße the", "mat\n\n"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    monkeypatch.setattr(module, "plan_units", lambda d: documents.plan_units(d, unit_bytes=60))
+    tokenizer = write_word_tokenizer(tmp_path / "words.json")
+    chosen = settings(path, tokenizer=str(tokenizer))
+    manifest = pretokenize(chosen, tmp_path / "packed", num_proc=processes)
+    packed = open_packed(tmp_path / "packed")
+    assert packed.lengths is not None
+    ends = np.flatnonzero(packed.tokens == manifest.end_of_text)
+    each = [int(part.sum()) for part in np.split(packed.lengths, ends + 1)[:-1]]
+    assert each == [len(text.encode()) for text in texts]
+    first = packed.lengths[:5].tolist()
+    assert first == [3, 5, 4, 3, 1 + len("Grüße".encode()) + 1]
+    assert manifest.num_bytes == sum(each)
+
+
+def test_byte_level_tokenizers_that_change_the_text_are_counted_by_its_bytes(tmp_path: Path):
+    library = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "wörd word"}) for _ in range(50)))
+    pretokenize(settings(path, tokenizer="bpe", vocabulary_size=270), tmp_path / "bpe")
+    content = json.loads((tmp_path / "bpe" / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "prefix.json").write_text(json.dumps(content))
+    assert library.Tokenizer.from_file(str(tmp_path / "prefix.json"))
+    assert load_tokenizer(str(tmp_path / "prefix.json")).byte_lengths() is None
+    pretokenize(settings(path, tokenizer=str(tmp_path / "prefix.json")), tmp_path / "packed")
+    lengths = open_packed(tmp_path / "packed").lengths
+    assert lengths is not None
+    assert lengths.sum() == 50 * len("wörd word".encode())
+
+
+@pytest.mark.parametrize("name", ["b.txt", "b.txt.gz"])
+def test_an_empty_file_is_an_empty_document(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one")
+    (folder / name).write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
+    (folder / "c.txt").write_text("two")
+    manifest = pretokenize(settings(folder), tmp_path / "packed")
+    assert packed_text(tmp_path / "packed") == ["one", "", "two"]
+    assert manifest.num_documents == 3
+    assert name.endswith("gz") or "b.txt: empty file; it is packed as an empty" in caplog.text
+
+
+def test_packs_of_an_earlier_version(tmp_path: Path):
+    path, output = tmp_path / "a.txt", tmp_path / "packed"
+    path.write_text("hello")
+    pretokenize(settings(path), output)
+    manifest = output / "manifest.json"
+    content = json.loads(manifest.read_text()) | {"schema_version": 1}
+    del content["tokenizer_tokens"], content["has_lengths"]
+    manifest.write_text(json.dumps(content))
+    assert packed_text(output) == ["hello"]
+    manifest.write_text(json.dumps(content | {"tokenizer": "bpe"}))
+    with pytest.raises(DataError, match=r"schema_version is 1, .*pack the corpus again"):
+        open_packed(output)
 
 
 def test_a_truncated_memory_map_is_noticed(tmp_path: Path):

@@ -1,6 +1,7 @@
 """The language-modelling task, and whole runs of it by the trainer."""
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -283,3 +284,77 @@ def test_another_task_is_refused(make_config: Any):
 def test_a_corpus_without_test_text_has_no_test_metrics(make_config: Any):
     task = language_task(make_config(data__test_fraction=0))
     assert task.metrics(task.build_model().eval(), "test", CPU) == {}
+
+
+def documents_of(folder: Path) -> dict[str, str]:
+    """Write lines as documents; return the settings of a task that reads them."""
+    path = folder / "corpus.jsonl"
+    lines = TEXT.splitlines()
+    path.write_text(
+        "".join(json.dumps({"text": line[: 3 + i % 30]}) + "\n" for i, line in enumerate(lines))
+    )
+    return {"data__dataset": str(path), "data__packed": str(folder / "documents")}
+
+
+@pytest.mark.parametrize("implementation", ["plain", "chunked"])
+def test_with_a_reset_a_windows_loss_is_that_of_its_documents(
+    make_config: Any, tmp_path: Path, implementation: str
+):
+    """Documents one by one; the token after an end belongs to the document that it ends."""
+    options = documents_of(tmp_path) | {"loss__kind": "language"}
+    config = make_config(
+        model__reset_at_documents=True, loss__implementation=implementation, **options
+    )
+    task = language_task(config)
+    model, batch = task.build_model().double().eval(), some_batch(task)
+    plain = language_task(make_config(**options)).build_model().double().eval()
+    plain.load_state_dict(model.state_dict())
+    expected = 0.0
+    for row in batch.tokens:
+        ends = (row[:-1] == task.splits.tokenizer.end_of_text).nonzero()[:, 0].tolist()
+        assert ends, "not the case that this test is about"
+        cuts = [0, *(end + 1 for end in ends), len(row) - 1]
+        for start, end in itertools.pairwise(cuts):
+            if end > start:
+                part = row[start : end + 1].unsqueeze(0)
+                expected += task.loss(plain, TokenBatch(part, torch.zeros(1))).total.item()
+    assert task.loss(model, batch).total.item() == pytest.approx(expected, rel=1e-9)
+    assert task.loss(plain, batch).total.item() != pytest.approx(expected, rel=1e-4)
+
+
+def test_a_model_that_resets_trains_and_is_evaluated(make_config: Any, tmp_path: Path):
+    config = make_config(
+        model__reset_at_documents=True,
+        model__convolution_width=3,
+        optimizations__use_gradient_checkpointing=True,
+        training__num_epochs=6,
+        **documents_of(tmp_path),
+    )
+    trainer = trainer_of(config, tmp_path / "run")
+    trainer.train()
+    losses = losses_of(trainer)
+    assert losses[-1] < 0.9 * losses[0]
+    task = language_task(config)
+    metrics = task.metrics(trainer.model.eval(), "test", CPU)
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_bits_per_byte_are_of_the_very_text(make_config: Any, tmp_path: Path):
+    """Words of very different lengths: the mean of the corpus would be far from the test text."""
+    library = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    words = {"a": 0, "incomprehensibilities": 1, "[UNK]": 2}
+    tokenizer = library.Tokenizer(library.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    (tmp_path / "words.txt").write_text("a " * 900 + "incomprehensibilities " * 100)
+    config = make_config(
+        data__dataset=str(tmp_path / "words.txt"),
+        data__packed=str(tmp_path / "words"),
+        data__tokenizer=str(tmp_path / "words.json"),
+    )
+    task = language_task(config)
+    metrics = task.metrics(task.build_model().eval(), "test", CPU)
+    stream = task.splits.windows["test"].stream
+    num_bytes = 22 * (len(stream) - 2)  # all but the first token, and the end of text
+    nats = metrics["test/loss"] * (len(stream) - 1)
+    assert metrics["test/bits_per_byte"] == pytest.approx(nats / np.log(2) / num_bytes, rel=0.01)

@@ -56,7 +56,26 @@ def test_splits_follow_each_other_and_cover_everything(splits: TokenSplits):
     streams = [splits.windows[name].stream for name in ("train", "valid", "test")]
     assert [len(s) for s in streams] == [2521, 140, 140]
     assert np.array_equal(np.concatenate(streams), splits.packed.tokens)
-    assert splits.num_bytes(streams[2]) == 139  # the last token ends the text
+    test = splits.windows["test"]
+    assert splits.num_bytes(test.start, test.end) == 139  # the last token ends the text
+
+
+def test_validation_begins_after_what_the_tokenizer_has_seen(tmp_path: Path):
+    """The end of this text compresses better than its beginning: a share of tokens is more text."""
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    rng = np.random.default_rng(0)
+    noise = "".join(map(chr, rng.integers(97, 123, 6000)))
+    text = noise + "\n" + "the same words again and again\n" * 300
+    options: dict[str, Any] = {"tokenizer": "bpe", "vocabulary_size": 300}
+    splits = open_text(tmp_path, text, valid_fraction=0.3, test_fraction=0.1, **options)
+    seen, size = splits.packed.manifest.tokenizer_tokens, splits.packed.manifest.num_tokens
+    assert seen > 0.6 * size, "not the case that this test is about"
+    assert splits.windows["train"].end == splits.windows["valid"].start == seen
+    assert splits.num_bytes(0, seen) >= int(0.6 * len(text))
+    assert splits.num_bytes(0, size) == len(text)
+    config = TokenData(packed=str(tmp_path / "packed"), tokenizer="bpe", test_fraction=0.6)
+    with pytest.raises(DataError, match=r"BPE vocabulary was trained on the first .* lower data"):
+        load_tokens(config, window=16)
 
 
 def test_a_worker_reopens_the_map_instead_of_copying_it(splits: TokenSplits):

@@ -42,7 +42,16 @@ def test_a_series_may_be_split_at_any_step(split: int):
 def test_gradients_of_inputs_and_of_each_examples_filter():
     inputs = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
     kernel = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(_Filter.apply, (inputs, kernel))
+    for positions in (None, torch.tensor([[0, 1, 0, 0], [5, 6, 7, 0]])):
+        assert torch.autograd.gradcheck(_Filter.apply, (inputs, kernel, positions))
+
+
+def test_a_filter_sees_its_own_document_alone():
+    layer, x = build(4), torch.randn(1, 8, 5, dtype=torch.float64)
+    positions = torch.tensor([[0, 1, 0, 0, 1, 2, 3, 4]])
+    found, _ = layer(x, None, positions)
+    alone = [layer(part)[0] for part in (x[:, :2], x[:, 2:3], x[:, 3:])]
+    torch.testing.assert_close(found, torch.cat(alone, dim=1))
 
 
 def test_a_width_of_one_is_no_filter():

@@ -13,6 +13,7 @@ from clew.layers.eigenstate import EigenstateMixer, squared_relu
 from clew.training.setup import count_parameters
 
 VOCABULARY = 11
+END = 10
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"resonance": 0.0},
     "resonance": {"resonance": 0.5},
@@ -34,7 +35,7 @@ def build(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> 
     sizes = {"d_model": 16, "n_layers": 2, "num_eigenstates": 8, "num_heads": 2}
     config = EigenstateLMModel(**(sizes | {"max_seq_len": 64, "chunk_size": 7} | options))
     torch.manual_seed(seed)
-    return EigenstateLM(VOCABULARY, config).to(dtype).eval()
+    return EigenstateLM(VOCABULARY, config, end_of_text=END).to(dtype).eval()
 
 
 def tokens(time: int = 50, batch: int = 2) -> Tensor:
@@ -159,11 +160,13 @@ def test_any_rate_gives_eigenvalues_within_the_unit_circle(rate: float):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
 
 
-def test_recomputed_activations_change_no_number():
-    plain = build(dropout=0.2, scales=(1, 4), convolution_width=4).train()
+@pytest.mark.parametrize("resets", [False, True])
+def test_recomputed_activations_change_no_number(resets: bool):
+    plain = build(dropout=0.2, scales=(1, 4), convolution_width=4, reset_at_documents=resets)
+    plain.train()
     recomputing = copy.deepcopy(plain)
     recomputing.enable_gradient_checkpointing()
-    sequence, gradients = tokens(), []
+    sequence, gradients = packed_documents(), []
     for model in (plain, recomputing):
         torch.manual_seed(5)
         model.logits(model(sequence)).logsumexp(-1).sum().backward()
@@ -208,3 +211,72 @@ def test_the_head_is_the_embedding():
     assert not any("head" in name for name in names)
     hidden = model(tokens())
     assert torch.equal(model.logits(hidden), hidden @ model.embedding.weight.T)
+
+
+def packed_documents() -> Tensor:
+    """Two rows of documents with their ends; one of them is an end of text alone."""
+    lengths = [[1, 9, 2, 1, 1, 17, 6, 13], [23, 3, 4, 20]]
+    rows = []
+    for row in lengths:
+        tokens_ = torch.randint(END, (sum(row),), generator=torch.Generator().manual_seed(sum(row)))
+        tokens_[torch.tensor(row).cumsum(0) - 1] = END
+        rows.append(tokens_)
+    return torch.stack(rows)
+
+
+def alone(model: EigenstateLM, sequence: Tensor) -> Tensor:
+    """Return the hidden vectors of each row's documents, each read by itself."""
+    rows = []
+    for row in sequence:
+        ends = (row == END).nonzero()[:, 0] + 1
+        documents = [part for part in torch.tensor_split(row, ends) if len(part)]
+        rows.append(torch.cat([model(part.unsqueeze(0))[0] for part in documents]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+def test_documents_are_read_as_if_each_were_alone(options: dict[str, Any], chunk_size: int):
+    sequence = packed_documents()
+    options = options | {"chunk_size": chunk_size}
+    model = build(**options, reset_at_documents=True)
+    expected = alone(build(**options), sequence)
+    torch.testing.assert_close(model(sequence), expected, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(build(**options)(sequence), expected)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradients_of_documents_are_those_of_each_alone(options: dict[str, Any]):
+    sequence, gradients = packed_documents(), []
+    weights = torch.randn(*sequence.shape, 16, dtype=torch.float64)
+    together, each = build(**options, reset_at_documents=True), build(**options)
+    for model, hidden in ((together, together(sequence)), (each, alone(each, sequence))):
+        loss = (hidden * weights).sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("split", [1, 2, 9, 10, 13, 23, 24, 49])
+def test_documents_may_be_split_at_any_point(options: dict[str, Any], split: int):
+    model, sequence = build(**options, reset_at_documents=True), packed_documents()
+    left, state = model.advance(sequence[:, :split], None)
+    right, _ = model.advance(sequence[:, split:], state)
+    found = torch.cat([left, right], dim=1)
+    torch.testing.assert_close(found, model(sequence), rtol=1e-10, atol=1e-10)
+    steps = step_by_step(model, sequence)
+    torch.testing.assert_close(steps, model.logits(model(sequence)), rtol=1e-10, atol=1e-10)
+
+
+def test_text_without_an_end_is_one_document():
+    sequence = tokens() % END
+    for options in OPTIONS.values():
+        plain, resetting = build(**options), build(**options, reset_at_documents=True)
+        torch.testing.assert_close(resetting(sequence), plain(sequence), rtol=1e-12, atol=1e-12)
+
+
+def test_documents_need_an_end_of_text():
+    config = EigenstateLMModel(reset_at_documents=True)
+    with pytest.raises(ValueError, match="no end_of_text token is given"):
+        EigenstateLM(VOCABULARY, config)

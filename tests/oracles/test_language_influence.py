@@ -3,6 +3,7 @@
 The head is the embedding: a token's row is looked up at one position and scored at all others.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from clew.workflows.tasks import build_task
 
 
 def small_task(folder: Path, **options: Any) -> LanguageModeling:
-    (folder / "corpus.txt").write_text("".join(f"{i % 7} green bottles\n" for i in range(100)))
+    lines = [f"{i % 7} green bottles\n" for i in range(100)]
+    (folder / "corpus.jsonl").write_text(
+        "".join(json.dumps({"text": line}) + "\n" for line in lines)
+    )
     model = {"d_model": 16, "n_layers": 2, "num_eigenstates": 8, "max_seq_len": 24}
     config = from_mapping(
         {
             "data": {
                 "kind": "tokens",
-                "dataset": str(folder / "corpus.txt"),
+                "dataset": str(folder / "corpus.jsonl"),
                 "packed": str(folder / "packed"),
             },
             "model": {"kind": "eigenstate_lm"} | model | options,
@@ -43,8 +47,18 @@ def small_task(folder: Path, **options: Any) -> LanguageModeling:
         {"resonance": 0.0},
         {"convolution_width": 3},
         {"further_tokens": 2},
+        {"reset_at_documents": True},
+        {"reset_at_documents": True, "scales": [1, 2], "convolution_width": 3},
     ],
-    ids=["plain", "gates and scales", "no resonance", "filters", "further tokens"],
+    ids=[
+        "plain",
+        "gates and scales",
+        "no resonance",
+        "filters",
+        "further tokens",
+        "documents",
+        "documents, scales and filters",
+    ],
 )
 def test_every_parameter_is_factored_and_the_products_are_exact(
     tmp_path: Path, options: dict[str, Any]

@@ -37,7 +37,7 @@ def test_a_text_is_one_sequence_however_it_is_cut(model: EigenstateLM, segment_t
     found = measure_perplexity(
         model,
         text(),
-        num_bytes=50.0,
+        num_bytes=50,
         device=CPU,
         chunk_bytes=2**20,
         segment_tokens=segment_tokens,
@@ -50,13 +50,13 @@ def test_a_text_is_one_sequence_however_it_is_cut(model: EigenstateLM, segment_t
 
 def test_a_uniform_model_needs_log_v_bits(model: EigenstateLM):
     torch.nn.init.zeros_(model.embedding.weight)
-    found = measure_perplexity(model, text(), num_bytes=99.0, device=CPU, chunk_bytes=2**20)
+    found = measure_perplexity(model, text(), num_bytes=99, device=CPU, chunk_bytes=2**20)
     assert found.perplexity == pytest.approx(VOCABULARY)
     assert found.bits_per_byte == pytest.approx(math.log2(VOCABULARY))
 
 
 def test_an_absurd_loss_is_a_number():
-    assert math.isfinite(Perplexity(1e9, 10, 10.0).perplexity)
+    assert math.isfinite(Perplexity(1e9, 10, 10).perplexity)
 
 
 @pytest.mark.parametrize("time", [1, 2, 3, 8, 21])
@@ -90,3 +90,30 @@ def test_generation_draws_from_the_distribution(model: EigenstateLM):
     torch.testing.assert_close(share.double(), expected, atol=0.03, rtol=0)
     few = generate(model, prompt, 1, top_k=2, generator=source).unique()
     assert set(few.tolist()) == set(expected.topk(2).indices.tolist())
+
+
+@pytest.mark.parametrize("segment_tokens", [1, 7, 1000])
+def test_documents_by_themselves_have_the_losses_of_each_alone(segment_tokens: int):
+    """Only the token after an end of text is predicted from before: from the document that ends."""
+    torch.manual_seed(0)
+    config = EigenstateLMModel(
+        d_model=16, n_layers=2, num_eigenstates=8, scales=(1, 4), reset_at_documents=True
+    )
+    model = EigenstateLM(VOCABULARY, config, end_of_text=0).double().eval()
+    tokens = text()
+    found = measure_perplexity(
+        model,
+        tokens,
+        num_bytes=50,
+        device=CPU,
+        chunk_bytes=2**20,
+        segment_tokens=segment_tokens,
+    )
+    expected = 0.0
+    cuts = [0, *(np.flatnonzero(tokens == 0) + 1).tolist(), len(tokens)]
+    for start, end in itertools.pairwise(cuts):
+        part = torch.from_numpy(tokens[start : end + 1].astype(np.int64)).unsqueeze(0)
+        if part.shape[1] > 1:
+            hidden = model(part[:, :-1])
+            expected += token_losses(hidden, model.embedding.weight, part[:, 1:]).sum().item()
+    assert found.total_nats == pytest.approx(expected, rel=1e-10)

@@ -1,5 +1,7 @@
 """The chunked scan against one step after the other, in double precision, and its invariances."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -182,3 +184,58 @@ def test_several_gradients_of_one_forward_pass_at_once():
         single = torch.autograd.grad(losses[i], leaves, retain_graph=True)
         for a, b in zip(batched, single, strict=True):
             torch.testing.assert_close(a[i], b)
+
+
+def documents(time: int, batch: int = 2) -> Tensor:
+    """Starts within each row, some in the same chunk, some at the edges of chunks."""
+    generator = torch.Generator().manual_seed(time)
+    starts = torch.rand(batch, time, generator=generator) < 0.15
+    starts[0, 0], starts[-1, 0] = True, False
+    starts[:, [t for t in (7, 15, 16, 64) if t < time]] = True
+    return starts
+
+
+@pytest.mark.parametrize("time", LENGTHS)
+@pytest.mark.parametrize("chunk_size", [1, 2, 7, 16, 64])
+def test_starts_equal_the_loop_for_every_chunk_size(time: int, chunk_size: int):
+    tensors, starts = problem(time), documents(time)
+    fast = with_gradients(lambda *a: scan(*a, chunk_size=chunk_size, starts=starts), *tensors)
+    slow = with_gradients(lambda *a: scan_by_loop(*a, starts=starts), *tensors)
+    for name, a, b in zip(("states", "inputs", "eigenvalues", "initial"), fast, slow, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 16])
+def test_starts_are_the_documents_one_by_one(chunk_size: int):
+    inputs, eigenvalues, initial = problem(time=61, batch=1)
+    starts = documents(61, batch=1)
+    starts[:, 0] = True
+    found = scan(inputs, eigenvalues, initial, chunk_size=chunk_size, starts=starts)
+    cuts = [0, *starts[0].nonzero()[:, 0].tolist(), 61]
+    alone = [
+        scan(inputs[:, a:b], eigenvalues, None, chunk_size=chunk_size)
+        for a, b in itertools.pairwise(cuts)
+        if b > a
+    ]
+    torch.testing.assert_close(found, torch.cat(alone, dim=1), rtol=1e-12, atol=1e-12)
+
+
+def test_several_gradients_with_starts_at_once():
+    inputs, eigenvalues, initial = (t.requires_grad_() for t in problem(time=20))
+    states = scan(inputs, eigenvalues, initial, chunk_size=4, starts=documents(20))
+    losses, leaves = states.abs().square().sum((1, 2)), (inputs, eigenvalues, initial)
+    rows = torch.eye(2, dtype=torch.float64)
+    batched = torch.autograd.grad(losses, leaves, rows, is_grads_batched=True, retain_graph=True)
+    for i in range(2):
+        single = torch.autograd.grad(losses[i], leaves, retain_graph=True)
+        for a, b in zip(batched, single, strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
+def test_the_operator_is_one_that_torch_can_compile():
+    inputs, eigenvalues, initial = (torch.view_as_real(t) for t in problem(time=11))
+    keep = (~documents(11)).double()
+    tensors = (inputs, eigenvalues.unsqueeze(0), initial)
+    leaves = tuple(t.clone().requires_grad_() for t in tensors)
+    for last in (None, keep):
+        torch.library.opcheck(pairs.diagonal_scan, (*leaves, 4, last))

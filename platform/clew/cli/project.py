@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import click
+from pydantic import Field
 
 from clew.cli.options import Option, Options, command
 
@@ -45,6 +46,8 @@ class PretokenizeOptions(Options):
     """Processes that tokenize."""
     max_chunks: int | None = None
     """Stop after so many windows."""
+    held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share at the end of the text that a BPE vocabulary is not trained on."""
     force: bool = False
     """Begin again, whatever the folder holds."""
 
@@ -52,7 +55,7 @@ class PretokenizeOptions(Options):
 @command(PretokenizeOptions)
 def pretokenize(options: PretokenizeOptions) -> int:
     """Pack a corpus into one memory map of tokens; a killed run goes on where it was."""
-    from clew.language_modeling.pretokenize import PackSettings
+    from clew.language_modeling.pack_settings import PackSettings
     from clew.workflows.pretokenize import pretokenize_corpus
 
     settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))

@@ -63,8 +63,10 @@ class TokenData(Section):
     """Folder of the packed tokens; packed on the first run if it does not exist yet. Unset: a
     folder in the user's cache, named after source and tokenizer."""
     tokenizer: str | None = None
-    """`bytes`, `bpe` (trained on the data set), or the path of a `tokenizers` JSON file. Unset:
-    that of `packed` where it is given alone, else `bytes`."""
+    """`bytes`, `bpe` (trained on the data set's training share alone), or the path of a
+    `tokenizers` JSON file. Unset: that of `packed` where it is given alone, else `bytes`.
+    Documents are separated by an end-of-text token, which the words `<|endoftext|>` within a
+    document are not."""
     vocabulary_size: int = Field(default=32768, ge=258)
     """Entries of a locally trained BPE vocabulary, the end-of-text token included."""
     text_column: str = "text"

@@ -90,6 +90,11 @@ class EigenstateLMModel(Section):
     means of s tokens, delayed so that no token sees a mean that it is part of or that follows."""
     convolution_width: int = Field(default=1, ge=1)
     """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
+    reset_at_documents: bool = False
+    """Read each document of a sequence as if it were alone: state and filters begin afresh after
+    an end-of-text token, in training, evaluation and generation. Only the token that follows an
+    end of text is predicted from before. Otherwise the model reads on across documents, whose
+    ends it sees as a token. Windows and segments cut documents anywhere, either way."""
     mlp_ratio: int = Field(default=4, ge=1)
     """Hidden width of the MLP over d_model."""
     further_tokens: int = Field(default=0, ge=0)

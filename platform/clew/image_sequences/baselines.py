@@ -1,11 +1,18 @@
 """What a network for image sequences has to beat: mean, persistence and ridge regression.
 
-They see the same windows: fitted on those for training, applied to those for the test.
+They see what the network sees: fitted on the training windows, applied to those for the test, with
+the scalars of all frames, and with the present value where the network adds to it. A pixel that is
+missing becomes its mean over the training frames, for ridge as for the network.
 """
+
+import logging
 
 import numpy as np
 
-from clew.image_sequences.windows import SequenceWindows
+from clew.image_sequences.splits import FRAMES_AT_ONCE, present_values
+from clew.image_sequences.windows import SequenceWindows, read_checked
+
+logger = logging.getLogger(__name__)
 
 RIDGE_PENALTIES: tuple[float, ...] = tuple(10.0 ** (power / 2) for power in range(13))
 RIDGE_PIXELS = 2048
@@ -15,25 +22,52 @@ RIDGE_WINDOWS = 4096
 WINDOWS_AT_ONCE = 64
 
 
-def baseline_predictions(train: SequenceWindows, test: SequenceWindows) -> dict[str, np.ndarray]:
-    """Return the predictions of each baseline for the test windows."""
-    values = {"mean": np.full(len(test), train.targets.mean())}
-    present = test.table.present
-    if present is not None:
-        values["persistence"] = present[test.ends]
-    values["ridge"] = ridge_predictions(train, test)
+def baseline_predictions(
+    train: SequenceWindows, test: SequenceWindows, *, change: bool
+) -> dict[str, np.ndarray]:
+    """Return the predictions of each baseline for the test windows.
+
+    Args:
+        train: Windows to fit on.
+        test: Windows to predict.
+        change: Whether the network predicts differences from the present value.
+    """
+    mean = train.targets.mean()
+    values = {"mean": np.full(len(test), mean)}
+    if test.table.present is not None:
+        values["persistence"] = _last_known(test, test.table.present, otherwise=mean)
+    values["ridge"] = ridge_predictions(train, test, change=change)
     return values
 
 
-def ridge_predictions(train: SequenceWindows, test: SequenceWindows) -> np.ndarray:
+def _last_known(windows: SequenceWindows, present: np.ndarray, *, otherwise: float) -> np.ndarray:
+    """Return the last present value that is known in each window; of none, `otherwise`."""
+    values = np.full(len(windows), otherwise)
+    for age in reversed(range(windows.num_frames)):
+        known = present[windows.ends - age]
+        values = np.where(np.isfinite(known), known, values)
+    return values
+
+
+def ridge_predictions(
+    train: SequenceWindows, test: SequenceWindows, *, change: bool = False
+) -> np.ndarray:
     """Return ridge regression from all pixels and scalars of a window.
 
     The penalty is the one with the least absolute error when each training group is left out in
-    turn; features are standardised by the training windows.
+    turn; features are standardised by the training windows. With `change` it predicts, as the
+    network does, the difference from the present value.
     """
+    pixel_means = None if train.refuse_nan else _pixel_means(train)
     if len(train) > RIDGE_WINDOWS:
+        logger.warning(
+            "ridge regression is fitted on %d of %d training windows", RIDGE_WINDOWS, len(train)
+        )
         train = train.only(np.linspace(0, len(train) - 1, RIDGE_WINDOWS).astype(int))
-    features, targets = _features(train), train.targets
+    features = _features(train, pixel_means)
+    targets, start = train.targets, np.zeros(len(test))
+    if change:
+        targets, start = targets - _present(train), _present(test)
     mean = features.mean(0)
     deviation = features.std(0)
     deviation[deviation < 1e-12] = 1.0
@@ -41,9 +75,31 @@ def ridge_predictions(train: SequenceWindows, test: SequenceWindows) -> np.ndarr
     kernel = features @ features.T
     penalty = _choose_penalty(kernel, targets, train.groups)
     weights = _dual(kernel, targets - targets.mean(), penalty)
-    scaled = (_features(test) - mean) / deviation
-    predictions: np.ndarray = scaled @ (features.T @ weights) + targets.mean()
+    scaled = (_features(test, pixel_means) - mean) / deviation
+    predictions: np.ndarray = scaled @ (features.T @ weights) + targets.mean() + start
     return predictions
+
+
+def _present(windows: SequenceWindows) -> np.ndarray:
+    present: np.ndarray = present_values(windows.table)[windows.ends]
+    return present
+
+
+def _pixel_means(windows: SequenceWindows) -> np.ndarray:
+    """Return each pixel's mean over the frames where it is finite, `(channel, height, width)`.
+
+    A pixel that no frame has gets the mean of its channel.
+    """
+    total = np.zeros(windows.table.images.shape[1:])
+    count = np.zeros(total.shape)
+    for frames in np.array_split(windows.frames, -(-len(windows.frames) // FRAMES_AT_ONCE)):
+        pixels = read_checked(windows.table, frames, refuse_nan=False).astype(np.float64)
+        finite = np.isfinite(pixels)
+        total += np.where(finite, pixels, 0.0).sum(0)
+        count += finite.sum(0)
+    channels = total.sum((1, 2), keepdims=True) / count.sum((1, 2), keepdims=True)
+    means: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), channels)
+    return means.astype(np.float32)
 
 
 def _choose_penalty(kernel: np.ndarray, targets: np.ndarray, groups: np.ndarray) -> float:
@@ -70,27 +126,44 @@ def _dual(kernel: np.ndarray, targets: np.ndarray, penalty: float) -> np.ndarray
     return weights
 
 
-def _features(windows: SequenceWindows) -> np.ndarray:
-    """Return pixels of all frames and scalars of the last one, `(window, feature)`, float64."""
+def _features(windows: SequenceWindows, pixel_means: np.ndarray | None) -> np.ndarray:
+    """Return scalars and pixels of all frames, `(window, feature)`, float64.
+
+    Where pixels may be missing, also the share of each channel's pixels that are there: a network
+    may see which ones are.
+
+    Args:
+        windows: To read.
+        pixel_means: What a pixel that is not finite becomes, `(channel, height, width)`; None
+            where there is none.
+    """
     parts = []
     for start in range(0, len(windows), WINDOWS_AT_ONCE):
         batch = windows.batch(np.arange(start, min(start + WINDOWS_AT_ONCE, len(windows))))
-        images = np.nan_to_num(_averaged(batch.images.numpy()).astype(np.float64))
-        scalars = batch.scalars[:, -1].numpy().astype(np.float64)
-        parts.append(np.concatenate([images.reshape(len(images), -1), scalars], axis=1))
+        images, seen = batch.images.numpy(), [batch.scalars.numpy()]
+        if pixel_means is not None:
+            finite = np.isfinite(images)
+            images = np.where(finite, images, pixel_means)
+            seen.append(finite.mean((-2, -1)))
+        seen.append(_averaged(images))
+        flat = [values.reshape(len(values), -1).astype(np.float64) for values in seen]
+        parts.append(np.concatenate(flat, axis=1))
     return np.concatenate(parts)
 
 
 def _averaged(images: np.ndarray) -> np.ndarray:
-    """Return images averaged in square blocks, so that a frame has at most `RIDGE_PIXELS`."""
+    """Return images averaged in square blocks, so that a frame has at most `RIDGE_PIXELS`.
+
+    Blocks at the lower and right edge are smaller where the sides are no multiple.
+    """
     height, width = images.shape[-2:]
     block = 1
-    while (height // block) * (width // block) > RIDGE_PIXELS:
+    while -(-height // block) * -(-width // block) > RIDGE_PIXELS:
         block += 1
     if block == 1:
         return images
-    rows, columns = height // block, width // block
-    cut = images[..., : rows * block, : columns * block]
-    blocks = cut.reshape(*cut.shape[:-2], rows, block, columns, block)
-    means: np.ndarray = blocks.mean((-3, -1))
+    rows, columns = np.arange(0, height, block), np.arange(0, width, block)
+    sums = np.add.reduceat(np.add.reduceat(images, rows, axis=-2), columns, axis=-1)
+    heights, widths = np.diff(rows, append=height), np.diff(columns, append=width)
+    means: np.ndarray = sums / (heights[:, None] * widths)
     return means

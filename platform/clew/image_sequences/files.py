@@ -1,19 +1,21 @@
 """Frames with what belongs to each of them, from an HDF5 file or a folder of NumPy arrays.
 
-    images   (frame, height, width) or (frame, channel, height, width), read when they are needed;
-             in a folder also `images/` with one array file for each frame, in order of names
+    images   (frame, height, width), (frame, channel, height, width) or (frame, height, width,
+             channel), read when they are needed; in a folder also `images/` with one array file
+             for each frame, in order of names
     target   (frame,), NaN where there is none
     group    (frame,), whole numbers or text: what a split holds out together; one group if absent
     scalars  (frame, scalar), optional
-    time     (frame,), optional: numbers that grow within a group; a jump is a gap
+    time     (frame,), optional: numbers that grow within a group; a jump or NaN is a gap
     present  (frame,), optional: the target's quantity as it is known at the frame
 
 Names and units are attributes of the HDF5 file, or stand in `sequences.json` of the folder: `unit`,
-`target_name`, `scalar_names`.
+`target_name`, `scalar_names`, and `target_ahead`: how far a target lies ahead of its frame.
 """
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,13 @@ import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError
-from clew.image_sequences.stores import ArrayFrames, FileFrames, HDF5Frames
+from clew.image_sequences.stores import (
+    ArrayFrames,
+    ChannelAxis,
+    FileFrames,
+    FrameLayout,
+    HDF5Frames,
+)
 from clew.names import DATA_VARIABLE
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
@@ -65,6 +73,8 @@ class FrameTable:
     present: np.ndarray | None = None
     unit: str = ""
     target_name: str = "target"
+    target_ahead: float = 0.0
+    """How far a target lies ahead of its frame: in units of `time`, in frames without one."""
 
     @property
     def fingerprint(self) -> str:
@@ -105,16 +115,18 @@ def find_frames(config: ImageSequenceData) -> Path:
     return found
 
 
-def read_frames(path: Path) -> FrameTable:
+def read_frames(path: Path, channels: ChannelAxis | None = None) -> FrameTable:
     """Read everything but the pixels, and check that the columns fit together.
+
+    Args:
+        path: HDF5 file or folder.
+        channels: Which axis of a frame holds the channels; None: as the shape says.
 
     Raises:
         DataError: a column is missing, malformed or of another length.
     """
-    if path.is_dir():
-        images, columns, metadata = _read_folder(path)
-    else:
-        images, columns, metadata = _read_hdf5(path)
+    read = _read_folder if path.is_dir() else _read_hdf5
+    images, columns, metadata = read(path, channels)
     num_frames = images.shape[0]
     _check_lengths(path, columns, num_frames)
     scalars = _scalars(path, columns.get("scalars"), num_frames)
@@ -131,7 +143,18 @@ def read_frames(path: Path) -> FrameTable:
         present=_numbers(path, "present", columns["present"]) if "present" in columns else None,
         unit=str(metadata.get("unit", "")),
         target_name=str(metadata.get("target_name", "target")),
+        target_ahead=_target_ahead(path, metadata.get("target_ahead", 0.0)),
     )
+
+
+def _target_ahead(path: Path, value: Any) -> float:
+    try:
+        ahead = float(value)
+    except (TypeError, ValueError):
+        ahead = -1.0
+    if not 0 <= ahead < math.inf:
+        raise DataError(f"{path}: target_ahead is {value!r}; expected a number from 0 on")
+    return ahead
 
 
 def _check_lengths(path: Path, columns: dict[str, np.ndarray], num_frames: int) -> None:
@@ -155,12 +178,14 @@ def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str
     return tuple(map(str, names))
 
 
-def _read_folder(path: Path) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+def _read_folder(
+    path: Path, channels: ChannelAxis | None
+) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
     images: FrameStore
     if (path / "images.npy").is_file():
-        images = ArrayFrames(path / "images.npy")
+        images = ArrayFrames(path / "images.npy", channels)
     elif (path / "images").is_dir():
-        images = FileFrames.of_folder(path / "images")
+        images = FileFrames.of_folder(path / "images", channels)
     else:
         raise DataError(f"{path}: no images.npy and no folder images/; expected frames in one")
     columns = {}
@@ -180,7 +205,9 @@ def _read_folder(path: Path) -> tuple[FrameStore, dict[str, np.ndarray], dict[st
     return images, columns, metadata
 
 
-def _read_hdf5(path: Path) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+def _read_hdf5(
+    path: Path, channels: ChannelAxis | None
+) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
     import h5py
 
     try:
@@ -192,7 +219,8 @@ def _read_hdf5(path: Path) -> tuple[FrameStore, dict[str, np.ndarray], dict[str,
             raise DataError(f"{path}: no data set images (it has {', '.join(file) or 'nothing'})")
         columns = {name: _plain(file[name][()]) for name in COLUMNS if name in file}
         metadata = {name: _plain(value) for name, value in file.attrs.items()}
-        return HDF5Frames(path, tuple(file["images"].shape)), columns, metadata
+        layout = FrameLayout.of(path, tuple(file["images"].shape), channels)
+        return HDF5Frames(path, layout), columns, metadata
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,12 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError
 from clew.image_sequences.files import FrameTable, find_frames, read_frames
 from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.image_sequences.windows import SequenceWindows, find_window_ends, read_checked
+from clew.image_sequences.windows import (
+    SequenceWindows,
+    find_window_ends,
+    reaches_another_split,
+    read_checked,
+)
 
 FRAMES_AT_ONCE = 64
 
@@ -51,21 +56,34 @@ def load_sequences(config: ImageSequenceData) -> SequenceSplits:
         max_gap=config.max_gap,
         cross_groups=config.windows_cross_groups,
     )
-    refuse = config.nan_pixels == "refuse"
-    every = SequenceWindows(table, encoding, ends, config.temporal_frames, refuse)
     test, valid = held_out_groups(table, config)
-    groups = every.groups
+    split = np.where(table.group == test, "test", "train")
+    held_out = "test" if valid is None else "valid"
+    if valid is not None:
+        split[table.group == valid] = held_out
+    ahead = table.target_ahead if config.embargo is None else config.embargo
+    if ahead:
+        ends = ends[~reaches_another_split(table, ends, split, ahead=ahead)]
+    every = SequenceWindows(
+        table, encoding, ends, config.temporal_frames, config.nan_pixels == "refuse"
+    )
     windows = {
-        "train": every.only((groups != test) & (groups != valid)),
-        "valid": every.only(groups == (valid if valid is not None else test)),
-        "test": every.only(groups == test),
+        "train": every.only(split[ends] == "train"),
+        "valid": every.only(split[ends] == held_out),
+        "test": every.only(split[ends] == "test"),
     }
+    for name, own in windows.items():
+        if not len(own):
+            raise DataError(
+                f"{table.source}: no {name} window is left: with targets {ahead:g} ahead, all of "
+                "them reach into another split; make larger groups, or lower data.embargo"
+            )
     return SequenceSplits(table, encoding, windows, table.fingerprint)
 
 
 def load_table(config: ImageSequenceData) -> FrameTable:
     """Read everything but the pixels; check targets, and make blocks where they are asked for."""
-    table = read_frames(find_frames(config))
+    table = read_frames(find_frames(config), config.channels)
     if config.num_blocks is not None:
         table = replace(table, group=blocks(len(table.target), config.num_blocks))
     if config.target_range is not None:

@@ -2,27 +2,67 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from clew.errors import DataError
 
+ChannelAxis = Literal["first", "last"]
+FrameShape = tuple[int, int, int, int]
+"""(frame, channel, height, width)."""
 
-def frames_shape(path: Path, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """Return (frame, channel, height, width); frames without a channel axis have one channel."""
-    if len(shape) not in (3, 4) or not all(shape):
-        raise DataError(
-            f"{path}: images have shape {shape}; expected (frame, height, width) or (frame, "
-            "channel, height, width)"
+SIDES_OVER_CHANNELS = 4
+"""How many times longer than the channel axis both sides of a frame must be to know it by that."""
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """The shape of frames, and where the channels are in their file."""
+
+    shape: FrameShape
+    channels: ChannelAxis = "first"
+
+    @classmethod
+    def of(cls, path: Path, shape: tuple[int, ...], channels: ChannelAxis | None) -> "FrameLayout":
+        """Read the layout off a file's shape; frames without a channel axis have one channel.
+
+        Raises:
+            DataError: these are no frames, or the shape does not say which axis is the channels'.
+        """
+        if len(shape) not in {3, 4} or not all(shape):
+            raise DataError(
+                f"{path}: images have shape {shape}; expected (frame, height, width), (frame, "
+                "channel, height, width) or (frame, height, width, channel)"
+            )
+        if len(shape) == 3:
+            return cls((shape[0], 1, shape[1], shape[2]))
+        count, first, middle, last = shape
+        channels = channels or _channel_axis(path, shape)
+        return cls(
+            (count, last, first, middle) if channels == "last" else (count, first, middle, last),
+            channels,
         )
-    num_frames, *channel, height, width = shape
-    return num_frames, (channel[0] if channel else 1), height, width
+
+    def frames(self, pixels: np.ndarray) -> np.ndarray:
+        """Return frames of the file as float32, `(frame, channel, height, width)`."""
+        if self.channels == "last":
+            pixels = np.moveaxis(pixels, -1, 1)
+        frames: np.ndarray = pixels.reshape(len(pixels), *self.shape[1:])
+        return frames.astype(np.float32, order="C")
 
 
-def _as_frames(pixels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    frames: np.ndarray = pixels.reshape(len(pixels), *shape[1:]).astype(np.float32)
-    return frames
+def _channel_axis(path: Path, shape: tuple[int, ...]) -> ChannelAxis:
+    """Return the axis of a frame that is much shorter than both others."""
+    _, first, middle, last = shape
+    if first * SIDES_OVER_CHANNELS <= min(middle, last):
+        return "first"
+    if last * SIDES_OVER_CHANNELS <= min(first, middle):
+        return "last"
+    raise DataError(
+        f"{path}: images have shape {shape}: {first} channels of {middle} x {last} pixels, or "
+        f"{last} channels of {first} x {middle}; set data.channels to first or last"
+    )
 
 
 @dataclass
@@ -30,16 +70,21 @@ class ArrayFrames:
     """All frames in one `.npy` file, mapped into memory."""
 
     path: Path
-    shape: tuple[int, int, int, int] = field(init=False)
+    channels: ChannelAxis | None = None
+    layout: FrameLayout = field(init=False)
     _array: np.ndarray | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.shape = frames_shape(self.path, self._open().shape)
+        self.layout = FrameLayout.of(self.path, self._open().shape, self.channels)
+
+    @property
+    def shape(self) -> FrameShape:
+        """Return (frame, channel, height, width)."""
+        return self.layout.shape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""
-        pixels = self._open()[frames]
-        return _as_frames(pixels, self.shape)
+        return self.layout.frames(self._open()[frames])
 
     def _open(self) -> np.ndarray:
         if self._array is None:
@@ -59,10 +104,10 @@ class FileFrames:
     """One `.npy` file for each frame."""
 
     paths: tuple[Path, ...]
-    shape: tuple[int, int, int, int]
+    layout: FrameLayout
 
     @classmethod
-    def of_folder(cls, folder: Path) -> "FileFrames":
+    def of_folder(cls, folder: Path, channels: ChannelAxis | None = None) -> "FileFrames":
         """Find the frames of a folder, in order of their names, all of one size."""
         paths = tuple(sorted(folder.glob("*.npy")))
         if not paths:
@@ -75,11 +120,16 @@ class FileFrames:
                     f"{path} (frame {index}): shape {shape}, but {paths[0].name} has {first}; "
                     "expected frames of one size"
                 )
-        return cls(paths, frames_shape(folder, (len(paths), *first)))
+        return cls(paths, FrameLayout.of(folder, (len(paths), *first), channels))
+
+    @property
+    def shape(self) -> FrameShape:
+        """Return (frame, channel, height, width)."""
+        return self.layout.shape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""
-        return _as_frames(np.stack([np.load(self.paths[int(i)]) for i in frames]), self.shape)
+        return self.layout.frames(np.stack([np.load(self.paths[int(i)]) for i in frames]))
 
 
 @dataclass
@@ -87,12 +137,13 @@ class HDF5Frames:
     """The data set `images` of an HDF5 file, opened once in each process."""
 
     path: Path
-    file_shape: tuple[int, ...]
-    shape: tuple[int, int, int, int] = field(init=False)
+    layout: FrameLayout
     _file: Any = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.shape = frames_shape(self.path, self.file_shape)
+    @property
+    def shape(self) -> FrameShape:
+        """Return (frame, channel, height, width)."""
+        return self.layout.shape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""
@@ -102,8 +153,7 @@ class HDF5Frames:
             self._file = h5py.File(self.path, "r")
         # HDF5 reads ascending indices, each once.
         ordered, place = np.unique(frames, return_inverse=True)
-        pixels = self._file["images"][ordered][place]
-        return _as_frames(pixels, self.shape)
+        return self.layout.frames(self._file["images"][ordered][place])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the open file behind: each process opens its own."""

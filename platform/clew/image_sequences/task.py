@@ -146,7 +146,9 @@ class SequenceRegression:
         """Return predictions of a split beside those of the baselines."""
         windows = self.splits.windows[split]
         if split not in self._baselines:
-            self._baselines[split] = baseline_predictions(self.train_examples(), windows)
+            self._baselines[split] = baseline_predictions(
+                self.train_examples(), windows, change=self._change
+            )
         return RegressionResult(
             prediction=self.predict(model, windows, device),
             target=windows.targets,

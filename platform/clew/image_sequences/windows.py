@@ -158,17 +158,60 @@ def _breaks(table: FrameTable, *, max_gap: float | None, cross_groups: bool) -> 
     if not cross_groups:
         breaks[1:] |= changed
     if table.time is not None and len(table.time) > 1:
+        _check_times(table, recordings=np.concatenate([[0], np.cumsum(changed)]))
         steps = np.diff(table.time)
-        backward = np.flatnonzero((steps <= 0) & ~changed)
-        if len(backward):
-            frame = int(backward[0]) + 1
-            raise DataError(
-                f"{table.source}: time[{frame}] is {table.time[frame]:g} after "
-                f"{table.time[frame - 1]:g}; expected times that grow within a group"
-            )
-        limit = max_gap if max_gap is not None else 1.5 * float(np.median(steps[steps > 0]))
-        breaks[1:] |= (steps > limit) | (steps <= 0)
+        grows = steps > 0
+        limit = max_gap
+        if limit is None:
+            limit = 1.5 * float(np.median(steps[grows])) if grows.any() else 0.0
+        # A step from or to a time that is not a number neither grows nor stays within the limit.
+        breaks[1:] |= ~(grows & (steps <= limit))
     return breaks
+
+
+def _check_times(table: FrameTable, *, recordings: np.ndarray) -> None:
+    """Refuse times that do not grow within a recording; those that are not numbers are no times."""
+    assert table.time is not None
+    known = np.flatnonzero(np.isfinite(table.time))
+    backward = (np.diff(table.time[known]) <= 0) & (np.diff(recordings[known]) == 0)
+    if backward.any():
+        before, frame = known[np.flatnonzero(backward)[0] :][:2].tolist()
+        raise DataError(
+            f"{table.source}: time[{frame}] is {table.time[frame]:g} after "
+            f"{table.time[before]:g}; expected times that grow within a group"
+        )
+
+
+def reaches_another_split(
+    table: FrameTable, ends: np.ndarray, split: np.ndarray, *, ahead: float
+) -> np.ndarray:
+    """Return for each window whether its target lies in, or beyond, frames of another split.
+
+    A target lies `ahead` of its window's last frame, in units of `time`, or in frames where the
+    data has no time. Frames are looked at in order, up to the target's time and as long as time
+    grows: where it begins again, so does another recording. A window whose last frame has no time
+    has a target at no known time, and counts as reaching.
+
+    Args:
+        table: All frames.
+        ends: Last frame of each window, `(window,)`.
+        split: Number of the split that each frame belongs to, `(frame,)`.
+        ahead: Distance of the targets, above 0.
+    """
+    time = table.time if table.time is not None else np.arange(len(split), dtype=np.float64)
+    reaches: np.ndarray = ~np.isfinite(time[ends])
+    # Last known time on the way from each window's end, and whether the way is still open.
+    latest, going = time[ends].copy(), ~reaches
+    for frames_ahead in range(1, len(split)):
+        going &= ends + frames_ahead < len(split)
+        frame = np.where(going, ends + frames_ahead, 0)
+        known = np.isfinite(time[frame])
+        going &= ~known | ((time[frame] > latest) & (time[frame] <= time[ends] + ahead))
+        if not going.any():
+            break
+        latest = np.where(going & known, time[frame], latest)
+        reaches |= going & (split[frame] != split[ends])
+    return reaches
 
 
 def _single(values: np.ndarray) -> Tensor:

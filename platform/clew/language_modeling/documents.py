@@ -4,7 +4,8 @@ A corpus is cut into *units* that can be read apart from each other, so that sev
 tokenize it and a killed one can go on: ranges of a text or JSON Lines file that end with a line,
 row groups of a Parquet file, whole compressed files, or a Hugging Face data set.
 
-A text file is one document. A line of JSON Lines and a row of Parquet are one document each.
+A text file is one document, an empty one too. A line of JSON Lines and a row of Parquet are one
+document each.
 """
 
 import codecs
@@ -113,7 +114,7 @@ def _line_cuts(path: Path, unit_bytes: int) -> list[int]:
             while (piece := file.read(PIECE_BYTES)) and b"\n" not in piece:
                 pass
             cuts.append(file.tell() - len(piece) + piece.find(b"\n") + 1 if piece else size)
-    return cuts if cuts[-1] == size else [*cuts, size]
+    return cuts if cuts[-1] == size > 0 else [*cuts, size]
 
 
 def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:

@@ -2,8 +2,11 @@
 
 Notable choices: no positions are learned, the recurrence knows the order; the head is the token
 embedding, and the model returns hidden vectors, so that a loss may go through tokens in chunks
-and never hold all logits. Training may predict further tokens too, each from a linear map of the
-same hidden vector (after Gloeckle et al., 2024, arXiv 2404.19737, whose heads are whole layers).
+and never hold all logits. A sequence may hold several documents, each followed by the end-of-text
+token: the model reads on across their ends, or, with `reset_at_documents`, reads each as if it
+were alone; then only the token after an end of text is predicted from the document before it.
+Training may predict further tokens too, each from a linear map of the same hidden vector (after
+Gloeckle et al., 2024, arXiv 2404.19737, whose heads are whole layers).
 """
 
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from torch.nn import functional as F
 from clew.config.eigenstate import EigenstateLMModel
 from clew.layers.dropout import dropout
 from clew.layers.eigenstate import EigenstateBlock, Hidden, LayerState
+from clew.layers.positions import Positions, positions_in_documents
 from clew.layers.recompute import recomputed
 from clew.layers.short_convolution import ShortConvolution
 
@@ -28,6 +32,8 @@ class ModelState:
     """What the model carries from one part of a sequence to the next: nothing grows with time."""
 
     layers: tuple[LayerState, ...]
+    position: Int[Tensor, "batch"] | None = None
+    """Position of the next token in its document, where documents are read by themselves."""
 
 
 class EigenstateLM(nn.Module):
@@ -36,11 +42,16 @@ class EigenstateLM(nn.Module):
     Args:
         vocabulary_size: Number of tokens.
         config: Every other size, validated.
+        end_of_text: The token that ends a document; needed with `reset_at_documents`.
     """
 
-    def __init__(self, vocabulary_size: int, config: EigenstateLMModel) -> None:
+    def __init__(
+        self, vocabulary_size: int, config: EigenstateLMModel, *, end_of_text: int | None = None
+    ) -> None:
         super().__init__()
-        self.config = config
+        if config.reset_at_documents and end_of_text is None:
+            raise ValueError("reset_at_documents is set, but no end_of_text token is given")
+        self.config, self.end_of_text = config, end_of_text
         self.recomputes = False
         self.embedding = nn.Embedding(vocabulary_size, config.d_model)
         self.further = nn.ModuleList(
@@ -52,19 +63,23 @@ class EigenstateLM(nn.Module):
 
     def forward(self, tokens: Tokens) -> Hidden:
         """Return the hidden vector after each token, `(batch, time, dim)`, from a fresh start."""
-        x = self._embed(tokens)
+        x, (positions, _) = self._embed(tokens), self._positions(tokens, None)
         for block in self.blocks:
-            x = self._recomputed(block, x) if self._recomputing else block(x)[0]
+            if self._recomputing:
+                x = self._recomputed(block, x, positions)
+            else:
+                x, _ = block(x, None, positions)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def advance(self, tokens: Tokens, state: ModelState | None) -> tuple[Hidden, ModelState]:
         """Return hidden vectors of tokens that follow those behind `state`, and the new state."""
         before = state.layers if state is not None else [None] * len(self.blocks)
         x, after = self._embed(tokens), []
+        positions, position = self._positions(tokens, state)
         for block, layer in zip(self.blocks, before, strict=True):
-            x, left = block(x, layer)
+            x, left = block(x, layer, positions)
             after.append(left)
-        return self.norm(x), ModelState(tuple(after))
+        return self.norm(x), ModelState(tuple(after), position)
 
     def logits(self, hidden: Hidden) -> Logits:
         """Return the logits of the token that follows each one."""
@@ -89,11 +104,21 @@ class EigenstateLM(nn.Module):
         return self.recomputes and self.training and torch.is_grad_enabled()
 
     @staticmethod
-    def _recomputed(block: nn.Module, x: Hidden) -> Hidden:
+    def _recomputed(block: nn.Module, x: Hidden, positions: Positions | None) -> Hidden:
         def output(x: Tensor) -> Tensor:
-            return block(x)[0]  # type: ignore[no-any-return]
+            return block(x, None, positions)[0]  # type: ignore[no-any-return]
 
         return recomputed(output, x, within=block)
+
+    def _positions(
+        self, tokens: Tokens, state: ModelState | None
+    ) -> tuple[Positions | None, Tensor | None]:
+        """Return each token's position in its document and the next one's, if they matter."""
+        if not self.config.reset_at_documents:
+            return None, None
+        assert self.end_of_text is not None
+        first = None if state is None else state.position
+        return positions_in_documents(tokens, self.end_of_text, first)
 
     def _embed(self, tokens: Tokens) -> Hidden:
         return dropout(self.embedding(tokens), self.config.dropout, self.training)

@@ -2,6 +2,8 @@
 
     tokens.bin       all documents one after the other, each followed by the end-of-text token,
                      uint16 where the vocabulary allows, else uint32, little-endian
+    bytes.bin        how many bytes of text each token stands for, uint32, little-endian; only where
+                     the tokenizer's vocabulary does not say that
     manifest.json    tokenizer, vocabulary, counts, fingerprint; written last
     tokenizer.json   the tokenizer, unless it is bytes
 
@@ -17,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from clew.errors import DataError
-from clew.language_modeling.tokenizers import Tokenizer
+from clew.language_modeling.tokenizers import BYTES, Tokenizer
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TOKENS_FILE = "tokens.bin"
+LENGTHS_FILE = "bytes.bin"
+LENGTH_TYPE = np.dtype("<u4")
 MANIFEST_FILE = "manifest.json"
 
 
@@ -42,6 +46,10 @@ class PackManifest:
     """Tokens in a window, as asked for when packing; reading may choose another."""
     fingerprint: str
     """Hash of tokens and tokenizer."""
+    tokenizer_tokens: int = 0
+    """Tokens at the start whose text the tokenizer was trained on."""
+    has_lengths: bool = False
+    """Whether the bytes of each token are kept beside it."""
     schema_version: int = SCHEMA_VERSION
 
     def write(self, folder: Path) -> None:
@@ -72,7 +80,10 @@ def read_manifest(folder: Path) -> PackManifest:
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path}: not a manifest of packed tokens ({error})") from None
-    if manifest.schema_version != SCHEMA_VERSION:
+    # Version 1 differs in what packs of other tokenizers hold.
+    if manifest.schema_version != SCHEMA_VERSION and (
+        manifest.schema_version != 1 or manifest.tokenizer != BYTES
+    ):
         raise DataError(
             f"{path}: schema_version is {manifest.schema_version}, this version of Clew reads "
             f"{SCHEMA_VERSION}; pack the corpus again"
@@ -88,6 +99,9 @@ class PackedTokens:
     manifest: PackManifest
     tokens: np.ndarray
     """Memory map `(token,)`."""
+    lengths: np.ndarray | None = None
+    """Bytes of text that each token stands for, memory map `(token,)`; None: as the vocabulary
+    says."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A pickled memory map would carry its content along; a worker opens the file instead.
@@ -108,7 +122,16 @@ def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedToken
             f"{tokenizer.fingerprint}; use the tokenizer it was packed with, or pack again into "
             "another folder"
         )
-    path, dtype = folder / TOKENS_FILE, np.dtype(manifest.dtype)
+    return PackedTokens(
+        folder,
+        manifest,
+        _memory_map(folder / TOKENS_FILE, np.dtype(manifest.dtype), manifest),
+        _memory_map(folder / LENGTHS_FILE, LENGTH_TYPE, manifest) if manifest.has_lengths else None,
+    )
+
+
+def _memory_map(path: Path, dtype: np.dtype, manifest: PackManifest) -> np.ndarray:
+    """Open a file with an entry for each token."""
     size = path.stat().st_size if path.is_file() else 0
     expected = manifest.num_tokens * dtype.itemsize
     if size != expected:
@@ -116,7 +139,7 @@ def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedToken
             f"{path}: {size:,} bytes, but the manifest promises {manifest.num_tokens:,} tokens of "
             f"{dtype.itemsize} bytes, {expected:,}; the file is damaged: pack again with force"
         )
-    return PackedTokens(folder, manifest, np.memmap(path, dtype=dtype, mode="r"))
+    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def token_type(vocabulary_size: int) -> np.dtype:

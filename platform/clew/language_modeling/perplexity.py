@@ -28,7 +28,7 @@ class Perplexity:
     total_nats: float
     num_tokens: int
     """Predicted tokens: all but the first."""
-    num_bytes: float
+    num_bytes: int
     """Bytes of text that the predicted tokens stand for."""
 
     @property
@@ -52,7 +52,7 @@ def measure_perplexity(
     model: EigenstateLM,
     text: np.ndarray,
     *,
-    num_bytes: float,
+    num_bytes: int,
     device: torch.device,
     chunk_bytes: int,
     segment_tokens: int = SEGMENT_TOKENS,

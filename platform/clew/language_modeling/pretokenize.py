@@ -3,6 +3,9 @@
 The corpus is cut into units; each is tokenized into a file of its own under `parts/`, written
 under a temporary name and renamed, so that a killed run goes on where it was. At the end the parts
 are joined in order, hashed on the way, and the manifest is written.
+
+A BPE vocabulary is trained on the beginning of the text alone: its last share, which validation
+and test will take, is held out from it.
 """
 
 import fcntl
@@ -23,7 +26,10 @@ from tqdm import tqdm
 
 from clew.errors import DataError
 from clew.language_modeling.documents import Unit, plan_units, read_unit
+from clew.language_modeling.pack_settings import PackSettings, plan_text
 from clew.language_modeling.packed_tokens import (
+    LENGTH_TYPE,
+    LENGTHS_FILE,
     MANIFEST_FILE,
     TOKENS_FILE,
     PackManifest,
@@ -32,6 +38,7 @@ from clew.language_modeling.packed_tokens import (
     read_manifest,
     token_type,
 )
+from clew.language_modeling.token_bytes import TokenBytes
 from clew.language_modeling.tokenizers import (
     BPE,
     BYTES,
@@ -44,26 +51,8 @@ from clew.language_modeling.tokenizers import (
 logger = logging.getLogger(__name__)
 
 PLAN_FILE = "plan.json"
-PARTS_FOLDER = "parts"
+PARTS_FOLDER, LENGTHS_SUFFIX = "parts", ".lengths"
 COPY_BYTES = 16 * 2**20
-
-
-@dataclass(frozen=True)
-class PackSettings:
-    """What to pack, and how."""
-
-    dataset: str
-    """A text file, a folder, a JSON Lines or Parquet file, or a Hugging Face data set's name."""
-    chunk_size: int
-    """Tokens in a window."""
-    tokenizer: str = BYTES
-    """`bytes`, `bpe` or the path of a tokenizers JSON file."""
-    vocabulary_size: int = 32768
-    """Entries of a locally trained BPE vocabulary."""
-    text_column: str = "text"
-    """Key or column with the text."""
-    max_chunks: int | None = None
-    """Stop after so many windows."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +86,9 @@ def pretokenize(
         tokenizer = _prepare(settings, units, output)
         if is_packed(output):
             return read_manifest(output)
+        _warn_of_empty_files(units)
         parts = _tokenize(settings, units, output, num_proc)
-        manifest = _join(settings, tokenizer, parts, output)
+        manifest = _join(settings, tokenizer, parts, output, whole=len(parts) == len(units))
     logger.info(
         "packed %d tokens of %d documents into %s",
         manifest.num_tokens,
@@ -116,10 +106,16 @@ def _only_writer(output: Path) -> Iterator[None]:
         yield
 
 
+def _warn_of_empty_files(units: list[Unit]) -> None:
+    for unit in units:
+        if unit.kind == "text" and unit.start == unit.end:
+            logger.warning("%s: empty file; it is packed as an empty document", unit.path)
+
+
 def _clear(output: Path) -> None:
     """Remove what this module writes, and nothing else."""
     shutil.rmtree(output / PARTS_FOLDER, ignore_errors=True)
-    for name in (MANIFEST_FILE, TOKENS_FILE, PLAN_FILE, TOKENIZER_FILE):
+    for name in (MANIFEST_FILE, TOKENS_FILE, LENGTHS_FILE, PLAN_FILE, TOKENIZER_FILE):
         (output / name).unlink(missing_ok=True)
 
 
@@ -135,7 +131,7 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
             )
         _clear(output)
     if settings.tokenizer == BPE and not (output / TOKENIZER_FILE).is_file():
-        texts = (piece.text.decode() for u in units for piece in read_unit(u, settings.text_column))
+        texts = _texts_for_tokenizer(settings, units)
         train_bpe(texts, settings.vocabulary_size, output / TOKENIZER_FILE)
     elif settings.tokenizer not in {BPE, BYTES}:
         load_tokenizer(settings.tokenizer)
@@ -144,20 +140,19 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
     return _tokenizer_of(settings, output)
 
 
-def plan_text(settings: PackSettings, units: list[Unit]) -> str:
-    """Return all that determines a pack, as JSON; without a limit, the window does not."""
-    chosen = asdict(settings)
-    if settings.max_chunks is None:
-        del chosen["chunk_size"]
-    files = _file_stamps(units)
-    return json.dumps({"settings": chosen, "files": files, "num_units": len(units)}, indent=1)
+def _texts_for_tokenizer(settings: PackSettings, units: list[Unit]) -> Iterator[str]:
+    """Yield the text from the start that a BPE vocabulary is trained on."""
 
+    def pieces() -> Iterator[bytes]:
+        return (piece.text for unit in units for piece in read_unit(unit, settings.text_column))
 
-def _file_stamps(units: list[Unit]) -> dict[str, list[int]]:
-    """Return size and time of change of every file, to notice when one changes."""
-    files = {unit.path: Path(unit.path) for unit in units if unit.kind != "huggingface"}
-    stats = {name: path.stat() for name, path in files.items()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    left = settings.tokenizer_bytes(sum(map(len, pieces())))
+    for text in pieces():
+        if left <= 0:
+            return
+        # The limit may fall within a character, of which the first bytes are left out.
+        yield text[:left].decode("utf-8", "ignore")
+        left -= len(text)
 
 
 def _tokenizer_of(settings: PackSettings, output: Path) -> Tokenizer:
@@ -170,7 +165,7 @@ def _tokenize(
 ) -> list[tuple[Path, _Part]]:
     """Tokenize the units that are not done yet; return all parts that are needed, in order."""
     (output / PARTS_FOLDER).mkdir(exist_ok=True)
-    wanted = None if settings.max_chunks is None else settings.max_chunks * settings.chunk_size + 1
+    wanted = settings.most_tokens
     paths = [output / PARTS_FOLDER / f"{number:06d}.bin" for number in range(len(units))]
     work = functools.partial(_tokenize_unit, settings=settings, output=output)
     parts: list[tuple[Path, _Part]] = []
@@ -208,17 +203,30 @@ def _tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Pa
         return _Part(**json.loads(counts.read_text(encoding="utf-8")))
     tokenizer = _tokenizer_of(settings, output)
     dtype = token_type(tokenizer.vocabulary_size)
-    end = np.array([tokenizer.end_of_text], dtype=dtype).tobytes()
-    num_bytes = num_documents = 0
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
+    end = np.array([tokenizer.end_of_text], dtype=dtype)
+    keeps_lengths = tokenizer.byte_lengths() is None
+    num_bytes = num_documents = num_tokens = without_token = 0
+    temporary, lengths = path.with_suffix(".tmp"), path.with_suffix(LENGTHS_SUFFIX)
+    with temporary.open("wb") as file, lengths.open("wb") as beside:
         for piece in read_unit(unit, settings.text_column):
-            file.write(tokenizer.encode(piece.text).astype(dtype).tobytes())
-            num_bytes += len(piece.text)
+            if keeps_lengths:
+                tokens, num_each = tokenizer.encode_with_bytes(piece.text)
+            else:
+                tokens, num_each = tokenizer.encode(piece.text), None
             if piece.ends_document:
-                file.write(end)
+                tokens = np.append(tokens, end)
                 num_documents += 1
-        num_tokens = file.tell() // dtype.itemsize
+            if num_each is not None:
+                # The bytes of a piece without tokens, a blank one, go with the token after it.
+                without_token += len(piece.text) - int(num_each.sum())
+                num_each = np.append(num_each, [0] * (len(tokens) - len(num_each)))
+                if len(num_each):
+                    num_each[0] += without_token
+                    without_token = 0
+                beside.write(num_each.astype(LENGTH_TYPE).tobytes())
+            file.write(tokens.astype(dtype).tobytes())
+            num_tokens += len(tokens)
+            num_bytes += len(piece.text)
     part = _Part(num_tokens, num_documents, num_bytes)
     temporary.rename(path)
     _write_whole(counts, json.dumps(asdict(part)))
@@ -233,18 +241,45 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _join(
-    settings: PackSettings, tokenizer: Tokenizer, parts: list[tuple[Path, _Part]], output: Path
+    settings: PackSettings,
+    tokenizer: Tokenizer,
+    parts: list[tuple[Path, _Part]],
+    output: Path,
+    *,
+    whole: bool,
 ) -> PackManifest:
-    """Join the parts into one file and write the manifest; then the parts may go."""
+    """Join the parts into one file and write the manifest; then the parts may go.
+
+    Args:
+        settings: What was packed.
+        tokenizer: Of all parts.
+        parts: Files and counts, in order.
+        output: Folder to write.
+        whole: Whether these are all parts of the text.
+    """
     dtype = token_type(tokenizer.vocabulary_size)
     num_bytes = sum(part.num_bytes for _, part in parts)
+    num_documents = sum(part.num_documents for _, part in parts)
     if num_bytes == 0:
         raise DataError(f"{settings.dataset}: an empty corpus; expected text")
     num_tokens = sum(part.num_tokens for _, part in parts)
-    kept = num_tokens
-    if settings.max_chunks is not None:
-        kept = min(num_tokens, settings.max_chunks * settings.chunk_size + 1)
-    digest = _concatenate([path for path, _ in parts], output, kept * dtype.itemsize)
+    kept = min(num_tokens, settings.most_tokens or num_tokens)
+    paths, by_vocabulary = [path for path, _ in parts], tokenizer.byte_lengths()
+    digest = _concatenate(paths, output / TOKENS_FILE, kept * dtype.itemsize)
+    tokens, lengths = np.memmap(output / TOKENS_FILE, dtype=dtype, mode="r"), None
+    if by_vocabulary is None:
+        beside = [path.with_suffix(LENGTHS_SUFFIX) for path in paths]
+        _concatenate(beside, output / LENGTHS_FILE, kept * LENGTH_TYPE.itemsize)
+        lengths = np.memmap(output / LENGTHS_FILE, dtype=LENGTH_TYPE, mode="r")
+    counted, seen = TokenBytes(tokens, by_vocabulary, lengths), 0
+    if settings.tokenizer == BPE:
+        # Where tokenizing stopped early, the text is longer than its parts.
+        seen = counted.num_tokens(
+            settings.tokenizer_bytes(num_bytes if whole else max(num_bytes, num_tokens))
+        )
+    if kept < num_tokens:
+        num_bytes = counted.total(0, kept)
+        num_documents = int(np.count_nonzero(tokens == tokenizer.end_of_text))
     manifest = PackManifest(
         dataset=settings.dataset,
         tokenizer=settings.tokenizer,
@@ -253,26 +288,28 @@ def _join(
         end_of_text=tokenizer.end_of_text,
         dtype=dtype.str,
         num_tokens=kept,
-        num_documents=sum(part.num_documents for _, part in parts),
-        num_bytes=num_bytes if kept == num_tokens else round(num_bytes * kept / num_tokens),
+        num_documents=num_documents,
+        num_bytes=num_bytes,
         chunk_size=settings.chunk_size,
         fingerprint=pack_fingerprint(digest, tokenizer.fingerprint),
+        tokenizer_tokens=seen,
+        has_lengths=lengths is not None,
     )
     manifest.write(output)
     shutil.rmtree(output / PARTS_FOLDER)
     return manifest
 
 
-def _concatenate(paths: list[Path], output: Path, num_bytes: int) -> str:
-    """Write the first `num_bytes` of the parts into the token file; return their hash."""
+def _concatenate(paths: list[Path], target: Path, num_bytes: int) -> str:
+    """Write the first `num_bytes` of the parts into a file; return their hash."""
     digest, left = hashlib.sha256(), num_bytes
-    temporary = output / f".{TOKENS_FILE}.tmp"
-    with temporary.open("wb") as target:
+    temporary = target.with_name(f".{target.name}.tmp")
+    with temporary.open("wb") as joined:
         for path in paths:
             with path.open("rb") as file:
                 while left and (block := file.read(min(COPY_BYTES, left))):
-                    target.write(block)
+                    joined.write(block)
                     digest.update(block)
                     left -= len(block)
-    temporary.rename(output / TOKENS_FILE)
+    temporary.rename(target)
     return digest.hexdigest()

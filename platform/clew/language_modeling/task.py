@@ -66,7 +66,8 @@ class LanguageModeling:
 
     def build_model(self) -> EigenstateLM:
         """Build the model."""
-        return EigenstateLM(self.vocabulary_size, self.model_config)
+        end_of_text = self.splits.packed.manifest.end_of_text
+        return EigenstateLM(self.vocabulary_size, self.model_config, end_of_text=end_of_text)
 
     @staticmethod
     def as_model(model: nn.Module) -> EigenstateLM:
@@ -132,7 +133,7 @@ class LanguageModeling:
         quality = measure_perplexity(
             language_model,
             text,
-            num_bytes=self.splits.num_bytes(text[1:]),
+            num_bytes=self.splits.num_bytes(windows.start + 1, windows.end),
             device=device,
             chunk_bytes=self._chunk_bytes,
         )

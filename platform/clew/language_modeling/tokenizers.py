@@ -4,10 +4,12 @@ Every tokenizer has an end-of-text token that no text encodes to; it separates d
 """
 
 import hashlib
+import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
@@ -20,6 +22,7 @@ BYTES = "bytes"
 BPE = "bpe"
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
+_WITHIN_END_OF_TEXT = re.compile(r"(?<=<\|endof)(?=text\|>)", re.IGNORECASE)
 
 
 class Tokenizer(Protocol):
@@ -34,7 +37,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the tokens of UTF-8 text, `(token,)`."""
+        """Return the tokens of UTF-8 text, `(token,)`; the end-of-text token is none of them."""
+        ...
+
+    def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of UTF-8 text, and how many bytes of it each of them stands for."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -57,6 +64,10 @@ class ByteTokenizer:
         """Return the bytes."""
         return np.frombuffer(text, dtype=np.uint8)
 
+    def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes, and one for each."""
+        return self.encode(text), np.ones(len(text), dtype=np.int64)
+
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text; bytes that are not UTF-8 become the replacement character."""
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))
@@ -67,7 +78,9 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer of the package `tokenizers`, from its JSON file.
 
-    If its vocabulary has no end-of-text token, one is added after it.
+    Texts are encoded whole and as text: what the file says of truncation and padding does not
+    apply, and special tokens that are spelt out in a text mean nothing special. If the vocabulary
+    has no end-of-text token, one is added after it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,6 +95,11 @@ class FileTokenizer:
             raise DataError(
                 f"{path}: not a tokenizer that the package tokenizers reads ({reason})"
             ) from None
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._path = path
+        self._is_byte_level = _is_byte_level(json.loads(content))
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         known: int | None = self._tokenizer.token_to_id(END_OF_TEXT)
         size: int = self._tokenizer.get_vocab_size()
@@ -90,23 +108,72 @@ class FileTokenizer:
 
     def byte_lengths(self) -> np.ndarray | None:
         """Return the lengths of byte-level tokens, whose every character stands for a byte."""
-        if type(self._tokenizer.decoder).__name__ != "ByteLevel":
+        if not self._is_byte_level:
             return None
         names = (self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size))
         lengths = np.fromiter((len(name) for name in names), dtype=np.int64)
+        for token, added in self._tokenizer.get_added_tokens_decoder().items():
+            lengths[token] = len(added.content.encode())
         lengths[self.end_of_text] = 0
         return lengths
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the tokens of UTF-8 text."""
-        encoding = self._tokenizer.encode(text.decode("utf-8"), add_special_tokens=False)
-        return np.asarray(encoding.ids, dtype=np.uint32)
+        parts = [encoding.ids for _, encoding in self._encodings(text.decode("utf-8"))]
+        return np.concatenate([np.asarray(ids, dtype=np.uint32) for ids in parts])
+
+    def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of UTF-8 text, and how many bytes of it each of them stands for.
+
+        A token stands for what lies between the end of the one before it and its own; the last
+        one also for what follows it.
+        """
+        tokens, lengths = [], []
+        for part, encoding in self._encodings(text.decode("utf-8")):
+            tokens.append(np.asarray(encoding.ids, dtype=np.uint32))
+            characters = np.frombuffer(part.encode("utf-32-le"), dtype="<u4")
+            widths = 1 + sum(characters >= first for first in (0x80, 0x800, 0x10000))
+            bytes_before = np.concatenate([[0], np.cumsum(widths, dtype=np.int64)])
+            ends = bytes_before[np.array([end for _, end in encoding.offsets], dtype=np.int64)]
+            ends[-1:] = bytes_before[-1]
+            lengths.append(np.diff(np.maximum.accumulate(ends), prepend=0))
+        return np.concatenate(tokens), np.concatenate(lengths)
+
+    def _encodings(self, text: str) -> Iterator[tuple[str, Any]]:
+        """Yield the text in parts with their encodings, none of which has an end-of-text token."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if self.end_of_text not in encoding.ids:
+            yield text, encoding
+            return
+        # The vocabulary has it as an ordinary word, which a text may hold: not in two halves.
+        for part in _WITHIN_END_OF_TEXT.split(text):
+            encoding = self._tokenizer.encode(part, add_special_tokens=False)
+            if self.end_of_text in encoding.ids:
+                raise DataError(
+                    f"{self._path}: this tokenizer makes {END_OF_TEXT}, which separates documents, "
+                    "of other text (of what it does not know?); take one that keeps it apart"
+                )
+            yield part, encoding
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of tokens."""
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))
         texts = [self._tokenizer.decode(p[p != self.end_of_text].tolist()) for p in pieces]
         return f"\n{END_OF_TEXT}\n".join(texts)
+
+
+def _is_byte_level(content: dict[str, Any]) -> bool:
+    """Whether tokens are the bytes of the text as it is: nothing normalised, added or removed."""
+    before = content.get("pre_tokenizer") or {}
+    steps = before.get("pretokenizers", [before])
+    return (
+        (content.get("decoder") or {}).get("type") == "ByteLevel"
+        and content.get("normalizer") is None
+        and any(step.get("type") == "ByteLevel" for step in steps)
+        and not any(step.get("add_prefix_space") for step in steps)
+        and all(step.get("type") in {"ByteLevel", "Split", "Digits"} for step in steps)
+        and not any(step.get("behavior") == "Removed" for step in steps)
+    )
 
 
 def train_bpe(texts: Iterator[str], vocabulary_size: int, path: Path) -> None:

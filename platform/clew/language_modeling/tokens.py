@@ -3,7 +3,8 @@
 A window of T tokens is read as T + 1, so that every token has its successor; unless a stride is
 given, window i starts at token i T. The stream is split by position: training first, then
 validation, then test.
-Documents are told apart by the end-of-text token alone; a window may hold parts of several.
+Documents are told apart by the end-of-text token alone; a window may hold parts of several, and
+the model reads on across their ends unless `model.reset_at_documents` is set.
 """
 
 import hashlib
@@ -19,8 +20,10 @@ from torch import Tensor
 from clew.config.data import TokenData
 from clew.errors import ConfigError, DataError
 from clew.language_modeling.documents import plan_units
+from clew.language_modeling.pack_settings import PackSettings, plan_text
 from clew.language_modeling.packed_tokens import PackedTokens, open_packed, read_manifest
-from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
+from clew.language_modeling.pretokenize import pretokenize
+from clew.language_modeling.token_bytes import TokenBytes
 from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, load_tokenizer
 from clew.names import DATA_VARIABLE
 
@@ -144,16 +147,11 @@ class TokenSplits:
     tokenizer: Tokenizer
     windows: dict[str, TokenWindows]
 
-    def num_bytes(self, tokens: np.ndarray) -> float:
-        """Return how many bytes of text tokens `(token,)` stand for.
-
-        Where the tokenizer does not tell, the corpus's mean is taken.
-        """
-        lengths = self.tokenizer.byte_lengths()
-        if lengths is not None:
-            return float(lengths[tokens].sum())
-        manifest = self.packed.manifest
-        return len(tokens) * manifest.num_bytes / manifest.num_tokens
+    def num_bytes(self, start: int, end: int) -> int:
+        """Return how many bytes of text the pack's tokens from `start` to `end` stand for."""
+        packed = self.packed
+        counted = TokenBytes(packed.tokens, self.tokenizer.byte_lengths(), packed.lengths)
+        return counted.total(start, end)
 
 
 def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
@@ -172,7 +170,7 @@ def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
     packed = open_packed(folder, tokenizer)
     size = packed.manifest.num_tokens
     test = size - round(size * config.test_fraction)
-    valid = test - round(size * config.valid_fraction)
+    valid = _end_of_training(packed, test, round(size * config.valid_fraction))
     bounds = zip(SPLITS, (0, valid, test), (valid, test, size), strict=True)
     windows = {
         name: TokenWindows(
@@ -192,6 +190,19 @@ def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
     return TokenSplits(packed, tokenizer, windows)
 
 
+def _end_of_training(packed: PackedTokens, test: int, num_valid: int) -> int:
+    """Return where validation begins: before the test, and after what the tokenizer has seen."""
+    by_share, seen = test - num_valid, packed.manifest.tokenizer_tokens
+    if seen > by_share and seen >= test:
+        raise DataError(
+            f"{packed.folder}: its BPE vocabulary was trained on the first {seen:,} of "
+            f"{packed.manifest.num_tokens:,} tokens, and the test text begins at {test:,}; lower "
+            "data.valid_fraction and data.test_fraction, or pack again with a larger "
+            "held_out_fraction"
+        )
+    return max(by_share, seen)
+
+
 def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
     """Return the folder with the packed corpus, packing it if that is not done yet."""
     dataset = find_text(config.name) if config.name else config.dataset
@@ -204,6 +215,7 @@ def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
         vocabulary_size=config.vocabulary_size,
         text_column=config.text_column,
         max_chunks=config.max_chunks,
+        held_out_fraction=config.valid_fraction + config.test_fraction,
     )
     folder = Path(config.packed).expanduser() if config.packed else cache_folder(settings)
     pretokenize(settings, folder, num_proc=config.num_proc, force=force)

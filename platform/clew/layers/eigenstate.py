@@ -21,6 +21,7 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.layers.dropout import dropout
 from clew.layers.examples import for_each_example
 from clew.layers.multiscale import ScanState, scan_at_scale
+from clew.layers.positions import Positions
 from clew.layers.scan import RealEigenvalues, RealSeries
 from clew.layers.short_convolution import Inputs, ShortConvolution
 
@@ -76,13 +77,15 @@ class EigenstateMixer(nn.Module):
         nn.init.zeros_(self.project.bias)
         nn.init.normal_(self.output.weight, std=(4 * states * config.n_layers) ** -0.5)
 
-    def forward(self, x: Hidden, before: Scans | None = None) -> tuple[Hidden, Scans]:
+    def forward(
+        self, x: Hidden, before: Scans | None = None, positions: Positions | None = None
+    ) -> tuple[Hidden, Scans]:
         """Return what is added to the residual stream, and the state after the last step."""
         eigenvalues, scale = self.eigenvalues(len(x))
         widths = [2 * self.config.num_eigenstates, self.config.gates]
         drive, gate = torch.split(self.project(x), widths, dim=-1)
         pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2) * scale[:, None, :, None]
-        states, after = self._scan(pairs, eigenvalues, before)
+        states, after = self._scan(pairs, eigenvalues, before, positions)
         readout, gate = self.output(self._resonate(states)), torch.sigmoid(gate)
         if self.config.gates < self.config.d_model:
             gate = gate.repeat_interleave(self.config.d_model // self.config.gates, dim=-1)
@@ -97,14 +100,20 @@ class EigenstateMixer(nn.Module):
         return pairs, torch.sqrt(-torch.expm1(2.0 * decay))
 
     def _scan(
-        self, drive: RealSeries, eigenvalues: RealEigenvalues, before: Scans | None
+        self,
+        drive: RealSeries,
+        eigenvalues: RealEigenvalues,
+        before: Scans | None,
+        positions: Positions | None,
     ) -> tuple[RealSeries, Scans]:
         """Scan each time scale's share of the eigenstates."""
         scales, chunk_size = self.config.scales, self.config.chunk_size
         share = self.config.num_eigenstates // len(scales)
         drives, values = torch.split(drive, share, dim=2), torch.split(eigenvalues, share, dim=1)
         results = [
-            scan_at_scale(inputs, value, scan, scale=scale, chunk_size=chunk_size)
+            scan_at_scale(
+                inputs, value, scan, scale=scale, chunk_size=chunk_size, positions=positions
+            )
             for inputs, value, scan, scale in zip(
                 drives, values, before or (None,) * len(scales), scales, strict=True
             )
@@ -153,13 +162,24 @@ class EigenstateBlock(nn.Module):
         nn.init.normal_(self.expand.weight, std=dim**-0.5)
         nn.init.normal_(self.contract.weight, std=(2 * hidden * config.n_layers) ** -0.5)
 
-    def forward(self, x: Hidden, state: LayerState | None = None) -> tuple[Hidden, LayerState]:
-        """Return the residual stream after the block, and the block's state."""
+    def forward(
+        self, x: Hidden, state: LayerState | None = None, positions: Positions | None = None
+    ) -> tuple[Hidden, LayerState]:
+        """Return the residual stream after the block, and the block's state.
+
+        Args:
+            x: The residual stream.
+            state: What the sequence so far has left.
+            positions: Of each token in its document, of which alone it sees tokens; None: the
+                sequence is one document.
+        """
         before = state or LayerState()
-        filtered, mixer_inputs = self.mixer_filter(self.mixer_norm(x), before.mixer_inputs)
-        mixed, scans = self.mixer(filtered, before.scans)
+        filtered, mixer_inputs = self.mixer_filter(
+            self.mixer_norm(x), before.mixer_inputs, positions
+        )
+        mixed, scans = self.mixer(filtered, before.scans, positions)
         x = x + dropout(mixed, self.dropout, self.training)
-        filtered, mlp_inputs = self.mlp_filter(self.mlp_norm(x), before.mlp_inputs)
+        filtered, mlp_inputs = self.mlp_filter(self.mlp_norm(x), before.mlp_inputs, positions)
         added = self.contract(squared_relu(self.expand(filtered)))
         x = x + dropout(added, self.dropout, self.training)
         return x, LayerState(scans, mixer_inputs, mlp_inputs)

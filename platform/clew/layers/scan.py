@@ -7,13 +7,14 @@ Backward is the same scan, against time and with the conjugate eigenvalue (G the
     d_t = G_t + conj(lambda) d_{t+1},    db = d,    dc_{-1} = conj(lambda) d_0
     dlambda = sum_t d_t conj(c_{t-1})
 
+At a start, a step where a sequence begins within the series, lambda is 0 in that step alone.
 On a CPU the chunked scan of `chunked_scan` does it, on a GPU the kernels of `triton_scan`.
 """
 
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clew.layers.chunked_scan import eigenvalue_gradient, power, scan_into
@@ -21,6 +22,7 @@ from clew.layers.chunked_scan import eigenvalue_gradient, power, scan_into
 RealSeries = Float[Tensor, "batch time state 2"]
 RealState = Float[Tensor, "batch state 2"]
 RealEigenvalues = Float[Tensor, "#batch state 2"]
+Starts = Bool[Tensor, "batch time"]
 
 DEFAULT_CHUNK_SIZE = 32
 
@@ -31,6 +33,7 @@ def scan(
     initial: RealState | None = None,
     *,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
+    starts: Starts | None = None,
 ) -> RealSeries:
     """Return all states of `c_t = eigenvalue c_{t-1} + input_t`, `(batch, time, state, 2)`.
 
@@ -43,15 +46,21 @@ def scan(
         eigenvalues: Multipliers within the closed unit disc, for all examples or for each.
         initial: State before the first step; zero unless given.
         chunk_size: Steps in a chunk, 1 or more.
+        starts: Steps that the state before them does not reach.
     """
     if initial is None:
         initial = inputs.new_zeros(inputs.shape[0], *inputs.shape[2:])
-    states: Tensor = diagonal_scan(inputs, eigenvalues, initial, chunk_size)
+    keep = None if starts is None else (~starts).to(inputs.dtype)
+    states: Tensor = diagonal_scan(inputs, eigenvalues, initial, chunk_size, keep)
     return states
 
 
 def scan_by_loop(
-    inputs: RealSeries, eigenvalues: RealEigenvalues, initial: RealState | None = None
+    inputs: RealSeries,
+    eigenvalues: RealEigenvalues,
+    initial: RealState | None = None,
+    *,
+    starts: Starts | None = None,
 ) -> RealSeries:
     """Return what `scan` returns by one step after the other, left to autograd: the slow truth."""
     multiplier = torch.view_as_complex(eigenvalues)
@@ -59,7 +68,9 @@ def scan_by_loop(
     if initial is not None:
         state = torch.view_as_complex(initial)
     states = []
-    for step in torch.view_as_complex(inputs).unbind(1):
+    for time, step in enumerate(torch.view_as_complex(inputs).unbind(1)):
+        if starts is not None:
+            state = torch.where(starts[:, time, None], 0.0, state)
         state = multiplier * state + step
         states.append(state)
     return torch.view_as_real(torch.stack(states, dim=1))
@@ -70,7 +81,13 @@ def scan_by_loop(
 
 
 @torch.library.custom_op("clew::diagonal_scan", mutates_args=())
-def diagonal_scan(inputs: Tensor, eigenvalues: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
+def diagonal_scan(
+    inputs: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None = None,
+) -> Tensor:
     """Scan forwards."""
     states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
     scan_into(
@@ -79,13 +96,19 @@ def diagonal_scan(inputs: Tensor, eigenvalues: Tensor, initial: Tensor, chunk_si
         _complex(eigenvalues),
         _complex(initial),
         chunk_size=chunk_size,
+        keep=keep,
     )
     return states
 
 
 @torch.library.custom_op("clew::diagonal_scan_backward", mutates_args=())
-def diagonal_scan_backward(
-    gradient: Tensor, states: Tensor, eigenvalues: Tensor, initial: Tensor, chunk_size: int
+def diagonal_scan_backward(  # noqa: PLR0917
+    gradient: Tensor,
+    states: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of inputs, eigenvalues and initial state."""
     adjoint = torch.empty_like(states)
@@ -97,13 +120,23 @@ def diagonal_scan_backward(
         conjugate,
         torch.zeros_like(start),
         chunk_size=chunk_size,
+        keep=against_time(keep),
         reverse=True,
     )
-    d_eigenvalues = eigenvalue_gradient(d_inputs, _complex(states), start)
+    d_eigenvalues = eigenvalue_gradient(d_inputs, _complex(states), start, keep)
     if len(eigenvalues) < len(states):
         d_eigenvalues = d_eigenvalues.sum(0, keepdim=True)
-    d_initial = conjugate * d_inputs[:, 0]
-    return adjoint, torch.view_as_real(d_eigenvalues), torch.view_as_real(d_initial)
+    return adjoint, torch.view_as_real(d_eigenvalues), _initial_gradient(conjugate, adjoint, keep)
+
+
+def against_time(keep: Tensor | None) -> Tensor | None:
+    """Return for each step whether the one after it is reached: what a backward scan keeps."""
+    return None if keep is None else torch.nn.functional.pad(keep[:, 1:], (0, 1), value=1.0)
+
+
+def _initial_gradient(conjugate: Tensor, adjoint: Tensor, keep: Tensor | None) -> Tensor:
+    d_initial = conjugate * torch.view_as_complex(adjoint)[:, 0]
+    return torch.view_as_real(d_initial if keep is None else d_initial * keep[:, :1])
 
 
 def _complex(pairs: Tensor) -> Tensor:
@@ -111,38 +144,60 @@ def _complex(pairs: Tensor) -> Tensor:
 
 
 @diagonal_scan.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
-def _(inputs: Tensor, eigenvalues: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
+def _(
+    inputs: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None = None,
+) -> Tensor:
     from clew.layers import triton_scan
 
     powers = torch.view_as_real(power(_complex(eigenvalues), chunk_size))
-    return triton_scan.forward(inputs, eigenvalues, initial, powers, chunk_size)
+    return triton_scan.forward(inputs, eigenvalues, initial, powers, chunk_size, keep)
 
 
 @diagonal_scan_backward.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
-def _(
-    gradient: Tensor, states: Tensor, eigenvalues: Tensor, initial: Tensor, chunk_size: int
+def _(  # noqa: PLR0917
+    gradient: Tensor,
+    states: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from clew.layers import triton_scan
 
     conjugate = _complex(eigenvalues).conj().resolve_conj()
     pairs, powers = torch.view_as_real(conjugate), torch.view_as_real(power(conjugate, chunk_size))
+    reached = initial if keep is None else initial * keep[:, :1, None]
     adjoint, d_eigenvalues = triton_scan.backward(
-        gradient, states, pairs, initial, powers, chunk_size
+        gradient, states, pairs, reached, powers, chunk_size, against_time(keep)
     )
     if len(eigenvalues) < len(states):
         d_eigenvalues = d_eigenvalues.sum(0, keepdim=True)
-    d_initial = conjugate * torch.view_as_complex(adjoint)[:, 0]
-    return adjoint, d_eigenvalues, torch.view_as_real(d_initial)
+    return adjoint, d_eigenvalues, _initial_gradient(conjugate, adjoint, keep)
 
 
 @diagonal_scan.register_fake
-def _(inputs: Tensor, eigenvalues: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
+def _(
+    inputs: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None = None,
+) -> Tensor:
     return torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
 
 
 @diagonal_scan_backward.register_fake
-def _(
-    gradient: Tensor, states: Tensor, eigenvalues: Tensor, initial: Tensor, chunk_size: int
+def _(  # noqa: PLR0917
+    gradient: Tensor,
+    states: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         torch.empty_like(states),
@@ -153,15 +208,16 @@ def _(
 
 def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep the states, which the layer above keeps anyway, and nothing else of their size."""
-    _, eigenvalues, initial, ctx.chunk_size = inputs
-    ctx.save_for_backward(output, eigenvalues, initial)
+    _, eigenvalues, initial, ctx.chunk_size, keep = inputs
+    ctx.save_for_backward(output, eigenvalues, initial, keep)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    *tensors, keep = ctx.saved_tensors
     d_inputs, d_eigenvalues, d_initial = diagonal_scan_backward(
-        gradient, *ctx.saved_tensors, ctx.chunk_size
+        gradient, *tensors, ctx.chunk_size, keep
     )
-    return d_inputs, d_eigenvalues, d_initial, None
+    return d_inputs, d_eigenvalues, d_initial, None, None
 
 
 diagonal_scan.register_autograd(_backward, setup_context=_keep_states)

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clew.layers.examples import for_each_example
+from clew.layers.positions import Positions
 
 Series = Float[Tensor, "batch time channel"]
 Inputs = Float[Tensor, "batch before channel"]
@@ -37,13 +38,17 @@ class ShortConvolution(nn.Module):
             kernel[0] += 1.0
             self.kernel = nn.Parameter(kernel)
 
-    def forward(self, x: Series, before: Inputs | None = None) -> tuple[Series, Inputs]:
+    def forward(
+        self, x: Series, before: Inputs | None = None, positions: Positions | None = None
+    ) -> tuple[Series, Inputs]:
         """Return the filtered series, and the inputs that the steps after it will see.
 
         Args:
             x: Inputs.
             before: The `width - 1` inputs before them, `(batch, width - 1, channel)`; None at the
                 start of a sequence, where they are zero.
+            positions: Of each step in its document, of which alone it sees inputs; None: all is
+                one document.
         """
         if self.kernel is None:
             return x, x[:, :0]
@@ -52,7 +57,7 @@ class ShortConvolution(nn.Module):
             before = x.new_zeros(len(x), history, x.shape[2])
         inputs = torch.cat([before, x], dim=1)
         kernel = for_each_example(self.kernel, len(x)).to(x.dtype)
-        filtered: Tensor = _Filter.apply(inputs, kernel)  # type: ignore[no-untyped-call]
+        filtered: Tensor = _Filter.apply(inputs, kernel, positions)  # type: ignore[no-untyped-call]
         return filtered, inputs[:, -history:]
 
 
@@ -60,28 +65,36 @@ class _Filter(torch.autograd.Function):
     """A pass over memory for each step of a filter; autograd alone takes two and a half times that.
 
     Inputs `(batch, width - 1 + time, channel)` and filters `(batch, width, channel)` give
-    `(batch, time, channel)`.
+    `(batch, time, channel)`. An input i steps ago counts where the position is i or more.
     """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, kernel: Tensor) -> Tensor:
-        ctx.save_for_backward(inputs, kernel)
+    def forward(ctx: Any, inputs: Tensor, kernel: Tensor, positions: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, kernel, positions)
         own, *others = _delayed(inputs, kernel.shape[1])
         result = own * kernel[:, :1]
         for i, delayed in enumerate(others, start=1):
-            result.addcmul_(delayed, kernel[:, i : i + 1])
+            result.addcmul_(_within(delayed, positions, i), kernel[:, i : i + 1])
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, kernel = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        inputs, kernel, positions = ctx.saved_tensors
         width = kernel.shape[1]
         to_inputs, to_kernel = torch.zeros_like(inputs), torch.empty_like(kernel)
         delays = zip(_delayed(inputs, width), _delayed(to_inputs, width), strict=True)
         for i, (delayed, to_delayed) in enumerate(delays):
-            to_delayed.addcmul_(gradient, kernel[:, i : i + 1])
-            to_kernel[:, i] = (gradient * delayed).sum(1)
-        return to_inputs, to_kernel
+            reaching = _within(gradient, positions, i)
+            to_delayed.addcmul_(reaching, kernel[:, i : i + 1])
+            to_kernel[:, i] = (reaching * delayed).sum(1)
+        return to_inputs, to_kernel, None
+
+
+def _within(series: Tensor, positions: Tensor | None, steps: int) -> Tensor:
+    """Return a series, zero where `steps` ago there was another document."""
+    if positions is None or steps == 0:
+        return series
+    return series * (positions >= steps).unsqueeze(2)
 
 
 def _delayed(inputs: Tensor, width: int) -> list[Tensor]:

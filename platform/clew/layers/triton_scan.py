@@ -3,7 +3,8 @@
 The same three passes as in `chunked_scan`, each one kernel. A program holds one chunk of one
 example for a block of eigenstates and walks through time in registers: every input is read twice
 and every state written once. The last pass of the backward scan also gathers the eigenvalue
-gradient of its chunk, while adjoint and state are at hand.
+gradient of its chunk, while adjoint and state are at hand. Where `keep` is 0, nothing of the step
+before (in the direction of the scan) reaches a step.
 
 Tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
 """
@@ -37,6 +38,15 @@ def _store(pointer: Any, offsets: Any, real: Any, imaginary: Any, mask: Any) -> 
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _kept(keep: Any, place: Any, mask: Any, re: Any, im: Any, KEEPS: tl.constexpr) -> Any:  # noqa: N803, PLR0917
+    """Multiply pairs by the number of `keep` at a place, if there are such numbers."""
+    if KEEPS:
+        factor = tl.load(keep + place, mask=mask, other=1.0)
+        re, im = re * factor, im * factor
+    return re, im
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _time(t: Any, BLOCK: tl.constexpr) -> Any:  # noqa: N803
     """Repeat a time for the block: Triton's interpreter mixes up masks of unlike shapes."""
     return tl.zeros((BLOCK,), dtype=tl.int32) + t
@@ -47,6 +57,7 @@ def _end_states(  # noqa: PLR0917 - Triton passes by position
     inputs: Any,
     eigenvalues: Any,
     ends: Any,
+    keep: Any,
     time: Any,
     num_chunks: Any,
     num_states: Any,
@@ -54,6 +65,7 @@ def _end_states(  # noqa: PLR0917 - Triton passes by position
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
+    KEEPS: tl.constexpr,  # noqa: N803
 ) -> None:
     """Write each chunk's last state if it started from zero."""
     row = tl.program_id(0)
@@ -69,6 +81,7 @@ def _end_states(  # noqa: PLR0917 - Triton passes by position
         offsets = (example.to(tl.int64) * time + t) * num_states + state
         x_re, x_im = _load(inputs, offsets, valid)
         n_re, n_im = _multiply(l_re, l_im, re, im)
+        n_re, n_im = _kept(keep, example.to(tl.int64) * time + t, valid, n_re, n_im, KEEPS)
         # Steps past the end, which come first in reverse, leave the state alone.
         re = tl.where(valid, n_re + x_re, re)
         im = tl.where(valid, n_im + x_im, im)
@@ -80,11 +93,13 @@ def _carries(  # noqa: PLR0917
     ends: Any,
     powers: Any,
     initial: Any,
+    keep: Any,
     num_chunks: Any,
     num_states: Any,
     power_stride: Any,
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
+    KEEPS: tl.constexpr,  # noqa: N803
 ) -> None:
     """Replace each chunk's end state by the state that it starts from."""
     example = tl.program_id(0)
@@ -98,6 +113,8 @@ def _carries(  # noqa: PLR0917
         e_re, e_im = _load(ends, offsets, inside)
         _store(ends, offsets, re, im, inside)
         n_re, n_im = _multiply(p_re, p_im, re, im)
+        place = _time(example * num_chunks + chunk, BLOCK)
+        n_re, n_im = _kept(keep, place, inside, n_re, n_im, KEEPS)
         re, im = n_re + e_re, n_im + e_im
 
 
@@ -110,6 +127,7 @@ def _local_scans(  # noqa: PLR0917
     states: Any,
     initial: Any,
     gradients: Any,
+    keep: Any,
     time: Any,
     num_chunks: Any,
     num_states: Any,
@@ -117,6 +135,7 @@ def _local_scans(  # noqa: PLR0917
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
+    KEEPS: tl.constexpr,  # noqa: N803
 ) -> None:
     """Scan each chunk from its carry; in reverse, gather sum_t d_t conj(c_{t-1}) as well."""
     row = tl.program_id(0)
@@ -132,12 +151,17 @@ def _local_scans(  # noqa: PLR0917
         valid = inside & (t < time)
         offsets = (example.to(tl.int64) * time + t) * num_states + state
         x_re, x_im = _load(inputs, offsets, valid)
+        place = example.to(tl.int64) * time + t
         n_re, n_im = _multiply(l_re, l_im, re, im)
+        n_re, n_im = _kept(keep, place, valid, n_re, n_im, KEEPS)
         re = tl.where(valid, n_re + x_re, re)
         im = tl.where(valid, n_im + x_im, im)
         _store(outputs, offsets, re, im, valid)
         if REVERSE:
-            c_re, c_im = _load(states, offsets - num_states, valid & (t > 0))
+            earlier = valid & (t > 0)
+            c_re, c_im = _load(states, offsets - num_states, earlier)
+            # Against time, whether step t - 1 is reached from t is whether c_{t-1} reaches t.
+            c_re, c_im = _kept(keep, place - 1, earlier, c_re, c_im, KEEPS)
             i_re, i_im = _load(initial, example * num_states + state, inside & (t == 0))
             d_re, d_im = _multiply(re, im, c_re + i_re, -(c_im + i_im))
             g_re = tl.where(valid, g_re + d_re, g_re)
@@ -146,28 +170,35 @@ def _local_scans(  # noqa: PLR0917
         _store(gradients, row.to(tl.int64) * num_states + state, g_re, g_im, inside)
 
 
-def forward(
-    inputs: Tensor, eigenvalues: Tensor, initial: Tensor, powers: Tensor, chunk_size: int
+def forward(  # noqa: PLR0917 - the operator's own order
+    inputs: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    powers: Tensor,
+    chunk_size: int,
+    keep: Tensor | None = None,
 ) -> Tensor:
     """Return all states, `(batch, time, state, 2)`; `powers` is eigenvalues to the chunk size."""
-    states, _ = _scan(inputs, eigenvalues, initial, powers, chunk_size, None)
+    states, _ = _scan(inputs, eigenvalues, initial, powers, chunk_size, keep, None)
     return states
 
 
-def backward(  # noqa: PLR0917 - the operator's own order
+def backward(  # noqa: PLR0917
     gradient: Tensor,
     states: Tensor,
     eigenvalues: Tensor,
     initial: Tensor,
     powers: Tensor,
     chunk_size: int,
+    keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the adjoint and each example's eigenvalue gradient `(batch, state, 2)`.
 
-    `eigenvalues` and `powers` are the conjugates of those of the forward scan.
+    `eigenvalues` and `powers` are the conjugates of those of the forward scan, `initial` is zero
+    where it does not reach the first step, and `keep` says what is kept against time.
     """
     saved = (states.contiguous(), initial.contiguous())
-    return _scan(gradient, eigenvalues, torch.zeros_like(initial), powers, chunk_size, saved)
+    return _scan(gradient, eigenvalues, torch.zeros_like(initial), powers, chunk_size, keep, saved)
 
 
 def _scan(  # noqa: PLR0917
@@ -176,6 +207,7 @@ def _scan(  # noqa: PLR0917
     start: Tensor,
     powers: Tensor,
     chunk_size: int,
+    keep: Tensor | None,
     saved: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Run the three kernels, in reverse if states and initial state of a forward scan are given."""
@@ -186,15 +218,21 @@ def _scan(  # noqa: PLR0917
     carries = inputs.new_empty(batch, num_chunks, num_states, 2)
     gradients = torch.empty_like(carries) if reverse else carries
     states, initial = saved if saved is not None else (inputs, start)
+    steps_kept = chunks_kept = inputs  # not read
+    if keep is not None:
+        steps_kept = keep.contiguous()
+        whole = torch.nn.functional.pad(keep, (0, num_chunks * chunk_size - time), value=1.0)
+        chunks_kept = whole.view(batch, num_chunks, chunk_size).amin(2)
     block = min(MAXIMUM_BLOCK, int(triton.next_power_of_2(num_states)))
     stride = num_states if len(eigenvalues) == batch else 0
     columns = -(-num_states // block)
     chunks = (batch * num_chunks, columns)
-    sizes = {"BLOCK": block, "REVERSE": reverse}
+    sizes = {"BLOCK": block, "REVERSE": reverse, "KEEPS": keep is not None}
     _end_states[chunks](
         inputs,
         eigenvalues,
         carries,
+        steps_kept,
         time,
         num_chunks,
         num_states,
@@ -203,7 +241,7 @@ def _scan(  # noqa: PLR0917
         **sizes,
     )
     _carries[(batch, columns)](
-        carries, powers.contiguous(), start, num_chunks, num_states, stride, **sizes
+        carries, powers.contiguous(), start, chunks_kept, num_chunks, num_states, stride, **sizes
     )
     _local_scans[chunks](
         inputs,
@@ -213,6 +251,7 @@ def _scan(  # noqa: PLR0917
         states,
         initial,
         gradients,
+        steps_kept,
         time,
         num_chunks,
         num_states,
