@@ -27,15 +27,24 @@ GRAPHS = {
     "small": (2_000, 20, 20_000),
     "middle": (14_541, 237, 100_000),
     "wide": (60_000, 50, 60_000),
+    "million": (1_000_000, 100, 1_000_000),
 }
 TOKENS = 2_000_000
+FRAMES, FRAME_SIZE = 160, (96, 128)
 
-CONVE: dict[str, Any] = {"data.kind": "triples"}
-TEXT: dict[str, Any] = {"data.kind": "tokens", "model.preset": "nano"}
 MIXED = {"optimizations.use_mixed_precision": True}
 CHECKPOINTED = {"optimizations.use_gradient_checkpointing": True}
 RETURNED = {"optimizations.keep_allocator_pages": False}
 PLAIN = {"loss.implementation": "plain"}
+SHORT = {"training.max_steps": 3}
+"""Large cases take few steps: each reaches the peak."""
+LONG = {
+    "model.preset": "small_32k",
+    "model.max_seq_len": 4096,
+    "training.gradient_accumulation": 2,
+    **MIXED,
+    **SHORT,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "conve small, 128": {"graph": "small", "training.batch_size": 128},
@@ -80,19 +89,66 @@ CASES: dict[str, dict[str, Any]] = {
         "model.max_seq_len": 1024,
         **MIXED,
     },
+    "conve million, 1024": {"graph": "million", "training.batch_size": 1024, **SHORT},
+    "text small_32k, 1 x 2, 4096 tokens": {**LONG, "training.batch_size": 1},
+    "text small_32k, 3 x 2, 4096 tokens": {**LONG, "training.batch_size": 3},
+    "text small_32k, 1 x 2, 2048 tokens, kept": {
+        **LONG,
+        "training.batch_size": 1,
+        "model.max_seq_len": 2048,
+        "optimizations.use_gradient_checkpointing": False,
+    },
+    "images transformer, 16": {"architecture": "transformer", "training.batch_size": 16},
+    "images transformer, 16, bf16": {
+        "architecture": "transformer",
+        "training.batch_size": 16,
+        **MIXED,
+    },
+    "images transformer, 12, recomputed": {
+        "architecture": "transformer",
+        "training.batch_size": 12,
+        **CHECKPOINTED,
+    },
+    "images transformer, 12, bf16, recomputed": {
+        "architecture": "transformer",
+        "training.batch_size": 12,
+        **MIXED,
+        **CHECKPOINTED,
+    },
+    "images cnn, 32, small": {
+        "architecture": "cnn",
+        "training.batch_size": 32,
+        "model.channels": [16, 32, 64],
+    },
+    "images gnn, 8, small": {
+        "architecture": "gnn",
+        "training.batch_size": 8,
+        "model.channels": [16, 32, 64],
+    },
+    "images ssm, 8, pages returned": {
+        "architecture": "ssm",
+        "training.batch_size": 8,
+        "model.channels": [32, 64, 128],
+        **RETURNED,
+    },
 }
 
 
 def configuration(case: str, folder: Path) -> dict[str, Any]:
     """Write the data of a case and return its settings as a nested mapping."""
     settings = dict(CASES[case])
-    graph = settings.pop("graph", None)
+    graph, architecture = settings.pop("graph", None), settings.pop("architecture", None)
     content: dict[str, Any] = {
         "training": {"max_steps": STEPS, "checkpoint_frequency": 0},
         "evaluation": {"enabled": False},
     }
     if graph is not None:
         content["data"] = {"train": str(_write_graph(folder / "train.txt", *GRAPHS[graph]))}
+    elif architecture is not None:
+        content["data"] = {"kind": "image_sequences", "path": str(_write_frames(folder / "frames"))}
+        content["model"] = {"kind": "sequence_regression", "architecture": architecture}
+        content["loss"] = {"kind": "huber"}
+        content["evaluation"]["metric"] = "valid/mae"
     else:
         path = folder / "text.txt"
         path.write_bytes(np.random.default_rng(0).integers(97, 123, TOKENS, np.uint8).tobytes())
@@ -113,6 +169,16 @@ def _write_graph(path: Path, entities: int, relations: int, triples: int) -> Pat
     rows = (f"e{h}\tr{r}\te{t}" for h, r, t in zip(heads, kinds, tails, strict=True))
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return path
+
+
+def _write_frames(folder: Path) -> Path:
+    draw = np.random.default_rng(0).standard_normal
+    folder.mkdir()
+    np.save(folder / "images.npy", draw((FRAMES, *FRAME_SIZE), dtype=np.float32))
+    np.save(folder / "target.npy", draw(FRAMES))
+    np.save(folder / "scalars.npy", draw((FRAMES, 3)))
+    np.save(folder / "group.npy", np.arange(FRAMES) * 4 // FRAMES)
+    return folder
 
 
 def child(case: str) -> None:

@@ -4,16 +4,20 @@ import functools
 import shutil
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from clew import names
+from clew.config.load import from_mapping
 from clew.errors import ConfigError
 from clew.training import compilation
 from clew.training.checkpoints import load_tensors
 from clew.training.compilation import warm_up
+from clew.training.precision import Precision
 from clew.training.setup import measure_before_training
-from clew.training.throughput import WARM_UP_STEPS
+from clew.training.throughput import WARM_UP_STEPS, count_flops
+from clew.workflows.tasks import build_task
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="needs a C++ compiler"
@@ -97,6 +101,15 @@ def test_flops_are_counted_by_tracing(make_trainer: Any, config: Any) -> None:
     measure_before_training(trainer, config(**settings))
     assert trainer.throughput.flops_per_example == 2 * (2 * 48 + 3 * 8)
     assert trainer.throughput.peak_flops_per_second > 1e8
+
+
+def test_no_tensor_is_made_to_count_flops() -> None:
+    """A real pass of this model would need 300 GiB."""
+    sizes = {"embedding_dim": 2**28, "embedding_height": 2**14, "output_channels": 1}
+    kernel = {"kernel_height": 1, "kernel_width": 1}
+    config = from_mapping({"data": {"name": "umls"}, "model": {**sizes, **kernel}})
+    task, precision = build_task(config), Precision(None, torch.device("cpu"))
+    assert count_flops(task, precision, task.train_examples().batch(np.arange(2))) > 6 * 2**28
 
 
 def test_throughput_leaves_warm_up_steps_out(make_trainer: Any) -> None:

@@ -97,10 +97,18 @@ class PlanOptions(Configured):
 
     config: str = DEFAULT_CONFIG
     """YAML file, or the name of a configuration that ships with Clew."""
+    device: str = ""
+    """Where it would run: cpu, cuda, or a GPU that need not be here, such as 'H100 80GB'."""
     memory_gib: Annotated[float | None, Field(gt=0)] = None
-    """Memory to fit into; what there is now unless given."""
-    num_processes: int = 1
+    """Memory to fit into; what the device has unless given."""
+    num_processes: Annotated[int, Option(also=("devices",))] = 1
     """Processes of a data-parallel run, each on its device."""
+    num_entities: Annotated[int | None, Field(ge=1)] = None
+    """Plan for so many entities, without the data."""
+    num_relations: Annotated[int | None, Field(ge=1)] = None
+    """Plan for so many relations, inverses not counted, without the data."""
+    frame_shape: Annotated[str, Field(pattern=r"^([1-9]\d*x[1-9]\d*x[1-9]\d*)?$")] = ""
+    """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
 
@@ -109,11 +117,19 @@ class PlanOptions(Configured):
 def plan(options: PlanOptions) -> int:
     """Say what training would take in memory, and what would save some, before any training."""
     from clew.workflows.plan import plan as workflow
+    from clew.workflows.planned_task import DataSizes
 
+    channels, height, width = map(int, (options.frame_shape or "0x0x0").split("x"))
     result = workflow(
         load(options.config, options.overrides),
+        device=options.device or None,
         memory_gib=options.memory_gib,
         world_size=options.num_processes,
+        sizes=DataSizes(
+            num_entities=options.num_entities,
+            num_relations=options.num_relations,
+            frame_shape=(channels, height, width) if options.frame_shape else None,
+        ),
     )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
     return 0

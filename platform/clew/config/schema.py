@@ -65,8 +65,7 @@ class RunConfig(Section):
                 "and the average is kept in the best checkpoint alone; enable evaluation or leave "
                 "ema_decay out"
             )
-        graph_model = self.model if isinstance(self.model, GraphModelSettings) else None
-        if graph_model and graph_model.normalises_batches and self.training.batch_size == 1:
+        if 0 < self.training.batch_size < self.smallest_batch_size:
             raise ValueError(
                 "training.batch_size is 1, but the model's batch normalisation needs 2 or more "
                 "examples; raise it, or use gradient_accumulation for less memory"
@@ -96,6 +95,12 @@ class RunConfig(Section):
                 f"evaluation.every_epochs to training.num_epochs ({self.training.num_epochs}) or "
                 "more, without early stopping and without schedule.kind=plateau"
             )
+
+    @property
+    def smallest_batch_size(self) -> int:
+        """Smallest microbatch: batch normalisation needs two examples."""
+        graph_model = self.model if isinstance(self.model, GraphModelSettings) else None
+        return 2 if graph_model and graph_model.normalises_batches else 1
 
     @property
     def config_hash(self) -> str:

@@ -1,7 +1,6 @@
 """Image-sequence regression: windows of frames, a network for frames and time, errors in units."""
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +23,6 @@ from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
 from clew.image_sequences.windows import SequenceBatch, SequenceWindows
 from clew.training.checkpoints import load_model
 from clew.training.task import LossSum
-
-logger = logging.getLogger(__name__)
 
 SEQUENCES_FILE = "sequences.json"
 
@@ -87,7 +84,6 @@ class SequenceRegression:
         )
         model = SequenceRegressor(shape, self.model_config)
         set_scalers(model, self.scalers)
-        logger.info("%s parameters", f"{sum(p.numel() for p in model.parameters()):,}")
         return model
 
     def load(self, checkpoint: Path, device: torch.device) -> SequenceRegressor:

@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from clew.layers.chunks import chunks
+
 Hidden = Float[Tensor, "batch time dim"]
 Head = Float[Tensor, "token dim"]
 Targets = Int[Tensor, "batch time"]
@@ -96,8 +98,7 @@ class _SummedLoss(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden, dtype=operand) if needs[0] else None
         d_head = torch.zeros_like(head, dtype=accumulator) if needs[1] else None
         total = torch.zeros((), dtype=accumulator, device=head.device)
-        for start in range(0, len(hidden), size):
-            part = slice(start, start + size)
+        for part in chunks(len(hidden), size):
             rows = hidden[part].to(operand)
             scores = (rows @ weight.T).to(accumulator)
             total += _loss_and_gradient(scores, targets[part], with_gradient=any(needs))

@@ -6,13 +6,11 @@ random generators) and must not move the running statistics of batch normalisati
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-
-_observers: list[Callable[[], AbstractContextManager[None]]] = []
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
@@ -36,25 +34,6 @@ def running_statistics_kept(norms: list[BatchNorm]) -> Iterator[None]:
                 setattr(norm, name, buffer)
 
 
-@contextmanager
-def second_runs_within(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Let every second run happen within a context of its own, for example to measure it."""
-    _observers.append(context)
-    try:
-        yield
-    finally:
-        _observers.remove(context)
-
-
-@contextmanager
-def _second_run(norms: list[BatchNorm]) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(running_statistics_kept(norms))
-        for observer in _observers:
-            stack.enter_context(observer())
-        yield
-
-
 def recomputed(function: Callable[[Tensor], Tensor], x: Tensor, *, within: nn.Module) -> Tensor:
     """Return `function(x)`, whose activations the backward pass computes again.
 
@@ -72,7 +51,7 @@ def recomputed(function: Callable[[Tensor], Tensor], x: Tensor, *, within: nn.Mo
     norms = [module for module in within.modules() if isinstance(module, BatchNorm)]
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _second_run(norms)
+        return nullcontext(), running_statistics_kept(norms)
 
     return checkpoint(  # type: ignore[no-any-return]
         function, x, use_reentrant=False, context_fn=contexts

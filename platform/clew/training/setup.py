@@ -134,7 +134,7 @@ def measure_before_training(trainer: Trainer[Any], config: RunConfig) -> dict[st
     if config.tracking.log_mfu:
         peak, source = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
         logger.info("peak rate of matrix products: %.3g GFLOP/s, %s", peak / 1e9, source)
-        trainer.throughput.flops_per_example = count_flops(task, model, precision, batches[0])
+        trainer.throughput.flops_per_example = count_flops(task, precision, batches[0])
         trainer.throughput.peak_flops_per_second = peak * trainer.world.size
     if config.optimizations.torch_compile:
         values |= _compile(trainer, config, batches)

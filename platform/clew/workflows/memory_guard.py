@@ -1,25 +1,58 @@
-"""Memory around a training run: said before it, logged with it, explained when it runs out."""
+"""Memory around a training run: batches that fit, a prediction, and words where it runs out."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from clew import names
 from clew.config.schema import RunConfig
+from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
-from clew.runs.hardware import GIB, process_gib, process_peak_gib
+from clew.runs.hardware import process_gib, process_peak_gib
+from clew.training.devices import free_gib
+from clew.training.distributed import World
 from clew.training.memory import gpu_peaks
-from clew.training.memory_plan import StepMemory
-from clew.workflows.planner import Planner, Settings, Variant, limit_gib, split_batch
+from clew.training.memory_plan import MemoryPlanner, StepMemory
+from clew.training.task import Task
+from clew.workflows.plan import Settings, Variant, largest_divisor, split, with_settings
+from clew.workflows.tasks import build_task
 
 logger = logging.getLogger(__name__)
 
 NUM_CHANGES = 3
 SHOWN_PARTS = 4
+USED_SHARE = 0.85
+"""Share of the memory that is there which `auto` may use: predictions err by up to 15 %."""
+
+
+def resolve_batch_size(
+    config: RunConfig, device: torch.device, world: World | None = None, *, limit: float = 0.0
+) -> RunConfig:
+    """Return the configuration with numbers in place of `auto`, the same in every process.
+
+    Args:
+        config: As it was given.
+        device: Where training will run.
+        world: Processes of the run; the main one chooses for all.
+        limit: GiB that training may take; 0: a share of what is there now.
+
+    Raises:
+        OutOfMemoryError: not even the smallest microbatch fits.
+    """
+    if config.training.batch_size != AUTO_BATCH_SIZE:
+        return config
+    world, chosen = world or World(), 0
+    if world.is_main:
+        planner = MemoryPlanner(build_task(config), device, world.size)
+        chosen = largest_divisor(planner, config, limit or USED_SHARE * free_gib(device))
+    chosen = int(world.broadcast({"batch_size": float(chosen)}, device)["batch_size"])
+    config = with_settings(config, split(config, chosen))
+    logger.info("microbatches of %d, %d in a step", chosen, config.training.gradient_accumulation)
+    return config
 
 
 @dataclass(frozen=True)
@@ -32,9 +65,10 @@ class MemoryBefore:
     """Size of the process."""
 
     @classmethod
-    def look(cls, planner: Planner, *, predict: bool) -> Self:
-        """Predict what is to come, if this process is the one to say so, and look at what is."""
-        return cls(predicted_memory(planner) if predict else {}, process_gib())
+    def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
+        """Predict what is to come, in the main process, and look at what is."""
+        planner = MemoryPlanner(task, device, world.size)
+        return cls(predicted_memory(planner, config) if world.is_main else {}, process_gib())
 
     def process_peaks(self) -> dict[str, float]:
         """Return the process's peak, and how much of it training brought."""
@@ -42,23 +76,24 @@ class MemoryBefore:
         return {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - self.process_gib}
 
 
-def predicted_memory(planner: Planner) -> dict[str, float]:
+def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, float]:
     """Say what training will take in memory, warn if it cannot fit, and return the metric.
 
     A prediction that fails is reported and stops nothing: training may well succeed.
     """
+    kind = planner.device.type
     try:
-        memory, limit = planner.predict(), limit_gib(planner.device)
+        memory, limit = planner.predict(config), free_gib(planner.device)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         logger.warning("memory was not predicted (%s: %s)", type(error).__name__, reason)
         return {}
-    logger.info("memory on %s: %s", planner.device.type, in_words(memory))
+    logger.info("memory on %s: %s", kind, in_words(memory))
     if memory.total_gib > limit:
         logger.warning(
             "%.2f GiB will be needed on %s and there are %.2f GiB: training will run out of memory",
             memory.total_gib,
-            planner.device.type,
+            kind,
             limit,
         )
     return {names.PREDICTED_GIB: memory.total_gib}
@@ -66,13 +101,15 @@ def predicted_memory(planner: Planner) -> dict[str, float]:
 
 def in_words(memory: StepMemory) -> str:
     """Return the predicted peak and its largest parts in one line."""
-    parts = sorted(memory.as_gib().items(), key=lambda part: -part[1])[:SHOWN_PARTS]
+    parts = sorted(memory.parts_gib.items(), key=lambda part: -part[1])[:SHOWN_PARTS]
     shown = ", ".join(f"{name} {gib:.2f}" for name, gib in parts)
     return f"{memory.total_gib:.2f} GiB predicted at the peak ({shown})"
 
 
 @contextmanager
-def explaining_lack_of_memory(config: RunConfig, device: torch.device) -> Iterator[None]:
+def explaining_lack_of_memory(
+    config: RunConfig, task: Task[Any], device: torch.device
+) -> Iterator[None]:
     """Turn a lack of memory into one line: budget, measured peak, and what would fit."""
     try:
         yield
@@ -83,7 +120,7 @@ def explaining_lack_of_memory(config: RunConfig, device: torch.device) -> Iterat
     else:
         return
     peak = gpu_peaks(device).get(names.GPU_PEAK_ALLOCATED_GIB, process_peak_gib())
-    raise OutOfMemoryError(describe_lack(Planner(config, device), peak)) from reason
+    raise OutOfMemoryError(describe_lack(MemoryPlanner(task, device), config, peak)) from reason
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -93,63 +130,35 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def describe_lack(planner: Planner, peak_gib: float) -> str:
+def describe_lack(planner: MemoryPlanner, config: RunConfig, peak_gib: float) -> str:
     """Return the budget beside the measured peak, and the changes that would fit."""
-    limit = _limit_after_failure(planner, peak_gib)
-    changes = changes_that_fit(planner, limit)
+    kind, memory = planner.device.type, planner.predict(config)
+    # Never more than what has failed.
+    limit = min(free_gib(planner.device), max(peak_gib, memory.total_gib) * 0.99)
     shown = "; ".join(
-        f"{change.shown_settings()} ({change.memory.total_gib:.2f} GiB)" for change in changes
+        " ".join(f"{key}={str(value).lower()}" for key, value in change.settings.items())
+        + f" ({change.memory.total_gib:.2f} GiB)"
+        for change in changes_that_fit(planner, config, limit)
     )
-    return (
-        f"out of memory on {planner.device.type} at {peak_gib:.2f} GiB: "
-        f"{in_words(planner.predict())}; "
-        + (f"what would fit into {limit:.2f} GiB: {shown}" if shown else "nothing smaller fits")
+    return f"out of memory on {kind} at {peak_gib:.2f} GiB: {in_words(memory)}; " + (
+        f"what would fit into {limit:.2f} GiB: {shown}" if shown else "nothing smaller fits"
     )
 
 
-def _limit_after_failure(planner: Planner, peak_gib: float) -> float:
-    """Return what there is: never more than the prediction that failed."""
-    if planner.device.type == "cuda":
-        device = torch.cuda.get_device_properties(planner.device)
-        limit = float(device.total_memory) / GIB
-    else:
-        limit = limit_gib(planner.device)
-    return min(limit, max(peak_gib, planner.predict().total_gib) * 0.99)
-
-
-def changes_that_fit(planner: Planner, limit: float) -> list[Variant]:
+def changes_that_fit(planner: MemoryPlanner, config: RunConfig, limit: float) -> list[Variant]:
     """Return up to three changes that stay within a limit, those that cost least first."""
-    optimizations = planner.config.optimizations
     mixed: Settings = {"optimizations.use_mixed_precision": True}
     recomputed: Settings = {"optimizations.use_gradient_checkpointing": True}
-    together: list[Settings] = []
-    if not optimizations.use_mixed_precision:
-        together.append(mixed)
-    together.append({})
-    if not optimizations.use_gradient_checkpointing:
-        together.append(recomputed)
-        together.append({**mixed, **recomputed})
-    found: list[Variant] = []
-    for settings in together:
-        change = _smallest_change(planner, settings, limit)
-        if change is not None:
-            found.append(change)
-    return found[:NUM_CHANGES]
-
-
-def _smallest_change(planner: Planner, settings: Settings, limit: float) -> Variant | None:
-    """Return settings that fit, with smaller microbatches if they do not by themselves."""
-    batch_size = planner.config.training.batch_size
-    if not settings:
-        batch_size //= 2
-    while batch_size >= 2:
-        smaller = batch_size < planner.config.training.batch_size
-        changed = {**settings, **(split_batch(planner.config, batch_size) if smaller else {})}
+    batch_size, found = config.training.batch_size, list[Variant]()
+    for settings in (mixed, {}, recomputed, {**mixed, **recomputed}):
+        changed = with_settings(config, settings)
+        if settings and changed == config:
+            continue
         try:
-            memory = planner.predict(changed)
-        except ConfigError:
-            return None  # this model has nothing that could be recomputed
-        if memory.total_gib <= limit:
-            return Variant("change", changed, memory)
-        batch_size //= 2
-    return None
+            size = largest_divisor(planner, changed, limit, most=batch_size - (not settings))
+        except (ConfigError, OutOfMemoryError):
+            continue  # nothing that could be recomputed, or too large even so
+        smaller = split(config, size) if size < batch_size else {}
+        changed = with_settings(changed, smaller)
+        found.append(Variant("change", {**settings, **smaller}, planner.predict(changed)))
+    return found[:NUM_CHANGES]

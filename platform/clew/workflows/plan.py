@@ -1,13 +1,32 @@
 """Plan: what training would take in memory, what would save some, and how large a batch fits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError
-from clew.training.precision import resolve_device
-from clew.workflows.auto_batch import resolve_batch_size
-from clew.workflows.planner import Planner, Variant, limit_gib
+from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
+from clew.errors import ConfigError, OutOfMemoryError
+from clew.training.devices import find_device
+from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
+from clew.workflows.planned_task import DataSizes, task_to_plan
+
+AS_CONFIGURED = "as configured"
+SEARCHED_TIMES = 32
+"""The largest microbatch is looked for up to so many times the configured one."""
+SWITCHES = {"use_mixed_precision": "mixed precision", "use_gradient_checkpointing": "checkpointing"}
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration with some settings changed, and the memory that it would take."""
+
+    name: str
+    settings: Settings
+    """What is changed, `section.key` to value."""
+    memory: StepMemory
 
 
 @dataclass(frozen=True)
@@ -28,15 +47,14 @@ class MemoryPlan:
 
     def table(self) -> str:
         """Return the budget in GiB, a line for each variant."""
-        parts = list(self.variants[0].memory.as_gib())
         width = max(len(variant.name) for variant in self.variants)
         lines = [
             f"GiB on {self.device}, microbatches of {self.batch_size} x "
             f"{self.gradient_accumulation}",
-            " " * width + "".join(f"{part:>12}" for part in [*parts, "total"]),
+            " " * width + "".join(f"{part:>12}" for part in [*PARTS, "total"]),
         ]
         for variant in self.variants:
-            values = [*variant.memory.as_gib().values(), variant.memory.total_gib]
+            values = [*variant.memory.parts_gib.values(), variant.memory.total_gib]
             lines.append(variant.name.ljust(width) + "".join(f"{v:12.3f}" for v in values))
         verdict = "fits" if self.variants[0].memory.total_gib <= self.limit_gib else "does not fit"
         most = self.largest_batch_size == self.searched_batch_size
@@ -48,50 +66,124 @@ class MemoryPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {
-            "device": self.device,
-            "batch_size": self.batch_size,
-            "gradient_accumulation": self.gradient_accumulation,
-            "limit_gib": self.limit_gib,
-            "largest_batch_size": self.largest_batch_size,
-            "searched_batch_size": self.searched_batch_size,
-            "variants": [
-                {
-                    "name": variant.name,
-                    "settings": dict(variant.settings),
-                    "total_gib": variant.memory.total_gib,
-                    "parts_gib": variant.memory.as_gib(),
-                }
-                for variant in self.variants
-            ],
-        }
+        variants = [
+            {
+                "name": variant.name,
+                "settings": dict(variant.settings),
+                "total_gib": variant.memory.total_gib,
+                "parts_gib": variant.memory.parts_gib,
+            }
+            for variant in self.variants
+        ]
+        return vars(self) | {"variants": variants}
 
 
-def plan(config: RunConfig, *, memory_gib: float | None = None, world_size: int = 1) -> MemoryPlan:
+def plan(
+    config: RunConfig,
+    *,
+    device: str | None = None,
+    memory_gib: float | None = None,
+    world_size: int = 1,
+    sizes: DataSizes | None = None,
+) -> MemoryPlan:
     """Plan the memory of a configuration without training it.
 
     Args:
         config: As for training.
-        memory_gib: What the device has to give; unset: what it has to give now.
+        device: Where it would run: `cpu`, `cuda`, or the name of a GPU that need not be there;
+            unset: as configured.
+        memory_gib: What the device has to give; unset: what it has to give now, or all of it where
+            it is not there.
         world_size: Processes of a data-parallel run; the plan is for each of them.
+        sizes: Sizes to plan with instead of the data.
 
     Raises:
-        ConfigError: there is no such device, or no process to plan for.
-        DataError: the data cannot be read.
+        ConfigError: the device is not known, or there is no process to plan for.
+        DataError: the data cannot be read, and no sizes are given.
     """
     if world_size < 1:
         raise ConfigError(f"{world_size} processes given; expected one or more")
-    device = resolve_device(config.training.device)
-    limit = limit_gib(device) if memory_gib is None else memory_gib
-    config = resolve_batch_size(config, device, limit=limit)
-    planner = Planner(config, device, world_size)
-    variants = planner.variants()
+    target = find_device(device or config.training.device)
+    limit = target.memory_gib if memory_gib is None else memory_gib
+    task, num_examples = task_to_plan(config, sizes or DataSizes())
+    planner = MemoryPlanner(task, target.device, world_size)
+    if config.training.batch_size == AUTO_BATCH_SIZE:
+        config = with_settings(config, split(config, largest_divisor(planner, config, limit)))
+    most = SEARCHED_TIMES * config.training.batch_size
+    most = min(most, num_examples) if num_examples is not None else most
     return MemoryPlan(
-        device=device.type,
+        device=target.name,
         batch_size=config.training.batch_size,
         gradient_accumulation=config.training.gradient_accumulation,
         limit_gib=limit,
-        largest_batch_size=planner.largest_batch(limit),
-        searched_batch_size=planner.most_searched(),
-        variants=variants,
+        largest_batch_size=planner.largest_batch(config, limit, most=most),
+        searched_batch_size=most,
+        variants=_variants(planner, config),
+    )
+
+
+def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
+    """Return the configuration as it stands, and with each optimization switched."""
+    changes: dict[str, Settings] = {AS_CONFIGURED: {}}
+    for key, name in SWITCHES.items():
+        on = getattr(config.optimizations, key)
+        changes[f"{'without' if on else 'with'} {name}"] = {f"optimizations.{key}": not on}
+    if config.training.batch_size % 2 == 0:
+        changes["half the microbatch"] = split(config, config.training.batch_size // 2)
+    found = []
+    for name, settings in changes.items():
+        try:
+            memory = planner.predict(with_settings(config, settings))
+        except ConfigError:
+            continue  # this model has nothing of the kind
+        found.append(Variant(name, settings, memory))
+    return found
+
+
+def with_settings(config: RunConfig, settings: Settings) -> RunConfig:
+    """Return a configuration with some settings changed, checked as a whole."""
+    return from_mapping(config.model_dump(mode="json"), settings, source="plan")
+
+
+def examples_in_step(config: RunConfig) -> int:
+    """Return the examples in an optimizer step of each process."""
+    training = config.training
+    if training.batch_size == AUTO_BATCH_SIZE:
+        return training.effective_batch_size or DEFAULT_BATCH_SIZE
+    return training.batch_size * training.gradient_accumulation
+
+
+def split(config: RunConfig, batch_size: int) -> dict[str, Any]:
+    """Return the settings of other microbatches with as many examples in a step."""
+    settings: dict[str, Any] = {
+        "training.batch_size": batch_size,
+        "training.gradient_accumulation": -(-examples_in_step(config) // batch_size),
+    }
+    if config.training.batch_size == AUTO_BATCH_SIZE:
+        settings["training.effective_batch_size"] = None
+    return settings
+
+
+def largest_divisor(
+    planner: MemoryPlanner, config: RunConfig, limit_gib: float, *, most: int | None = None
+) -> int:
+    """Return the largest microbatch that fits and divides the optimizer step; it may be `auto`.
+
+    Every step then sees the same examples as with one large batch, and since losses are sums that
+    the trainer divides once, by the count of the whole step, gradients are those of the large batch
+    too (but for batch normalisation, which sees one microbatch at a time).
+
+    Raises:
+        OutOfMemoryError: not even the smallest microbatch up to `most` fits.
+    """
+    together, least = examples_in_step(config), config.smallest_batch_size
+    # Two microbatches hold gradients while the second is made: no smaller number needs more.
+    halves = with_settings(config, split(config, max(together // 2, least)))
+    fits = planner.largest_batch(halves, limit_gib, most=min(most or together, together))
+    for size in range(fits, least - 1, -1):
+        if together % size == 0:
+            return size
+    raise OutOfMemoryError(
+        f"{limit_gib:.2f} GiB hold no microbatch of {least} or more examples that divides "
+        f"{together}; make the model smaller or free memory"
     )

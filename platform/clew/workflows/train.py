@@ -28,10 +28,12 @@ from clew.training.setup import (
 )
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.workflows.auto_batch import resolve_batch_size
-from clew.workflows.memory_guard import MemoryBefore, explaining_lack_of_memory
+from clew.workflows.memory_guard import (
+    MemoryBefore,
+    explaining_lack_of_memory,
+    resolve_batch_size,
+)
 from clew.workflows.outputs import check_new_folder
-from clew.workflows.planner import Planner
 from clew.workflows.resume import (
     ResumePoint,
     find_in_folder,
@@ -171,13 +173,12 @@ def _train(
     tracker.tags(tags or {})
     with (
         tracker,
-        explaining_lack_of_memory(config, device),
+        explaining_lack_of_memory(config, task, device),
         tempfile.TemporaryDirectory(prefix="clew-") as temporary,
     ):
         folder = checkpoint_dir or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        planner = Planner(config, device, world.size, task)
-        memory = MemoryBefore.look(planner, predict=world.is_main)
+        memory = MemoryBefore.look(config, task, device, world)
         trainer = build_trainer(
             config,
             task,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from clew.layers.chunks import chunks
 from clew.layers.products import product
 
 MINIMUM_CHUNK = 2048
@@ -71,8 +72,7 @@ class EntityChunks:
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, to overwrite."""
         operand, exact = self.queries.dtype, self.table.dtype
-        for start in range(0, len(self.table), self.size):
-            entities = slice(start, min(start + self.size, len(self.table)))
+        for entities in chunks(len(self.table), self.size):
             rows = self.table[entities]
             if operand != exact:
                 rows = self.workspace.take("rows", tuple(rows.shape), operand).copy_(rows)
