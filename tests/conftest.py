@@ -3,11 +3,16 @@
 import os
 import shutil
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.recorded import Recorded
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
@@ -44,6 +49,26 @@ install_import_hook(
     [f"{package}.{name}" for package, names in SHAPES_ARE_CHECKED.items() for name in names],
     "beartype.beartype",
 )
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> "Recorded":
+    """Return a store that real commands filled; a test that changes it makes a copy.
+
+    `CLEW_RECORDED` names a folder to keep it in, for who works on the dashboard: the next test run
+    takes it from there.
+    """
+    from tests.recorded import record
+
+    kept = os.environ.get("CLEW_RECORDED")
+    return record(Path(kept) if kept else tmp_path_factory.mktemp("recorded") / "store")
+
+
+@pytest.fixture(autouse=True)
+def artifacts_of_one_store() -> None:
+    """Let MLflow forget where artifacts lie: it goes by the run's id, which copies share."""
+    if loaded := sys.modules.get("mlflow.tracking._tracking_service.utils"):
+        loaded._artifact_repos_cache.clear()
 
 
 @pytest.fixture(scope="session")

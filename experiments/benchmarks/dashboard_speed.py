@@ -1,8 +1,9 @@
 """How fast the dashboard is in a browser: cold start, page changes, large explanations.
 
 Times are from the command or the click to the moment when the page is drawn and the server is
-idle again, in headless Chromium on the same machine. The store has 2,000 runs of 40 metrics; the
-explanations have 100 tests x 1,000 facts, and one test x 100,000 facts.
+idle again, in headless Chromium on the same machine. The store has 2,000 runs of 43 metrics and 20
+epochs, copies of eight that `clew train` recorded; the explanations have 100 tests x 1,000 facts,
+and one test x 100,000 facts.
 
     python -m experiments.benchmarks.dashboard_speed
 """
@@ -20,6 +21,7 @@ from experiments.benchmarks.harness import median, print_table, write_results
 from tests.browser.dashboard import Dashboard, chromium, serving, wait_for
 
 NUM_RUNS = 2000
+NUM_EPOCHS = 20
 REPEATS = 5
 IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 HEADING = "document.querySelector('h1')?.innerText"
@@ -44,17 +46,15 @@ def timed(action: Callable[[], object], page: Page, condition: str) -> float:
 
 def seed(folder: Path) -> str:
     """Fill a store and return its address; the two trace runs are its newest runs."""
-    from tests.ui.seed import Seeder
+    from tests.recorded import record
     from tests.ui.seed_influence import trace_run
     from tests.ui.seed_many import large_store
 
-    uri = large_store(folder, NUM_RUNS)
-    seeder = Seeder(uri)
-    model = seeder.train("fp32")
-    seeder.num_runs = NUM_RUNS
-    trace_run(seeder, model, num_tests=100, num_pairs=1000, top_k=500)
-    trace_run(seeder, model, num_tests=1, num_pairs=100_000, top_k=100_000)
-    return uri
+    recorded = record(folder / "recorded", num_epochs=NUM_EPOCHS)
+    large = large_store(recorded, folder / "store", NUM_RUNS)
+    trace_run(large, num_tests=100, num_pairs=1000, top_k=500)
+    trace_run(large, num_tests=1, num_pairs=100_000, top_k=100_000)
+    return large.uri
 
 
 def cold_starts(uri: str, page: Page) -> list[float]:

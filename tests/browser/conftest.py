@@ -1,8 +1,6 @@
-"""A browser, servers over seeded stores, and a model that is really trained."""
+"""A browser, and servers over copies of what real commands recorded."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +11,9 @@ from clew.runs import store as clew_store
 
 clew_store.prepare_client_environment()
 
-from tests.browser.dashboard import CHROMIUM, ROOT, Dashboard, chromium, serving  # noqa: E402
-from tests.ui.conftest import Filled, fill  # noqa: E402
+from tests.browser.dashboard import CHROMIUM, Dashboard, chromium, serving  # noqa: E402
+from tests.recorded import Recorded  # noqa: E402
+from tests.ui.conftest import fill  # noqa: E402
 
 WIDE = {"width": 1400, "height": 900}
 NARROW = {"width": 420, "height": 900}
@@ -37,12 +36,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
-    return fill(tmp_path_factory.mktemp("browser"))
+def filled(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return fill(recorded, tmp_path_factory.mktemp("browser") / "store")
 
 
 @pytest.fixture(scope="session")
-def filled_address(filled: Filled) -> Iterator[str]:
+def filled_address(filled: Recorded) -> Iterator[str]:
     with serving(filled.uri) as address:
         yield address
 
@@ -54,25 +53,9 @@ def browser_empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def champion(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Train on the bundled graph for a moment and promote; return the store."""
-    uri = f"sqlite:///{tmp_path_factory.mktemp('champion') / 'mlflow.db'}"
-    environment = os.environ | {"MLFLOW_TRACKING_URI": uri, "OMP_NUM_THREADS": "1"}
-    for arguments in (
-        ["train", "--num-epochs=2", "--embedding-dim=64", "--output-channels=8"],
-        ["promote", "--experiment=clew", "--name=clew-umls"],
-    ):
-        command = [sys.executable, "-m", "clew", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-    return uri
-
-
-@pytest.fixture(scope="session")
-def champion_address(champion: str) -> Iterator[str]:
-    with serving(champion) as address:
+def champion_address(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve a store of its own: asking and promoting write to it."""
+    with serving(recorded.copy(tmp_path_factory.mktemp("champion") / "store").uri) as address:
         yield address
 
 

@@ -162,6 +162,7 @@ class Dashboard:
     def choose(self, label: str, option: str) -> "Dashboard":
         """Choose an option of a select box."""
         box = self.page.get_by_role("combobox", name=label)
+        self.page.mouse.move(0, 0)  # a table under the pointer lays its tool bar over what is above
         box.click()
         box.fill(option)  # a long list draws only what is in view
         self.page.get_by_role("option", name=option, exact=True).first.click()

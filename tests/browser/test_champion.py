@@ -1,4 +1,4 @@
-"""Promoting, asking and explaining with a model that was really trained."""
+"""Promoting, asking and explaining with the champion among the recorded models."""
 
 from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard

@@ -6,24 +6,20 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import Look
-from tests.ui.conftest import Filled
+from tests.recorded import HOSTILE, Recorded
+from tests.ui.seed_many import MODELS
 
 PAGES = ("overview", "compare", "influence", "reviews", "models", "ask")
 
 
-def path_of(page: str, filled: Filled) -> str:
+def path_of(page: str, filled: Recorded) -> str:
     """Return the address of a page with something to see."""
     if page == "overview":
         return "/"
     if page == "compare":
-        runs = filled.seeder.client.search_runs(
-            [filled.seeder.experiment_id],
-            "tags.`clew.kind` = 'train' AND attributes.status = 'FINISHED'",
-            max_results=9,
-        )
-        return "/compare?runs=" + ",".join(run.info.run_id for run in runs)
+        return "/compare?runs=" + ",".join(filled.runs[name] for name in (*MODELS, "hostile"))
     if page == "influence":
-        return f"/influence?run={filled.trace}&fact=2&edges=20"
+        return f"/influence?run={filled.runs['trace']}&fact=2&edges=20"
     return f"/{page}"
 
 
@@ -36,7 +32,7 @@ SHOWN = FORMS if "CLEW_SCREENSHOTS" in os.environ else FORMS[:2]
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_looks_right(
     look: Look,
-    filled: Filled,
+    filled: Recorded,
     filled_address: str,
     pictures: Path,
     page: str,
@@ -50,13 +46,13 @@ def test_a_page_looks_right(
     assert not dashboard.overflows()
 
 
-def test_hostile_names_are_text(look: Look, filled: Filled, filled_address: str) -> None:
+def test_hostile_names_are_text(look: Look, filled: Recorded, filled_address: str) -> None:
     for path in (
         "/",
-        f"/influence?run={filled.hostile}&test=0&fact=1",
-        f"/influence?run={filled.hostile}&test=0&fact=1&picture=bars",
-        f"/influence?run={filled.hostile}&test=0&view=Groups&group=shared+entity",
-        f"/influence?run={filled.hostile}&test=1&view=Review",
+        f"/influence?run={filled.runs['trace hostile']}&test=0&fact=1",
+        f"/influence?run={filled.runs['trace hostile']}&test=0&fact=1&picture=bars",
+        f"/influence?run={filled.runs['trace hostile']}&test=0&view=Groups&group=shared+entity",
+        f"/influence?run={filled.runs['trace hostile']}&test=1&view=Review",
         "/compare?runs=<script>alert(1)</script>&ref=[x](javascript:1)",
         "/influence?run=<script>alert(1)</script>",
         "/ask?h=<script>alert(1)</script>&answer=<b>&why=:smile:",
@@ -66,15 +62,19 @@ def test_hostile_names_are_text(look: Look, filled: Filled, filled_address: str)
         assert main.locator("script").count() == 0
         assert main.locator('a[href^="javascript"]').count() == 0
         assert main.locator("b b, h1 script").count() == 0
-    hostile = look(filled_address, f"/influence?run={filled.hostile}&test=0")
-    hostile.shows("<script>alert(1)</script>")
-    hostile.shows("[x](javascript:1)")
+    hostile = look(filled_address, f"/influence?run={filled.runs['trace hostile']}&test=0")
+    first_test = (filled.folder / "hostile/test.txt").read_text().splitlines()[0]
+    named = [name for name in HOSTILE if name in first_test]
+    assert len(named) == 2
+    for name in named:
+        hostile.shows(name)
 
 
 def test_pointing_at_hostile_names_shows_text(
-    look: Look, filled: Filled, filled_address: str
+    look: Look, filled: Recorded, filled_address: str
 ) -> None:
-    dashboard = look(filled_address, f"/influence?run={filled.hostile}&test=0&picture=bars")
+    path = f"/influence?run={filled.runs['trace hostile']}&test=0&picture=bars"
+    dashboard = look(filled_address, path)
     place = dashboard.page.get_by_test_id("stVegaLiteChart").first.bounding_box()
     assert place is not None
     for share in (0.1, 0.3, 0.5, 0.7):

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 from tests.browser.conftest import Look
+from tests.recorded import Recorded
 
 
-def test_from_the_overview_to_a_comparison(look: Look, filled_address: str) -> None:
+def test_from_the_overview_to_a_comparison(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
     dashboard = look(filled_address)
-    dashboard.shows("15")
+    dashboard.shows(f"of {len(filled.client.search_runs(['1']))} runs")
     dashboard.choose("State", "finished").choose("Kind", "train")
     assert "state=finished" in dashboard.page.url
     dashboard.tick(0, 1).tick(0, 2)
@@ -23,9 +26,10 @@ def test_the_preset_and_what_can_be_taken_away(
 ) -> None:
     dashboard = look(filled_address, "/compare").press("FP32 / FP16 / checkpointing")
     text = dashboard.text()
-    for variant in ("fp32", "fp16", "fp32+ckpt", "fp16+ckpt"):
+    for variant in ("fp32", "bf16", "fp32+ckpt", "bf16+ckpt"):
         assert variant in text
-    assert "×0.5" in text
+    assert "reference · 2 runs" in text
+    assert "×" in text
     for label, name, beginning in (
         ("⤓ CSV", "comparison.csv", "group,runs"),
         ("⤓ Markdown", "comparison.md", "| variant"),
@@ -40,7 +44,7 @@ def test_the_preset_and_what_can_be_taken_away(
 
 def test_an_address_shows_a_colleague_the_same(look: Look, filled_address: str) -> None:
     dashboard = look(filled_address, "/compare").press("FP32 / FP16 / checkpointing")
-    dashboard.choose("Reference", "fp16 · seed 1").press("both")
+    dashboard.choose("Reference", "bf16 · seed 1").press("both")
     dashboard.page.get_by_text("Seeds together").click()
     dashboard.settle()
     path = dashboard.page.url.removeprefix(filled_address)

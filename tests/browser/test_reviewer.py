@@ -14,18 +14,18 @@ from playwright.sync_api import expect
 from clew.runs.reading.reviews import read_reviews
 from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard, serving
-from tests.ui.conftest import Filled, fill
+from tests.recorded import Recorded
 
 TESTS, FACTS = 0, 1
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Filled:
-    return fill(tmp_path / "own")
+def own(recorded: Recorded, tmp_path: Path) -> Recorded:
+    return recorded.copy(tmp_path / "own")
 
 
 @pytest.fixture
-def own_address(own: Filled) -> Iterator[str]:
+def own_address(own: Recorded) -> Iterator[str]:
     with serving(own.uri) as address:
         yield address
 
@@ -35,22 +35,22 @@ def fact(dashboard: Dashboard) -> str | None:
     return found[1] if found else None
 
 
-def test_reading_an_explanation(look: Look, filled: Filled, filled_address: str) -> None:
-    dashboard = look(filled_address, f"/influence?run={filled.trace}")
-    dashboard.shows("Metformin")
+def test_reading_an_explanation(look: Look, filled: Recorded, filled_address: str) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}")
+    dashboard.shows("steroid")
     dashboard.tick(TESTS, 1)
     assert "test=1" in dashboard.page.url
-    dashboard.shows("Asked for Aspirin")
-    dashboard.page.get_by_role("searchbox", name="Search test triples").fill("simva")
+    dashboard.shows("Asked for clinical_attribute")
+    dashboard.page.get_by_role("searchbox", name="Search test triples").fill("neopl")
     dashboard.page.keyboard.press("Enter")
     dashboard.settle()
-    dashboard.shows("Asked for Simvastatin")
+    dashboard.shows("Asked for neoplastic_process")
 
 
 def test_a_row_and_an_edge_select_the_same_fact(
-    look: Look, filled: Filled, filled_address: str
+    look: Look, filled: Recorded, filled_address: str
 ) -> None:
-    dashboard = look(filled_address, f"/influence?run={filled.trace}&edges=4&side=all")
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&edges=4&side=all")
     dashboard.tick(FACTS, 0)
     assert fact(dashboard) == "1"
     dashboard.shows("made the prediction more likely")
@@ -89,8 +89,8 @@ def edge_points(picture: bytes) -> list[tuple[int, int]]:
     return [(int(columns[i]) + 3, int(rows[i])) for i in chosen]
 
 
-def test_filters_of_facts(look: Look, filled: Filled, filled_address: str) -> None:
-    dashboard = look(filled_address, f"/influence?run={filled.trace}")
+def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}")
     dashboard.press("▼ opposing")
     assert "side=" in dashboard.page.url
     dashboard.page.get_by_text("Hide siblings").click()
@@ -99,28 +99,27 @@ def test_filters_of_facts(look: Look, filled: Filled, filled_address: str) -> No
     dashboard.settle().press("bars")
     dashboard.page.get_by_test_id("stVegaLiteChart").first.wait_for()
     dashboard.press("Groups").press("shared entity").press("Another run")
-    dashboard.choose("Compare with", "tracin fp16 · fp16 · drugmechdb · " + _when(dashboard))
+    dashboard.choose("Compare with", "tracin umls · bf16 · umls · " + _when(dashboard))
     dashboard.shows("Spearman")
     assert "other=" in dashboard.page.url
 
 
 def _when(dashboard: Dashboard) -> str:
-    """Return the time in the label of the fp16 trace run, which depends on the seeds."""
+    """Return the time in the label of the bf16 trace run."""
     dashboard.page.get_by_role("combobox", name="Compare with").click()
     options = dashboard.page.get_by_role("option").all_inner_texts()
     dashboard.page.keyboard.press("Escape")
-    return next(text for text in options if "fp16" in text).rsplit(" · ", 1)[1]
+    return next(text for text in options if "bf16" in text).rsplit(" · ", 1)[1]
 
 
-def test_a_file_from_the_disk(look: Look, filled: Filled, filled_address: str) -> None:
-    folder = Path(filled.uri.removeprefix("sqlite:///")).parent
-    files = sorted(folder.rglob(f"{filled.trace}/**/influence.*"))
+def test_a_file_from_the_disk(look: Look, filled: Recorded, filled_address: str) -> None:
+    files = sorted(filled.files("trace", "influence").iterdir())
     assert len(files) == 3
     dashboard = look(filled_address, "/influence")
     dashboard.page.get_by_text("Open files from this computer instead").click()
     dashboard.page.locator('input[type="file"]').set_input_files(files)
     dashboard.settle(800)
-    dashboard.shows("Metformin")
+    dashboard.shows("steroid")
     assert not dashboard.button("Review").count(), "an uploaded file has no run to write to"
 
 
@@ -141,16 +140,17 @@ def tick_fact(dashboard: Dashboard) -> None:
 
 
 def test_a_review_from_verdict_to_export(
-    look: Look, own: Filled, own_address: str, tmp_path: Path
+    own: Recorded, own_address: str, look: Look, tmp_path: Path
 ) -> None:
-    dashboard = look(own_address, f"/influence?run={own.trace}&view=Review")
+    # The page closes before its server: what is asked for last is taken down first.
+    dashboard = look(own_address, f"/influence?run={own.runs['trace']}&view=Review")
     dashboard.press("✗ implausible")
     tick_fact(dashboard)
     dashboard.page.get_by_role("textbox", name="Comment").fill("chance <b>only</b>")
     dashboard.page.get_by_role("textbox", name="Your name").fill("Grace")
     dashboard.press("Save review")
     dashboard.shows("Saved with the run")
-    (review,) = read_reviews(own.trace, uri=own.uri).reviews
+    (review,) = read_reviews(own.runs["trace"], uri=own.uri).reviews
     assert (review.verdict, review.reviewer) == ("implausible", "Grace")
     assert len(review.wrong) + len(review.convincing) == 1
     dashboard.open("/reviews")

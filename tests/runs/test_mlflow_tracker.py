@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -261,10 +261,21 @@ def test_the_same_value_told_with_a_checkpoint_is_one_point(
     assert read_mlflow(tracker).metrics == {"valid/mrr": [(0.5, 5)]}
 
 
-def test_system_metrics_are_sampled(open_run: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_metrics_are_sampled_unless_unwanted(
+    open_run: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(system_metrics, "SAMPLING_SECONDS", 0.02)
-    tracker = open_run(tracking={"log_system_metrics": True})
-    time.sleep(0.3)
+    sampled = threading.Event()
+    record = MlflowTracker.metrics
+
+    def metrics_noticed(self: MlflowTracker, values: Mapping[str, float], step: int) -> None:
+        record(self, values, step)
+        sampled.set()
+
+    monkeypatch.setattr(MlflowTracker, "metrics", metrics_noticed)
+    tracker = open_run()
+    assert sampled.wait(60)
     tracker.finish("FINISHED")
     metrics = read_run(MlflowClient(), tracker.run_id).metrics
     cpu, disk = (
@@ -273,13 +284,17 @@ def test_system_metrics_are_sampled(open_run: Open, monkeypatch: pytest.MonkeyPa
     )
     assert [step for _, step in cpu] == list(range(len(cpu)))
     assert len(cpu) == len(disk) > 0
+    assert open_run(tracking={"log_system_metrics": False})._system_metrics is None
 
 
 def test_without_psutil_the_run_starts_and_says_so(
     open_run: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(system_metrics.importlib.util, "find_spec", lambda name: None)
-    tracker = open_run(tracking={"log_system_metrics": True})
+    tracker = open_run()
+    assert tracker._system_metrics is not None
+    tracker._system_metrics.join(60)
     assert read_mlflow(tracker).warnings == [
         "psutil is not installed: no system metrics; pip install psutil"
     ]

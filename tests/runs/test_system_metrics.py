@@ -1,4 +1,4 @@
-"""Sampling of the machine goes on when a device goes away."""
+"""Sampling of the machine begins late, and goes on when a device goes away."""
 
 import time
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ class Unplugged(Steady):
 def test_a_device_that_goes_away_ends_its_metrics_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(system_metrics, "SAMPLING_SECONDS", 0.01)
     recorded: list[tuple[dict[str, float], int]] = []
     gone = Unplugged()
-    sampling = SystemMetrics(
-        [gone, Steady()], lambda values, step: recorded.append((dict(values), step))
-    )
+    monkeypatch.setattr(system_metrics, "available_samplers", lambda: ([gone, Steady()], []))
+    sampling = SystemMetrics(lambda values, step: recorded.append((dict(values), step)), print)
     sampling.start()
     while len(recorded) < 3:
         time.sleep(0.01)
@@ -47,3 +47,15 @@ def test_a_device_that_goes_away_ends_its_metrics_alone(
     assert "no longer sampled: GPU is lost" in caplog.text
     time.sleep(0.05)
     assert len(recorded) == count
+
+
+def test_a_run_of_less_than_a_minute_loads_no_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(
+        system_metrics, "available_samplers", lambda: (loaded.append("samplers"), [])
+    )
+    sampling = SystemMetrics(lambda values, step: loaded.append("values"), print)
+    sampling.start()
+    sampling.stop()
+    assert system_metrics.FIRST_SECONDS == 60.0
+    assert loaded == []

@@ -13,6 +13,8 @@ from clew.training.checkpoints import list_checkpoints, read_manifest
 from clew.training.loaders import epoch_order
 from clew.training.trainer import Trainer
 
+EPOCH = "train/epoch"
+
 
 def parameters_of(trainer: Any) -> list[torch.Tensor]:
     return [p.detach().clone() for p in trainer.model.parameters()]
@@ -52,6 +54,14 @@ def test_the_loss_falls(make_trainer: Any) -> None:
     trainer.train()
     losses = series(trainer, "train/loss")
     assert sum(losses[-5:]) < 0.3 * sum(losses[:5])
+
+
+def test_the_epochs_done_are_logged_as_a_fraction(make_trainer: Any) -> None:
+    settings = {"training__batch_size": 10, "training__log_every_steps": 3}
+    trainer = make_trainer(training__num_epochs=3, training__max_steps=10, **settings)
+    trainer.train()  # four batches an epoch
+    found = [(v, step) for k, v, step in trainer.history.tracker.metric_values if k == EPOCH]
+    assert found == [(0.75, 3), (1.0, 4), (1.5, 6), (2.0, 8), (2.25, 9), (2.5, 10)]
 
 
 def test_clipping_logs_the_norm_before_it_and_moves_no_further_than_the_limit(

@@ -1,39 +1,24 @@
-"""Stores for the pages: none, empty, one run, many, broken; and a way to run a page."""
+"""Stores for the pages: none, empty, one run, all that was recorded, broken; how a page is run."""
 
+import shutil
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
+from clew import names
 from clew.runs import store as clew_store
 
 clew_store.prepare_client_environment()
 
-from tests.ui.seed import Seeder, empty_store  # noqa: E402
-from tests.ui.seed_influence import (  # noqa: E402
-    add_broken_report,
-    other_schema,
-    trace_run,
-    write_vocabulary,
-)
+from tests.recorded import Recorded  # noqa: E402
+from tests.ui.seed_many import copy_run  # noqa: E402
 
 TIMEOUT_SECONDS = 60
 Open = Callable[..., AppTest]
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A store with runs, and the ids of those that tests ask for."""
-
-    uri: str
-    train: str
-    trace: str
-    trace_fp16: str
-    hostile: str
-    seeder: Seeder
 
 
 @pytest.fixture(autouse=True)
@@ -87,79 +72,63 @@ def no_store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> str:
-    return empty_store(tmp_path / "empty")
+def empty(store_template: Path, tmp_path: Path) -> str:
+    shutil.copyfile(store_template, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture
-def single(tmp_path: Path) -> Seeder:
-    seeder = Seeder(empty_store(tmp_path / "single"))
-    seeder.train("fp32")
-    return seeder
+def single(recorded: Recorded, tmp_path: Path) -> Recorded:
+    """Return a store with one run, which `mlflow run` recorded."""
+    return recorded.copy(tmp_path / "single").keep_only("fp32 0")
 
 
 @pytest.fixture(scope="session")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+def many(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Return a store that tests read and do not change."""
-    return fill(tmp_path_factory.mktemp("many"))
+    return fill(recorded, tmp_path_factory.mktemp("many") / "store")
 
 
 @pytest.fixture
-def fresh_many(tmp_path: Path) -> Filled:
+def fresh_many(recorded: Recorded, tmp_path: Path) -> Recorded:
     """Return such a store that a test may change."""
-    return fill(tmp_path / "fresh")
+    return fill(recorded, tmp_path / "fresh")
 
 
-def fill(folder: Path) -> Filled:
-    """Fill a store with variants over seeds, unfinished runs and explanations."""
-    seeder = Seeder(empty_store(folder))
-    trained = {
-        (variant, seed): seeder.train(variant, seed=seed)
-        for seed in range(2)
-        for variant in ("fp32", "fp16", "fp32+ckpt", "fp16+ckpt")
-    }
-    seeder.train("fp16", seed=7, status="FAILED", epochs_done=5)
-    seeder.train("fp32", seed=8, status="RUNNING", epochs_done=10, heartbeat_age=5)
-    seeder.train("fp32", seed=9, status="RUNNING", epochs_done=3, heartbeat_age=4000)
-    seeder.train("fp32", seed=10, name="<script>alert(1)</script> [x](javascript:1)")
-    model = trained["fp32", 0]
-    write_vocabulary(seeder, model)
-    return Filled(
-        uri=seeder.uri,
-        train=model,
-        trace=trace_run(seeder, model),
-        trace_fp16=trace_run(seeder, trained["fp16", 0], variant="fp16", jitter=0.2),
-        hostile=trace_run(seeder, model, hostile=True),
-        seeder=seeder,
-    )
+def fill(recorded: Recorded, folder: Path) -> Recorded:
+    """Copy what was recorded, with a run that is alive and one that has long been silent.
 
-
-@dataclass(frozen=True)
-class Broken:
-    """A store whose trace runs are all unusable, each in its own way."""
-
-    uri: str
-    malformed: str
-    other_schema: str
-    no_files: str
-    deleted: str
+    Both are the training that killed itself: a test waits for no heartbeat to grow old, and keeps
+    no process alive.
+    """
+    store = recorded.copy(folder)
+    stuck, alive = store.runs["killed"], "a11fe" * 6 + "00"
+    with store.database() as base:
+        copy_run(base, stuck, alive)
+        for run_id, age_seconds in ((stuck, 4000), (alive, -1_000_000)):
+            base.execute(
+                "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?",
+                (str(time.time() - age_seconds), run_id, names.TAG_HEARTBEAT),
+            )
+    return Recorded(folder, {**store.runs, "stuck": stuck, "alive": alive})
 
 
 @pytest.fixture(scope="session")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Broken:
-    seeder = Seeder(empty_store(tmp_path_factory.mktemp("broken")))
-    model = seeder.train("fp32")
-    deleted = trace_run(seeder, model, num_tests=1)
-    without = trace_run(seeder, model, num_tests=1)
-    seeder.client.delete_run(deleted)
-    for path in Path(seeder.uri.removeprefix("sqlite:///")).parent.rglob(
-        f"{without}/**/influence.*"
-    ):
+def broken(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Return a store whose explanations are all unusable, each in its own way."""
+    store = recorded.copy(tmp_path_factory.mktemp("broken") / "store")
+    for name, text in (("trace", "{not json"), ("trace bf16", '{"schema_version": 9}')):
+        for path in store.files(name, names.ARTIFACT_INFLUENCE).iterdir():
+            path.unlink()
+        folder = store.files(name, names.ARTIFACT_INFLUENCE)
+        (folder / names.INFLUENCE_JSON).write_text(text, encoding="utf-8")
+    for path in store.files("trace hostile", names.ARTIFACT_INFLUENCE).iterdir():
         path.unlink()
-    return Broken(
-        uri=seeder.uri,
-        malformed=add_broken_report(seeder, model, "{not json", "malformed"),
-        other_schema=add_broken_report(seeder, model, other_schema(), "other schema"),
-        no_files=without,
-        deleted=deleted,
-    )
+    store.client.delete_run(store.runs["trace frames"])
+    named = {
+        "malformed": "trace",
+        "other_schema": "trace bf16",
+        "no_files": "trace hostile",
+        "deleted": "trace frames",
+    }
+    return Recorded(store.folder, {key: store.runs[name] for key, name in named.items()})

@@ -1,7 +1,9 @@
-"""Writes explanations: influence reports with biomedical names, as the influence engine would."""
+"""Writes explanations of any size, with biomedical names, as the influence engine would.
 
-import csv
-import json
+For the benchmark of the dashboard, which needs a hundred thousand facts; tests read explanations
+that commands recorded.
+"""
+
 import random
 import tempfile
 from dataclasses import dataclass
@@ -9,14 +11,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from mlflow.entities import Metric
 
 from clew import names
 from clew.runs.records import (
     CHECKPOINT_PREFIX,
     CONVE_PARTS,
     COSINE_COLUMN,
-    CSV_COLUMNS,
     PART_PREFIX,
     RANK_COLUMN,
     SCORE_COLUMN,
@@ -32,7 +32,7 @@ from clew.runs.records import (
     TripleRecord,
     write_influence_json,
 )
-from tests.ui.seed import HOUR_MS, START_MS, Seeder
+from tests.recorded import Recorded
 
 ENTITIES = [
     ("MESH:D008687", "Metformin"),
@@ -81,7 +81,6 @@ RELATIONS = [
     "manifestation of",
 ]
 QUERIES = [(0, 0, 1), (8, 0, 13), (15, 0, 18), (20, 0, 22), (23, 0, 1), (30, 0, 29)]
-HOSTILE = ["<script>alert(1)</script>", "[x](javascript:1)", ":red[**bold**] $x^2$"]
 CHECKPOINTS = tuple(CheckpointWeight(e, e * 250, 0.003 * 0.95**e) for e in (5, 10, 15, 20))
 
 
@@ -100,8 +99,6 @@ class Pair:
 
 
 def _entity(number: int) -> Term:
-    if number < 0:
-        return Term(HOSTILE[-number - 1], HOSTILE[-number - 1])
     if number < len(ENTITIES):
         return Term(*ENTITIES[number])
     return Term(f"MESH:C{number:06}", f"Compound {number}")
@@ -113,9 +110,9 @@ def triple_record(triple: tuple[int, int, int]) -> TripleRecord:
     return TripleRecord(_entity(triple[0]), Term(relation, relation), _entity(triple[2]))
 
 
-def pairs_of(query: tuple[int, int, int], num_pairs: int, jitter: float) -> list[Pair]:
-    """Draw training facts around a query, strongest first; `jitter` tells two models apart."""
-    draw, shake = random.Random(str(query)), random.Random(f"{query} {jitter}")
+def pairs_of(query: tuple[int, int, int], num_pairs: int) -> list[Pair]:
+    """Draw training facts around a query, strongest first."""
+    draw = random.Random(str(query))
     num_entities = max(len(ENTITIES), num_pairs // 4)
     pairs = {}
     while len(pairs) < num_pairs:
@@ -131,7 +128,7 @@ def pairs_of(query: tuple[int, int, int], num_pairs: int, jitter: float) -> list
         if head == tail or (head, relation, tail) in pairs:
             continue
         near = 1.0 if {head, tail} & {query[0], query[2]} else 0.25
-        strength = near * draw.gauss(0.12, 1.0) ** 3 * (1 + shake.gauss(0, jitter))
+        strength = near * draw.gauss(0.12, 1.0) ** 3
         weights = [draw.gauss(w, 0.15) for w in (0.45, 0.05, 0.2, 0.15, 0.1, 0.05)]
         parts = tuple(strength * weight / sum(weights) for weight in weights)
         cosine = max(-1.0, min(1.0, strength / (3.0 + 2 * draw.random())))
@@ -159,33 +156,22 @@ def _entries(pairs: list[Pair], top_k: int) -> tuple[InfluenceEntry, ...]:
     )
 
 
-def queries_of(num_tests: int, *, hostile: bool = False) -> list[tuple[int, int, int]]:
-    """Return test triples; a hostile one carries names that try to be markup."""
-    found = [(-1, 0, -2), (0, 0, -3)] if hostile else []
-    found += QUERIES[: num_tests - len(found)]
+def queries_of(num_tests: int) -> list[tuple[int, int, int]]:
+    """Return test triples."""
+    found = QUERIES[:num_tests]
     more = ((n % len(ENTITIES), n % 7, len(ENTITIES) + n) for n in range(num_tests))
     return found + [next(more) for _ in range(num_tests - len(found))]
 
 
 def write_report(
-    folder: Path,
-    *,
-    model_run: str,
-    num_tests: int = 6,
-    num_pairs: int = 60,
-    top_k: int = 25,
-    jitter: float = 0.0,
-    hostile: bool = False,
-    csv_too: bool = True,
+    folder: Path, *, model_run: str, num_tests: int, num_pairs: int, top_k: int
 ) -> None:
-    """Write `influence.json`, `.parquet` and `.csv` as the contract has them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    queries = queries_of(num_tests, hostile=hostile)
-    explained = [(query, pairs_of(query, num_pairs, jitter)) for query in queries]
+    """Write `influence.json` and `influence.parquet`."""
+    explained = [(query, pairs_of(query, num_pairs)) for query in queries_of(num_tests)]
     tests = tuple(_test(query, pairs, top_k) for query, pairs in explained)
     report = InfluenceReport(
         model=ReportModel(model_run, names.TASK_LINK_PREDICTION, CHECKPOINTS),
-        settings={"top_k": top_k, "use_mixed_precision": jitter > 0, "use_last_layers_only": False},
+        settings={"top_k": top_k, "use_mixed_precision": False, "use_last_layers_only": False},
         train_size=num_pairs,
         seconds=1.7 * num_tests,
         device="NVIDIA H200",
@@ -193,8 +179,6 @@ def write_report(
     )
     write_influence_json(report, folder / names.INFLUENCE_JSON)
     _write_parquet(explained, folder / names.INFLUENCE_PARQUET)
-    if csv_too:
-        _write_csv(explained, folder / names.INFLUENCE_CSV)
 
 
 def _test(query: tuple[int, int, int], pairs: list[Pair], top_k: int) -> TestInfluence:
@@ -245,91 +229,19 @@ def _write_parquet(explained: list[tuple[tuple[int, int, int], list[Pair]]], pat
     pq.write_table(table, path)
 
 
-def _write_csv(explained: list[tuple[tuple[int, int, int], list[Pair]]], path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(CSV_COLUMNS)
-        for row in _rows(explained):
-            writer.writerow([*(row[column] for column in TERM_COLUMNS), row[SCORE_COLUMN]])
-
-
-def trace_run(
-    seeder: Seeder,
-    model_run: str,
-    *,
-    variant: str = "fp32",
-    num_tests: int = 6,
-    num_pairs: int = 60,
-    top_k: int = 25,
-    jitter: float = 0.0,
-    hostile: bool = False,
-    status: str = "FINISHED",
-) -> str:
-    """Write a trace run with its report."""
+def trace_run(store: Recorded, **sizes: int) -> str:
+    """Add a trace run with such a report, the newest of the store."""
+    model = store.runs["fp32 0"]
+    experiment = store.client.get_run(model).info.experiment_id
     tags = {
         names.TAG_KIND: names.KIND_TRACE,
         names.TAG_TASK: names.TASK_LINK_PREDICTION,
         names.TAG_DATASET: "drugmechdb",
-        names.TAG_VARIANT: variant,
-        names.TAG_SOURCE_RUN: model_run,
-        names.TAG_DEVICE: "NVIDIA H200",
+        names.TAG_SOURCE_RUN: model,
     }
-    start_ms = START_MS + seeder.num_runs * HOUR_MS
-    run_id = seeder.run(
-        name=f"tracin {variant}",
-        tags=tags,
-        params={"cfg.influence.top_k": top_k},
-        metrics=[
-            Metric(names.INFLUENCE_SECONDS_PER_TEST, 1.7, start_ms + 9000, 0),
-            Metric(names.INFLUENCE_PAIRS_PER_SECOND, num_pairs / 1.7, start_ms + 9000, 0),
-        ],
-        status=status,
-        start_ms=start_ms,
-    )
+    run = store.client.create_run(experiment, run_name="tracin fp32", tags=tags)
     with tempfile.TemporaryDirectory() as folder:
-        write_report(
-            Path(folder),
-            model_run=model_run,
-            num_tests=num_tests,
-            num_pairs=num_pairs,
-            top_k=top_k,
-            jitter=jitter,
-            hostile=hostile,
-        )
-        seeder.client.log_artifacts(run_id, folder, names.ARTIFACT_INFLUENCE)
-    return run_id
-
-
-def write_vocabulary(seeder: Seeder, run_id: str, *, num_more: int = 0) -> None:
-    """Write the names that a training run keeps for the programs that ask it."""
-    with tempfile.TemporaryDirectory() as folder:
-        entities = [_entity(n) for n in range(len(ENTITIES) + num_more)]
-        entities += [_entity(-1), _entity(-2)]
-        relations = [Term(name, name) for name in RELATIONS]
-        for kind, terms in (("entities", entities), ("relations", relations)):
-            table = pa.table(
-                {
-                    "id": pa.array(range(len(terms)), pa.int32()),
-                    "name": [term.id for term in terms],
-                    "label": [term.label for term in terms],
-                }
-            )
-            pq.write_table(table, Path(folder) / f"{kind}.parquet")
-        seeder.client.log_artifacts(run_id, folder, "vocabulary")
-
-
-def add_broken_report(seeder: Seeder, model_run: str, text: str, name: str) -> str:
-    """Write a trace run whose report is what `text` says."""
-    run_id = seeder.run(
-        name=name,
-        tags={names.TAG_KIND: names.KIND_TRACE, names.TAG_SOURCE_RUN: model_run},
-        params={},
-        metrics=[],
-    )
-    seeder.client.log_text(run_id, text, f"{names.ARTIFACT_INFLUENCE}/{names.INFLUENCE_JSON}")
-    return run_id
-
-
-def other_schema() -> str:
-    """Return a report of a schema that this version does not know."""
-    return json.dumps({"schema_version": 9, "tests": []})
+        write_report(Path(folder), model_run=model, **sizes)
+        store.client.log_artifacts(run.info.run_id, folder, names.ARTIFACT_INFLUENCE)
+    store.client.set_terminated(run.info.run_id)
+    return str(run.info.run_id)

@@ -1,14 +1,13 @@
 """The page Models over a registry: the champion, versions, their origin, what a promotion says."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from clew import names
 from clew.runs.reading.models import Version
+from tests.recorded import FORCED, MODEL, Recorded
 from tests.ui.conftest import Open, shown
-from tests.ui.seed import Seeder, empty_store
 from ui.components import ask_controls
 from ui.components.model_tables import lineage_pairs, recorded_numbers
 
@@ -22,30 +21,15 @@ TAGS = {
 }
 
 
-@dataclass(frozen=True)
-class Registered:
-    uri: str
-    first: str
-    second: str
-    seeder: Seeder
-
-
 @pytest.fixture
-def registered(tmp_path: Path) -> Registered:
-    seeder = Seeder(empty_store(tmp_path))
-    runs = [seeder.train("fp32"), seeder.train("fp16")]
-    seeder.client.create_registered_model("clew <i>x")
-    for run_id in runs:
-        version = seeder.client.create_model_version(
-            "clew <i>x", source=f"{tmp_path}/model", run_id=run_id, tags=TAGS
-        )
-    seeder.client.set_registered_model_alias("clew <i>x", names.ALIAS_PREVIOUS, "1")
-    seeder.client.set_registered_model_alias("clew <i>x", names.ALIAS_CHAMPION, "2")
-    assert version.version == 2
-    return Registered(seeder.uri, runs[0], runs[1], seeder)
+def registered(recorded: Recorded, tmp_path: Path) -> Recorded:
+    """Return a store with two promoted versions, of a model whose name tries to be markup."""
+    store = recorded.copy(tmp_path / "store")
+    store.client.rename_registered_model(MODEL, "clew <i>x")
+    return store
 
 
-def test_the_champion_and_its_versions(page: Open, registered: Registered) -> None:
+def test_the_champion_and_its_versions(page: Open, registered: Recorded) -> None:
     app = page("models", registered.uri)
     text = shown(app)
     assert "clew &lt;i&gt;x" in text
@@ -53,26 +37,27 @@ def test_the_champion_and_its_versions(page: Open, registered: Registered) -> No
     table = app.dataframe[0].value
     assert list(table["Version"]) == [2, 1]
     assert list(table["Aliases"]) == ["champion", "previous"]
-    assert list(table["Variant"]) == ["fp16", "fp32"]
+    assert list(table["Variant"]) == ["bf16", "fp32"]
     assert app.button(key="rollback").label == "Roll back now"
     assert "Version 1 answers questions again" in text
+    assert FORCED not in text
 
 
-def test_a_version_whose_run_is_gone(page: Open, registered: Registered) -> None:
-    registered.seeder.client.delete_run(registered.second)
+def test_a_version_whose_run_is_gone(page: Open, registered: Recorded) -> None:
+    registered.client.delete_run(registered.runs["bf16 1"])
     table = page("models", registered.uri).dataframe[0].value
-    assert list(table["Run"]) == ["deleted", "drugmechdb fp32"]
+    assert list(table["Run"]) == ["deleted", "umls fp32"]
 
 
 def test_a_candidate_of_the_address_that_is_gone_is_a_message(
-    page: Open, registered: Registered
+    page: Open, registered: Recorded
 ) -> None:
     app = page("models", registered.uri, candidate="0" * 32)
     app.button(key="dry").click().run()
     assert any("may have been deleted" in error.value for error in app.error)
 
 
-def test_an_old_job_of_the_address_is_said_to_be_gone(page: Open, registered: Registered) -> None:
+def test_an_old_job_of_the_address_is_said_to_be_gone(page: Open, registered: Recorded) -> None:
     assert "not known to this dashboard any more" in shown(
         page("models", registered.uri, job="0" * 12)
     )

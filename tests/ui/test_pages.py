@@ -1,5 +1,6 @@
 """Every page under AppTest, over stores without runs, with one, with many, and broken ones."""
 
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -8,8 +9,9 @@ from streamlit.testing.v1 import AppTest
 
 from clew import names
 from clew.runs.reading.report_files import report_files
-from tests.ui.conftest import Broken, Filled, Open, shown
-from tests.ui.seed import Seeder
+from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
+from tests.ui.conftest import Open, shown
+from tests.ui.seed_many import MODELS, large_store
 
 PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask")
 
@@ -28,12 +30,12 @@ def test_a_page_over_an_empty_store_says_what_to_do(page: Open, empty: str, name
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_over_one_run(page: Open, single: Seeder, name: str) -> None:
+def test_a_page_over_one_run(page: Open, single: Recorded, name: str) -> None:
     assert page(name, single.uri).title[0].value.lower() == name
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_over_many_runs(page: Open, many: Filled, name: str) -> None:
+def test_a_page_over_many_runs(page: Open, many: Recorded, name: str) -> None:
     app = page(name, many.uri)
     assert not app.error
 
@@ -52,80 +54,115 @@ def test_a_server_that_is_down_is_a_message(page: Open, name: str) -> None:
     assert any("does not answer" in error.value.replace("\\", "") for error in app.error)
 
 
-def test_the_overview_counts_states(page: Open, many: Filled) -> None:
+def test_the_overview_counts_states(page: Open, many: Recorded) -> None:
     app = page("overview", many.uri)
     numbers = {metric.label: metric.value for metric in app.metric}
+    states = Counter(run.info.status for run in many.client.search_runs(["1"]))
     assert numbers == {
-        "Runs": "15",
+        "Runs": str(states.total()),
         "▶ Running": "1",
         "⚠ Stuck": "1",
-        "✓ Finished": "12",
+        "✓ Finished": str(states["FINISHED"]),
         "✗ Failed": "1",
     }
-    assert "Stuck: silent for 1 h 6 min" in shown(app)
+    assert states["RUNNING"] == 2
+    assert "Stuck: silent for 1 h" in shown(app)
 
 
-def test_the_overview_filters_by_the_address(page: Open, many: Filled) -> None:
-    app = page("overview", many.uri, variant="fp16+ckpt")
+def test_the_progress_of_a_run_moves_with_its_epochs(page: Open, many: Recorded) -> None:
+    app = page("overview", many.uri)
+    (bar,) = app.get("progress")
+    assert (bar.proto.value, bar.proto.text) == (33, "33%")
+    assert shown(app).count("epoch 1 of 3") == 2, "of the run that is alive, and of the stuck one"
+
+
+def test_the_overview_filters_by_the_address(page: Open, many: Recorded) -> None:
+    app = page("overview", many.uri, variant="bf16+ckpt")
     (table,) = app.dataframe
-    assert set(table.value["Variant"]) == {"fp16+ckpt"}
+    assert set(table.value["Variant"]) == {"bf16+ckpt"}
     assert len(table.value) == 2
 
 
-def test_a_search_that_finds_nothing_says_so(page: Open, many: Filled) -> None:
+def test_a_search_that_finds_nothing_says_so(page: Open, many: Recorded) -> None:
     assert "Nothing matches" in shown(page("overview", many.uri, search="no such run"))
 
 
-def test_the_overview_turns_pages(page: Open, tmp_path: Path) -> None:
-    from tests.ui.seed_many import large_store
-
-    app = page("overview", large_store(tmp_path / "large", 130))
+def test_the_overview_turns_pages(page: Open, recorded: Recorded, tmp_path: Path) -> None:
+    app = page("overview", large_store(recorded, tmp_path / "large", 130).uri)
     assert "1 to 50 of 130 runs" in shown(app)
     app.button(key="overview-older").click().run()
     assert "51 to 100 of 130 runs" in shown(app)
     app.button(key="overview-older").click().run()
     assert "101 to 130 of 130 runs" in shown(app)
     assert app.button(key="overview-older").disabled
-    app.selectbox(key="variant").set_value("fp16").run()
-    assert "1 to 22 of 22 runs" in shown(app)
+    app.selectbox(key="variant").set_value("bf16").run()
+    found = sum(MODELS[number % len(MODELS)].startswith("bf16 ") for number in range(130))
+    assert f"1 to {found} of {found} runs" in shown(app)
 
 
-def test_the_preset_compares_variants_over_seeds(page: Open, many: Filled) -> None:
+def test_the_preset_compares_variants_over_seeds(page: Open, many: Recorded) -> None:
+    """Seed 0 of float32 and of mixed precision was started by `mlflow run`, the rest was not."""
     app = page("compare", many.uri)
     app.button(key="preset").click().run()
     assert not app.exception
     text = shown(app)
-    assert "reference · 3 runs" in text
+    assert "reference · 2 runs" in text
     assert text.count(">2 runs<") == 3
     assert "Time per epoch" in text
-    assert "Peak GPU memory" in text
-
-
-def test_runs_of_the_address_are_compared(page: Open, many: Filled) -> None:
-    runs = many.seeder.client.search_runs([many.seeder.experiment_id], max_results=100)
-    by_variant = {
-        run.data.tags["clew.variant"]: run.info.run_id for run in runs if run.data.metrics
+    assert "Peak process memory" in text
+    parameters = app.dataframe[-1].value
+    assert set(parameters["parameter"]) == {
+        "optimizations.use_gradient_checkpointing",
+        "optimizations.use_mixed_precision",
     }
-    chosen = [by_variant["fp32+ckpt"], by_variant["fp16+ckpt"]]
+
+
+def test_two_runs_of_mlflow_run_are_enough_for_the_preset(
+    page: Open, recorded: Recorded, tmp_path: Path
+) -> None:
+    store = recorded.copy(tmp_path / "store").keep_only("fp32 0", "bf16 0")
+    app = page("compare", store.uri)
+    assert not app.button(key="preset").disabled
+    app.button(key="preset").click().run()
+    assert list(app.dataframe[-1].value["parameter"]) == ["optimizations.use_mixed_precision"]
+
+
+def test_what_mlflow_run_was_told_is_no_difference(page: Open, many: Recorded) -> None:
+    same = (many.runs["fp32 0"], many.runs["fp32 1"])
+    hashes = {many.client.get_run(run_id).data.tags["clew.config_hash"] for run_id in same}
+    assert len(hashes) == 2, "the seed alone tells them apart"
+    app = page("compare", many.uri, runs=",".join(same))
+    assert "reference · 2 runs" in shown(app)
+    assert "All of the chosen runs have the same parameters" in shown(app)
+
+
+def test_runs_of_the_address_are_compared(page: Open, many: Recorded) -> None:
+    chosen = [many.runs["fp32+ckpt 0"], many.runs["bf16+ckpt 0"]]
     app = page("compare", many.uri, runs=",".join(chosen), ref=chosen[1], change="both")
     text = shown(app)
-    assert text.index("fp16+ckpt") < text.index("fp32+ckpt"), "the reference stands first"
+    assert text.index("bf16+ckpt") < text.index("fp32+ckpt"), "the reference stands first"
     assert "×" in text
 
 
-def test_a_deleted_run_of_the_address_is_left_out(page: Open, many: Filled) -> None:
-    app = page("compare", many.uri, runs=f"{many.train},{'0' * 32}")
+def test_a_deleted_run_of_the_address_is_left_out(page: Open, many: Recorded) -> None:
+    app = page("compare", many.uri, runs=f"{many.runs['fp32 1']},{'0' * 32}")
     assert "1 of 2 runs are not in the store any more" in shown(app)
     assert "reference" in shown(app)
 
 
-def test_an_explanation_in_words(page: Open, many: Filled) -> None:
-    app = page("influence", many.uri, run=many.trace, test="1")
+def test_an_explanation_in_words(page: Open, many: Recorded) -> None:
+    app = page("influence", many.uri, run=many.runs["trace"], test="1")
     text = shown(app)
-    assert "Aspirin" in text
-    assert "Pain" in text
+    assert "clinical_attribute" in text
+    assert "conceptual_entity" in text
     assert "the model puts" in text
-    assert "Of 60 training facts" in text
+    assert "Of 5,216 training facts, the report holds" in text
+
+
+def test_an_explanation_with_every_fact(page: Open, many: Recorded) -> None:
+    text = shown(page("influence", many.uri, run=many.runs["trace hostile"]))
+    assert f"Of {NUM_HOSTILE_FACTS} training facts, " in text
+    assert "made it more likely" in text
 
 
 def numbers_of(settings: dict[str, float]) -> None:
@@ -155,15 +192,18 @@ def test_a_report_of_the_strongest_facts_says_so() -> None:
     )
 
 
-def test_a_fact_of_the_address_is_selected(page: Open, many: Filled) -> None:
-    app = page("influence", many.uri, run=many.trace, fact="1")
+def test_a_fact_of_the_address_is_selected(page: Open, many: Recorded) -> None:
+    app = page("influence", many.uri, run=many.runs["trace"], fact="1")
     assert "made the prediction more likely" in shown(app)
     assert "rank 1" in shown(app)
 
 
 @pytest.mark.parametrize("bad", ["-1", "999", "x", "1e9"])
-def test_a_place_of_the_address_that_is_none_is_ignored(page: Open, many: Filled, bad: str) -> None:
-    assert "Metformin" in shown(page("influence", many.uri, run=many.trace, test=bad, fact=bad))
+def test_a_place_of_the_address_that_is_none_is_ignored(
+    page: Open, many: Recorded, bad: str
+) -> None:
+    text = shown(page("influence", many.uri, run=many.runs["trace"], test=bad, fact=bad))
+    assert "eicosanoid" in text
 
 
 @pytest.mark.parametrize(
@@ -171,16 +211,18 @@ def test_a_place_of_the_address_that_is_none_is_ignored(page: Open, many: Filled
     [("Groups", "vega_lite_chart", "group"), ("Another run", "vega_lite_chart", "other-box")],
 )
 def test_the_sections_of_an_explanation(
-    page: Open, many: Filled, view: str, chart: str, key: str
+    page: Open, many: Recorded, view: str, chart: str, key: str
 ) -> None:
-    app = page("influence", many.uri, run=many.trace, view=view, other=many.trace_fp16)
+    app = page(
+        "influence", many.uri, run=many.runs["trace"], view=view, other=many.runs["trace bf16"]
+    )
     assert not app.error
     assert len(app.get(chart)) == 1
     assert app.selectbox(key=key) if key.endswith("box") else app.button_group(key=key)
 
 
-def test_the_review_can_tick_the_strongest_facts(page: Open, many: Filled) -> None:
-    app = page("influence", many.uri, run=many.trace, view="Review")
+def test_the_review_can_tick_the_strongest_facts(page: Open, many: Recorded) -> None:
+    app = page("influence", many.uri, run=many.runs["trace"], view="Review")
     ticks = app.dataframe[-1].value
     assert len(ticks) == 20
     assert not ticks["convincing"].any()
@@ -188,10 +230,16 @@ def test_the_review_can_tick_the_strongest_facts(page: Open, many: Filled) -> No
     assert app.button[-1].label == "Save review"
 
 
-def test_two_runs_are_compared(page: Open, many: Filled) -> None:
-    app = page("influence", many.uri, run=many.trace, view="Another run", other=many.trace_fp16)
+def test_two_runs_are_compared(page: Open, many: Recorded) -> None:
+    app = page(
+        "influence",
+        many.uri,
+        run=many.runs["trace"],
+        view="Another run",
+        other=many.runs["trace bf16"],
+    )
     numbers = {metric.label: metric.value for metric in app.metric}
-    assert numbers["Common facts"] == "60"
+    assert TOP_K <= int(numbers["Common facts"]) <= 2 * TOP_K
     assert 0.9 < float(numbers["Spearman"]) < 1
 
 
@@ -205,19 +253,18 @@ def test_two_runs_are_compared(page: Open, many: Filled) -> None:
     ],
 )
 def test_a_broken_explanation_is_a_message(
-    page: Open, broken: Broken, which: str, message: str
+    page: Open, broken: Recorded, which: str, message: str
 ) -> None:
-    app = page("influence", broken.uri, run=getattr(broken, which))
+    app = page("influence", broken.uri, run=broken.runs[which])
     (error,) = app.error
     assert message in error.value.replace("\\", "")
     assert app.selectbox(key="run-box"), "another explanation can be chosen"
 
 
-def test_files_that_go_while_they_are_read_are_a_message(page: Open, fresh_many: Filled) -> None:
-    app = page("influence", fresh_many.uri, run=fresh_many.trace)
+def test_files_that_go_while_they_are_read_are_a_message(page: Open, fresh_many: Recorded) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.runs["trace"])
     assert not app.error
-    folder = Path(fresh_many.uri.removeprefix("sqlite:///")).parent
-    for path in folder.rglob(f"{fresh_many.trace}/**/influence.*"):
+    for path in fresh_many.files("trace", names.ARTIFACT_INFLUENCE).iterdir():
         path.unlink()
     app.query_params["test"] = "1"
     app.run()
@@ -226,36 +273,38 @@ def test_files_that_go_while_they_are_read_are_a_message(page: Open, fresh_many:
     assert app.selectbox(key="run-box"), "another explanation can be chosen"
 
 
-def test_files_that_are_here_are_not_copied(many: Filled, tmp_path: Path) -> None:
-    found = report_files(many.trace, tmp_path, uri=many.uri)
+def test_files_that_are_here_are_not_copied(many: Recorded, tmp_path: Path) -> None:
+    found = report_files(many.runs["trace"], tmp_path, uri=many.uri)
     assert found.json is not None
-    assert many.trace in found.json.parts
+    assert many.runs["trace"] in found.json.parts
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_elsewhere_are_fetched_once(
-    many: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    many: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clew.runs.reading.report_files.is_local_uri", lambda uri: False)
-    first = report_files(many.trace, tmp_path, uri=many.uri)
+    first = report_files(many.runs["trace"], tmp_path, uri=many.uri)
     identity = first.identity
     assert len(identity) == 3
     assert all(tmp_path in Path(path).parents for path, _, _ in identity)
-    assert report_files(many.trace, tmp_path, uri=many.uri).identity == identity
+    assert report_files(many.runs["trace"], tmp_path, uri=many.uri).identity == identity
 
 
-def test_a_run_that_goes_while_it_is_reviewed_is_a_message(page: Open, fresh_many: Filled) -> None:
-    app = page("influence", fresh_many.uri, run=fresh_many.trace, view="Review")
-    fresh_many.seeder.client.delete_run(fresh_many.trace)
-    app.button_group(key=f"review-{fresh_many.trace}-0-verdict").set_value("unsure")
+def test_a_run_that_goes_while_it_is_reviewed_is_a_message(
+    page: Open, fresh_many: Recorded
+) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.runs["trace"], view="Review")
+    fresh_many.client.delete_run(fresh_many.runs["trace"])
+    app.button_group(key=f"review-{fresh_many.runs['trace']}-0-verdict").set_value("unsure")
     app.button[-1].click().run()
     assert not app.success
     assert any("is deleted" in error.value for error in app.error)
 
 
-def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Filled) -> None:
-    app = page("influence", fresh_many.uri, run=fresh_many.trace, view="Review")
-    key = f"review-{fresh_many.trace}-0"
+def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Recorded) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.runs["trace"], view="Review")
+    key = f"review-{fresh_many.runs['trace']}-0"
     app.button_group(key=f"{key}-verdict").set_value("plausible")
     app.text_area(key=f"{key}-comment").set_value("Known <b>mechanism</b>")
     app.text_input(key="reviewer").set_value("Ada")
@@ -282,8 +331,8 @@ def test_verdicts_of_a_run_are_named_after_it() -> None:
     ]
 
 
-def test_a_review_without_a_verdict_is_not_saved(page: Open, fresh_many: Filled) -> None:
-    app = page("influence", fresh_many.uri, run=fresh_many.trace, view="Review")
+def test_a_review_without_a_verdict_is_not_saved(page: Open, fresh_many: Recorded) -> None:
+    app = page("influence", fresh_many.uri, run=fresh_many.runs["trace"], view="Review")
     app.button[-1].click().run()
     assert "Choose a verdict first" in shown(app)
     assert "No reviews yet" in shown(page("reviews", fresh_many.uri))

@@ -1,89 +1,70 @@
 """The explanation of an image sequence: as a frame, and on a page with and without its picture."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from clew import names
-from clew.runs.window_records import SEQUENCE_INFLUENCE_JSON, FrameWindow, SequenceInfluenceReport
+from clew.runs.window_records import (
+    SEQUENCE_INFLUENCE_JSON,
+    SEQUENCE_INFLUENCE_PICTURE,
+    SequenceInfluenceReport,
+)
+from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown
-from tests.ui.seed import Seeder, empty_store
 from ui.data.sequences import windows_of
 
-
-def report() -> SequenceInfluenceReport:
-    def entry(rank: int, window: int, influence: float) -> FrameWindow:
-        return FrameWindow(
-            rank=rank,
-            window=window,
-            last_frame=window + 4,
-            group="<b>flight",
-            target=1.5,
-            influence=influence,
-            cosine=influence / 9,
-        )
-
-    return SequenceInfluenceReport(
-        run_id="0" * 32,
-        dataset="clouds",
-        unit="km",
-        last_frame=1234,
-        group="<i>day",
-        target=1.25,
-        prediction=1.5,
-        loss=0.3,
-        self_influence=4.0,
-        num_windows=700,
-        seconds=1.0,
-        device="cpu",
-        steps=(10, 20),
-        weights=(0.1, 0.1),
-        proponents=(entry(1, 7, 2.0), entry(2, 8, 1.0)),
-        opponents=(entry(1, 90, -3.0), entry(2, 91, -0.5)),
-    )
+FOLDER = "influence"
 
 
-def test_windows_come_in_order_of_their_influence() -> None:
-    windows = windows_of(report())
-    assert windows["influence"].tolist() == [2.0, 1.0, -0.5, -3.0]
-    assert windows["last_frame"].tolist() == [11, 12, 95, 94]
+@pytest.fixture
+def report(recorded: Recorded) -> SequenceInfluenceReport:
+    path = recorded.files("trace frames", f"{FOLDER}/{SEQUENCE_INFLUENCE_JSON}")
+    return SequenceInfluenceReport.read(path)
 
 
-def content(picture: str) -> None:
+def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceReport) -> None:
+    windows = windows_of(report)
+    entries = (*report.proponents, *report.opponents)
+    assert len(windows) == len(entries) > 1
+    assert windows["influence"].is_monotonic_decreasing
+    assert set(windows["last_frame"]) == {entry.last_frame for entry in entries}
+
+
+def content(report: str, picture: str) -> None:
     from pathlib import Path
 
-    from tests.ui.test_sequence_reports import report
+    from clew.runs.window_records import SequenceInfluenceReport
     from ui.components import sequence_report
 
-    sequence_report.show(report(), Path(picture) if picture else None)
+    found = SequenceInfluenceReport.read(Path(report))
+    sequence_report.show(found, Path(picture) if picture else None)
 
 
 @pytest.mark.parametrize("with_picture", [True, False])
-def test_the_page_shows_prediction_and_windows(with_picture: bool, tmp_path: Path) -> None:
-    picture = ""
-    if with_picture:
-        from matplotlib.figure import Figure
-
-        picture = str(tmp_path / "frames.png")
-        Figure(figsize=(1, 1)).savefig(picture)
-    app = AppTest.from_function(content, args=(picture,)).run()
+def test_the_page_shows_prediction_and_windows(
+    with_picture: bool, report: SequenceInfluenceReport, recorded: Recorded, tmp_path: Path
+) -> None:
+    path = tmp_path / SEQUENCE_INFLUENCE_JSON
+    replace(report, group="<i>day", last_frame=1234).write(path)
+    picture = recorded.files("trace frames", f"{FOLDER}/{SEQUENCE_INFLUENCE_PICTURE}")
+    arguments = (str(path), str(picture) if with_picture else "")
+    app = AppTest.from_function(content, args=arguments).run()
     assert not app.exception
     text = " ".join(element.value for element in (*app.markdown, *app.get("html")))
     text += " ".join(str(element.proto) for element in app.get("html"))
     assert "1,234" in text
     assert "<i>day" not in text
-    assert [metric.value for metric in app.metric][-1] == "2"
-    assert list(app.dataframe[0].value["Influence"]) == [2.0, 1.0, -0.5, -3.0]
+    assert [metric.value for metric in app.metric][-1] == str(len(report.steps))
+    assert list(app.dataframe[0].value["Influence"]) == list(windows_of(report)["influence"])
     assert any("picture" in c.value for c in app.caption) != with_picture
 
 
-def test_a_trace_run_of_frames_is_shown_on_the_page_influence(page: Open, tmp_path: Path) -> None:
-    seeder = Seeder(empty_store(tmp_path / "store"))
-    tags = {names.TAG_KIND: names.KIND_TRACE, names.TAG_TASK: names.TASK_SEQUENCE_REGRESSION}
-    run_id = seeder.run(name="trace-sequence clouds", tags=tags, params={}, metrics=[])
-    report().write(tmp_path / "files" / SEQUENCE_INFLUENCE_JSON)
-    seeder.client.log_artifacts(run_id, str(tmp_path / "files"), names.ARTIFACT_INFLUENCE)
-    app = page("influence", seeder.uri, run=run_id)
+def test_a_trace_run_of_frames_is_shown_on_the_page_influence(
+    page: Open, many: Recorded, report: SequenceInfluenceReport
+) -> None:
+    app = page("influence", many.uri, run=many.runs["trace frames"])
     assert not app.error
-    assert "1,234" in shown(app)
+    assert report.group in shown(app)
+    assert f"frame {report.last_frame}" in shown(app)

@@ -1,15 +1,16 @@
 """The page Studies: claims by machine, and the planner's request, job and picture."""
 
 import json
-import tempfile
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clew import names
-from tests.ui.conftest import Filled, Open, no_surprise, shown
-from tests.ui.seed import Seeder, empty_store
+from tests.recorded import Recorded
+from tests.ui.conftest import Open, no_surprise, shown
+from tests.ui.seed_many import copy_run
 from ui.components.plan_controls import stacked_bars
 from ui.data import jobs as jobs_module
 from ui.data import studies as studies_module
@@ -18,75 +19,71 @@ CONFIG = "experiments/link_prediction/umls.yaml"
 PARTS = ("weights", "gradients", "optimizer", "activations")
 
 
-def study_run(seeder: Seeder, machine: str, verdicts: dict[str, str], study: str = "speed") -> str:
-    """Write a finished run of a study."""
-    run_id = seeder.run(
-        name=study,
-        tags={names.TAG_KIND: names.KIND_COMPARE, names.TAG_STUDY: study},
-        params={},
-        metrics=[],
-    )
-    measured = {"value": 1.5, "low": 1.25, "high": None, "rounds": 3}
-    claims = [
-        {
-            "claim": claim,
-            "source": "guide",
-            "measured": None if verdict.startswith("open") else measured,
-            "verdict": verdict,
-        }
-        for claim, verdict in verdicts.items()
-    ]
-    content = {"study": study, "machine": machine, "commit": "c", "claims": claims}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "study.json"
-        path.write_text(json.dumps(content))
-        seeder.client.log_artifact(run_id, str(path), "study")
-    return run_id
+STUDY = "study/study.json"
+
+
+def on_another_machine(store: Recorded, minutes_earlier: int, **changed: object) -> Path:
+    """Copy the study as if another machine had recorded it before; return its report.
+
+    Tests have one machine.
+    """
+    run_id, report = f"{minutes_earlier:032x}", store.files("study", STUDY)
+    began = store.client.get_run(store.runs["study"]).info.start_time
+    with store.database() as base:
+        start = began - 60_000 * minutes_earlier
+        copy_run(base, store.runs["study"], run_id, start_time=start)
+    copy = report.parents[3] / run_id / "artifacts" / STUDY
+    shutil.copytree(report.parent, copy.parent)
+    copy.write_text(json.dumps(json.loads(report.read_text()) | changed))
+    return copy
+
+
+def claims_of(store: Recorded) -> list[dict[str, Any]]:
+    """Return what the recorded study says of each claim."""
+    found: list[dict[str, Any]] = json.loads(store.files("study", STUDY).read_text())["claims"]
+    return found
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> Seeder:
-    seeder = Seeder(empty_store(tmp_path / "studies"))
-    study_run(seeder, "old box", {"twice as fast": "does not hold"})
-    study_run(seeder, "old box", {"twice as fast": "holds", "<b>half</b>": "does not hold"})
-    study_run(seeder, "new box", {"twice as fast": "open: needs a GPU"})
-    study_run(seeder, "new box", {"equal": "cannot be told from 3 rounds"}, study="equality")
-    seeder.run(
-        name="demo", tags={names.TAG_KIND: names.KIND_COMPARE}, params={}, metrics=[]
-    )  # a comparison without a report
-    return seeder
+def measured(recorded: Recorded, tmp_path: Path) -> Recorded:
+    """Return a store with a study of one round, and of an old box with rounds for a verdict."""
+    store = recorded.copy(tmp_path / "studies")
+    first, second, third = claims_of(store)
+    told = {"measured": {"value": 1.5, "low": 1.25, "high": None, "rounds": 3}}
+    claims = [first | told | {"verdict": "holds"}, second | told | {"verdict": "does not hold"}]
+    on_another_machine(store, 1, machine="old box", claims=[*claims, third])
+    on_another_machine(store, 2, machine="old box", claims=[first | {"verdict": "holds"}])
+    return store
 
 
-def test_claims_stand_beside_measurements_by_machine(page: Open, measured: Seeder) -> None:
+def test_claims_stand_beside_measurements_by_machine(page: Open, measured: Recorded) -> None:
     app = page("studies", measured.uri)
+    ours = Counter(claim["verdict"].split()[0] for claim in claims_of(measured))
+    assert ours["cannot"] == 2, "one round tells nothing"
     numbers = {metric.label: metric.value for metric in app.metric}
     assert numbers == {
         "✓ Hold": "1",
         "✗ Do not hold": "1",
-        "? Cannot be told yet": "1",
-        "○ Open: not measurable here": "1",
+        "? Cannot be told yet": str(ours["cannot"]),
+        "○ Open: not measurable here": str(2 * ours["open:"]),
     }
     table = app.dataframe[0].value
-    assert list(table["machine"]) == ["new box", "new box", "old box", "old box"], "the latest"
-    assert list(table["low"])[2:] == [1.25, 1.25]
-    assert table["measured"].isna().sum() == 1, "an open claim has no measurement"
-    assert "<b>half</b>" in set(table["claim"])
+    assert list(table["machine"])[3:] == ["old box"] * 3, "the latest of each"
+    assert list(table["low"])[3:5] == [1.25, 1.25]
+    assert "<b>a million</b> times as fast" in set(table["claim"])
     only = page("studies", measured.uri, machine="old box")
     assert set(only.dataframe[0].value["machine"]) == {"old box"}
 
 
-def test_a_store_without_studies_says_what_to_do(page: Open, many: Filled) -> None:
-    assert "clew compare --study" in shown(page("studies", many.uri))
+def test_a_store_without_studies_says_what_to_do(page: Open, single: Recorded) -> None:
+    assert "clew compare --study" in shown(page("studies", single.uri))
 
 
-def test_a_damaged_report_hides_no_other(page: Open, measured: Seeder, tmp_path: Path) -> None:
-    damaged = study_run(measured, "third box", {"x": "holds"})
-    for path in (tmp_path / "studies").rglob(f"{damaged}/**/study.json"):
-        path.write_text("{not json")
-    assert set(page("studies", measured.uri).dataframe[0].value["machine"]) == {
-        "new box",
-        "old box",
-    }
+def test_a_damaged_report_hides_no_other(page: Open, measured: Recorded) -> None:
+    on_another_machine(measured, 3, machine="third box").write_text("{not json")
+    found = set(page("studies", measured.uri).dataframe[0].value["machine"])
+    assert len(found) == 2
+    assert "old box" in found
 
 
 def test_every_configuration_can_be_chosen() -> None:
@@ -124,7 +121,7 @@ def planned(limit: float = 2.0) -> dict[str, Any]:
 
 
 def test_sliders_start_the_planner_and_its_budget_is_drawn(
-    page: Open, single: Seeder, monkeypatch: pytest.MonkeyPatch
+    page: Open, single: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
     job = _FakeJob(planned())
@@ -171,7 +168,7 @@ def test_bars_are_stacked_by_part_beside_the_memory_there_is() -> None:
     assert rule["mark"]["type"] == "rule"
 
 
-def test_the_request_is_one_that_the_planner_takes(single: Seeder) -> None:
+def test_the_request_is_one_that_the_planner_takes(single: Recorded) -> None:
     """The assignments of moved sliders, on a real command line."""
     from clew.config.load import load, parse_assignments
 

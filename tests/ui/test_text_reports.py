@@ -1,7 +1,6 @@
 """The explanation of a text: read, filtered, marked, shown as a page, or said to be broken."""
 
 import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,88 +10,50 @@ from clew import names
 from clew.errors import DataError
 from clew.runs.reading.report_files import report_files
 from clew.runs.reading.texts import read_text_report, windows_of
-from clew.runs.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
+from clew.runs.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport
+from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
-from tests.ui.seed import Seeder, empty_store
 from ui.components import influence_charts, markup
 from ui.data.influence import FactFilter, report_of_upload
 from ui.data.texts import filter_windows, shared_passages
 
-HOSTILE = "<script>alert(1)</script> what light through yonder window shines\n"
-
-
-def entry(rank: int, window: int, influence: float, text: str) -> TextWindow:
-    shares = (0.75 * influence, 0.25 * influence)
-    return TextWindow(
-        rank=rank,
-        window=window,
-        first_token=64 * window,
-        text=text,
-        influence=influence,
-        cosine=influence / 10,
-        by_checkpoint=shares,
-        by_part={"embedding": shares[1], "layers": shares[0]},
-    )
+FILE = f"{names.ARTIFACT_INFLUENCE}/{TEXT_INFLUENCE_JSON}"
 
 
 @pytest.fixture
-def report() -> TextInfluenceReport:
-    return TextInfluenceReport(
-        run_id="0" * 32,
-        dataset="plays",
-        prompt="But soft, what light through ",
-        continuation="yonder window breaks",
-        loss=12.5,
-        self_influence=31.0,
-        num_windows=1200,
-        seconds=3.5,
-        device="cpu",
-        steps=(100, 200),
-        weights=(0.01, 0.01),
-        proponents=(entry(1, 7, 4.0, HOSTILE), entry(2, 3, 2.0, "another window of text")),
-        opponents=(entry(1, 900, -3.0, "nothing alike"),),
-        settings={"window": 64},
-    )
+def report(recorded: Recorded) -> TextInfluenceReport:
+    """Return what `trace-text` said of a continuation; it keeps every training window."""
+    return TextInfluenceReport.read(recorded.files("trace text", FILE))
 
 
 @pytest.fixture
-def folder(report: TextInfluenceReport, tmp_path: Path) -> Path:
-    report.write(tmp_path / TEXT_INFLUENCE_JSON)
-    return tmp_path
-
-
-def record(uri_folder: Path, content: str) -> tuple[str, str]:
-    """Record a file as the explanation of a trace run; return the store and the run."""
-    seeder = Seeder(empty_store(uri_folder))
-    tags = {
-        names.TAG_KIND: names.KIND_TRACE,
-        names.TAG_TASK: names.TASK_LANGUAGE_MODELING,
-        names.TAG_DATASET: "plays",
-    }
-    run_id = seeder.run(name="trace-text plays", tags=tags, params={}, metrics=[])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / TEXT_INFLUENCE_JSON
-        path.write_text(content, encoding="utf-8")
-        seeder.client.log_artifacts(run_id, folder, names.ARTIFACT_INFLUENCE)
-    return seeder.uri, run_id
+def own(recorded: Recorded, tmp_path: Path) -> Recorded:
+    """Return a store whose explanation a test may damage."""
+    return recorded.copy(tmp_path / "store")
 
 
 def test_windows_are_in_order_of_their_influence(report: TextInfluenceReport) -> None:
     windows = windows_of(report)
-    assert list(windows["window"]) == [7, 3, 900]
-    assert list(windows["rank"]) == [1, 2, 3]
-    assert list(windows["first_token"]) == [448, 192, 57_600]
-    assert list(windows["last_token"]) == [511, 255, 57_663]
-    assert list(windows["checkpoint_100"]) == [3.0, 1.5, -2.25]
-    assert list(windows["part_embedding"]) == [1.0, 0.5, -0.75]
+    assert len(windows) == report.num_windows
+    assert windows["influence"].is_monotonic_decreasing
+    assert list(windows["rank"]) == list(range(1, len(windows) + 1))
+    assert (windows["first_token"] == 64 * windows["window"]).all()
+    assert (windows["last_token"] == windows["first_token"] + 63).all()
+    for prefix in ("checkpoint_", "part_"):
+        shares = windows[[column for column in windows if column.startswith(prefix)]]
+        assert shares.shape[1] > 1
+        assert shares.sum(axis=1).tolist() == pytest.approx(list(windows["influence"]), rel=1e-3)
     assert windows_of(replace(report, proponents=(), opponents=())).empty
 
 
 def test_windows_are_filtered_by_text_and_side(report: TextInfluenceReport) -> None:
     windows = windows_of(report)
-    assert list(filter_windows(windows, FactFilter(text="ANOTHER"))["window"]) == [3]
-    assert list(filter_windows(windows, FactFilter(side="opponents"))["window"]) == [900]
-    assert list(filter_windows(windows, FactFilter())["window"]) == [7, 3, 900]
+    found = filter_windows(windows, FactFilter(text="YONDER WINDOW"))
+    assert len(found) > 0
+    assert found["text"].str.contains("yonder window").all()
+    opposing = filter_windows(windows, FactFilter(side="opponents"))
+    assert set(opposing["window"]) == {entry.window for entry in report.opponents}
+    assert len(filter_windows(windows, FactFilter())) == report.num_windows
 
 
 @pytest.mark.parametrize(
@@ -116,52 +77,59 @@ def test_marked_text_is_escaped() -> None:
 
 
 def test_places_are_drawn_with_their_sign(report: TextInfluenceReport) -> None:
-    spec = influence_charts.place_bars(windows_of(report), "influence", 1).to_dict()
+    windows = windows_of(report)
+    spec = influence_charts.place_bars(windows, "influence", 1).to_dict()
     (drawn,) = spec["datasets"].values()
-    assert [row["sign"] for row in drawn] == ["helps", "helps", "opposes"]
-    assert [row["chosen"] for row in drawn] == [True, False, False]
+    assert [row["sign"] == "helps" for row in drawn] == list(windows["influence"] > 0)
+    assert [row["chosen"] for row in drawn] == [place == 0 for place in range(len(windows))]
     assert spec["encoding"]["x"]["field"] == "first_token"
 
 
-def test_an_explained_text_is_a_page(page: Open, folder: Path, tmp_path: Path) -> None:
-    uri, run_id = record(tmp_path / "store", (folder / TEXT_INFLUENCE_JSON).read_text())
-    app = page("influence", uri, run=run_id)
+def test_an_explained_text_is_a_page(
+    page: Open, many: Recorded, report: TextInfluenceReport
+) -> None:
+    app = page("influence", many.uri, run=many.runs["trace text"])
     text = shown(app)
     assert not app.error
-    assert "But soft, what light through <mark>yonder window breaks</mark>" in text
-    assert "Of 1,200 training windows" in text
-    assert "From plays, tokens 448 to 511" in text
-    assert (
-        "&lt;script&gt;alert(1)&lt;/script&gt;<mark> what light through yonder window </mark>"
-        in text
-    )
-    assert "<script>" not in text
+    assert f"{PROMPT}<mark>{CONTINUATION}</mark>" in text
+    assert f"Of {report.num_windows} training windows" in text
     numbers = {metric.label: metric.value for metric in app.metric}
-    assert numbers["Loss [nats]"] == "12.5"
-    assert numbers["Windows scored"] == "1,200"
-    table = app.dataframe[0].value
-    assert list(table["Window"]) == [7, 3, 900]
-    assert list(table[""]) == ["▲", "▲", "▼"]
-    other = shown(page("influence", uri, run=run_id, fact="3"))
-    assert "made it less likely" in other
-    assert "nothing alike" in other
+    assert float(numbers["Loss [nats]"]) == pytest.approx(report.loss, rel=0.01)
+    assert numbers["Windows scored"] == str(report.num_windows)
+    windows, table = windows_of(report), app.dataframe[0].value
+    assert list(table["Window"]) == list(windows["window"])
+    assert list(table[""]) == ["▲" if value > 0 else "▼" for value in windows["influence"]]
+
+
+def test_what_a_window_shares_with_the_text_is_marked(
+    page: Open, many: Recorded, report: TextInfluenceReport
+) -> None:
+    windows = windows_of(report)
+    (place, *_) = windows.index[windows["text"].str.contains(HOSTILE[0], regex=False)]
+    window = windows.loc[place]
+    text = shown(page("influence", many.uri, run=many.runs["trace text"], fact=str(window["rank"])))
+    assert f"From plays, tokens {window['first_token']} to {window['last_token']}" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "<script>" not in text
+    helps, opposes = "made the continuation more likely", "made it less likely"
+    assert (helps if window["influence"] > 0 else opposes) in text
+    (passage, *_) = shared_passages(window["text"], PROMPT + CONTINUATION)
+    assert f"<mark>{window['text'][slice(*passage)]}</mark>" in text
 
 
 def test_numbers_that_are_not_of_the_average_say_so(
-    page: Open, folder: Path, report: TextInfluenceReport, tmp_path: Path
+    page: Open, own: Recorded, report: TextInfluenceReport
 ) -> None:
-    for kept in ({}, {"ema_decay": 0.99}):
-        replace(report, settings=kept).write(folder / TEXT_INFLUENCE_JSON)
-        content = (folder / TEXT_INFLUENCE_JSON).read_text()
-        uri, run_id = record(tmp_path / f"store {len(kept)}", content)
-        said = names.NOT_OF_THE_AVERAGE in shown(page("influence", uri, run=run_id))
-        assert said == bool(kept)
+    assert report.settings["ema_decay"] == 0.5
+    run_id = own.runs["trace text"]
+    assert names.NOT_OF_THE_AVERAGE in shown(page("influence", own.uri, run=run_id))
+    replace(report, settings={}).write(own.files("trace text", FILE))
+    assert names.NOT_OF_THE_AVERAGE not in shown(page("influence", own.uri, run=run_id))
 
 
-def test_a_search_that_finds_no_window_says_so(page: Open, folder: Path, tmp_path: Path) -> None:
-    uri, run_id = record(tmp_path / "store", (folder / TEXT_INFLUENCE_JSON).read_text())
+def test_a_search_that_finds_no_window_says_so(page: Open, many: Recorded) -> None:
     assert "No training window passes" in shown(
-        page("influence", uri, run=run_id, factfind="no such text")
+        page("influence", many.uri, run=many.runs["trace text"], factfind="no such text")
     )
 
 
@@ -179,20 +147,22 @@ def broken(content: str, which: str) -> str:
 
 @pytest.mark.parametrize("which", ["version", "entry", "number", "json", "list", "kind"])
 def test_a_broken_explanation_is_a_message(
-    page: Open, folder: Path, tmp_path: Path, which: str
+    page: Open, own: Recorded, tmp_path: Path, which: str
 ) -> None:
-    content = broken((folder / TEXT_INFLUENCE_JSON).read_text(), which)
-    uri, run_id = record(tmp_path / "store", content)
+    path, run_id = own.files("trace text", FILE), own.runs["trace text"]
+    path.write_text(broken(path.read_text(), which))
     with pytest.raises(DataError, match=TEXT_INFLUENCE_JSON.replace(".", r"\.")):
-        read_text_report(report_files(run_id, tmp_path, uri=uri))
-    app = page("influence", uri, run=run_id)
+        read_text_report(report_files(run_id, tmp_path, uri=own.uri))
+    app = page("influence", own.uri, run=run_id)
     (error,) = app.error
     assert "cannot be shown" in error.value
     assert app.selectbox(key="run-box")
 
 
-def test_a_text_from_the_disk_is_recognised(folder: Path, report: TextInfluenceReport) -> None:
-    content = (folder / TEXT_INFLUENCE_JSON).read_bytes()
+def test_a_text_from_the_disk_is_recognised(
+    recorded: Recorded, report: TextInfluenceReport
+) -> None:
+    content = recorded.files("trace text", FILE).read_bytes()
     files = report_of_upload({TEXT_INFLUENCE_JSON: content})
     assert files.text is not None
     assert TextInfluenceReport.read(files.text) == report

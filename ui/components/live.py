@@ -9,11 +9,12 @@ from ui.components import glossary, markup, states
 from ui.components.runs_table import seconds_text
 from ui.data.comparison import number_text
 from ui.data.runs import (
+    Progress,
     RunRecord,
     headline_key,
     last_sign_of_life,
     live_runs,
-    progress_of,
+    progress,
     state_of,
 )
 
@@ -41,10 +42,11 @@ def _runs(experiment_ids: tuple[str, ...]) -> None:
 
 
 def _run(run: RunRecord) -> None:
+    done = progress(run)
     title = markup.fill(
         "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>",
         name=run.name or run.run_id[:8],
-        detail=_detail(run),
+        detail=_detail(run, done),
     )
     st.html(title)
     if state_of(run) == "stuck":
@@ -54,27 +56,17 @@ def _run(run: RunRecord) -> None:
             "last checkpoint:",
             command=f"clew train --resume {run.run_id}",
         )
-        return
-    share = progress_of(run)
-    if share is not None:
-        st.progress(share, text=f"{share:.0%}{_remaining(run, share)}")
+    elif done is not None:
+        left = done.seconds_left
+        rest = f" · about {seconds_text(left)} to go" if left else ""
+        st.progress(done.share, text=f"{done.share:.0%}{rest}")
 
 
-def _detail(run: RunRecord) -> str:
+def _detail(run: RunRecord, done: Progress | None) -> str:
     parts = [run.tags.get(names.TAG_VARIANT, ""), run.tags.get(names.TAG_DATASET, "")]
-    epoch = run.metrics.get(names.TRAIN_EPOCH)
-    if epoch is not None:
-        total = run.params.get(f"{names.PARAMETER_PREFIX}training.num_epochs", "?")
-        parts.append(f"epoch {epoch:.0f} of {total}")
+    if done is not None:
+        parts.append(f"epoch {done.epochs:.3g} of {done.total_epochs:.3g}")
     key = headline_key(run)
     if key in run.metrics:
         parts.append(f"{glossary.words(key).label} {number_text(run.metrics[key])}")
     return " · ".join(part for part in parts if part)
-
-
-def _remaining(run: RunRecord, share: float) -> str:
-    """Return how long the rest takes at the pace so far."""
-    if not 0 < share < 1:
-        return ""
-    passed = time.time() - run.started_ms / 1000
-    return f" · about {seconds_text(passed / share * (1 - share))} to go"

@@ -8,6 +8,7 @@ import streamlit as st
 
 from clew import names
 from clew.runs.reading.metrics import metric_histories
+from clew.runs.reading.progress import Progress, progress_of
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import (
     Experiment,
@@ -18,7 +19,6 @@ from clew.runs.reading.search import (
     find_runs,
     last_sign_of_life,
     list_experiments,
-    progress_of,
     search_runs,
     state_of,
 )
@@ -26,12 +26,12 @@ from ui.data import store
 
 __all__ = [
     "Experiment",
+    "Progress",
     "RunPage",
     "RunQuery",
     "RunRecord",
     "State",
     "last_sign_of_life",
-    "progress_of",
     "state_of",
 ]
 
@@ -134,6 +134,11 @@ def counts(experiment_ids: tuple[str, ...]) -> Counts:
 def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
     """Return the runs that say they are running."""
     return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
+
+
+def progress(run: RunRecord) -> Progress | None:
+    """Return how far a training run is; None for other runs."""
+    return progress_of(run, histories([run], names.TRAIN_EPOCH))
 
 
 def headline_key(run: RunRecord) -> str:

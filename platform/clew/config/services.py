@@ -80,8 +80,9 @@ class TrackingConfig(Section):
     """Experiment name."""
     run_name: str | None = None
     """Name of the run; unset: the variant and the data set."""
-    log_system_metrics: bool = False
-    """MLflow's own sampling of CPU, memory, disk, network and GPU."""
+    log_system_metrics: bool = True
+    """MLflow's own sampling of CPU, memory, disk, network and GPU, under `system/`, once the run
+    has lasted a minute."""
     log_mfu: bool = True
     """Count the model's floating-point operations once and report the share of the peak used."""
     profile_steps: int = Field(default=0, ge=0)

@@ -37,7 +37,7 @@ from clew.runs.messages import (
     Tags,
 )
 from clew.runs.opening import connect, open_run
-from clew.runs.system_metrics import SystemMetrics, available_samplers
+from clew.runs.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -182,13 +182,9 @@ class MlflowTracker(Tracker):
         self.tags({names.TAG_WARNINGS: "\n".join(self._warnings)})
 
     def start_system_metrics(self) -> None:
-        """Sample the machine from now on; what cannot be sampled is a warning, not an error."""
-        samplers, warnings = available_samplers()
-        for message in warnings:
-            self.warn(message)
-        if samplers:
-            self._system_metrics = SystemMetrics(samplers, self.metrics)
-            self._system_metrics.start()
+        """Sample the machine, once the run has lasted a minute."""
+        self._system_metrics = SystemMetrics(self.metrics, self.warn)
+        self._system_metrics.start()
 
     def flush(self) -> None:
         """Wait until the store has everything, or until an attempt at it has failed."""

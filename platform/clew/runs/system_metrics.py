@@ -1,7 +1,8 @@
 """MLflow's own sampling of CPU, memory, disk, network and GPU, sent through the run's spool.
 
 MLflow's monitor thread ends for good when the store fails to answer once; its samplers are used
-here without it.
+here without it. They are loaded once a run has lasted a minute: a shorter one pays nothing for
+them, and has no curve worth looking at.
 """
 
 import importlib.util
@@ -13,6 +14,8 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 PREFIX = "system/"
+FIRST_SECONDS = 60.0
+"""How long a run lasts before its machine is sampled."""
 SAMPLING_SECONDS = 10.0
 
 
@@ -46,27 +49,36 @@ def available_samplers() -> tuple[list[Sampler], list[str]]:
 
         samplers.append(GPUMonitor())  # type: ignore[no-untyped-call]
     except Exception as error:  # no NVML, or a driver that does not answer
-        logger.info("no GPU among the system metrics: %s", error)
+        logger.debug("no GPU among the system metrics: %s", error)
     return samplers, []
 
 
 class SystemMetrics(threading.Thread):
-    """Samples the machine and hands the values to `record`, until stopped."""
+    """Samples the machine and hands the values to `record`, from the first minute until stopped.
+
+    What cannot be sampled is told to `warn`: it is no error.
+    """
 
     def __init__(
         self,
-        samplers: list[Sampler],
         record: Callable[[Mapping[str, float], int], None],
+        warn: Callable[[str], None],
     ) -> None:
         super().__init__(name="clew-system-metrics", daemon=True)
-        self._samplers = samplers
         self._record = record
+        self._warn = warn
+        self._samplers: list[Sampler] = []
         self._stopped = threading.Event()
 
     def run(self) -> None:
         """Sample until stopped; the step of a value is its number."""
+        if self._stopped.wait(FIRST_SECONDS):
+            return
+        self._samplers, warnings = available_samplers()
+        for message in warnings:
+            self._warn(message)
         step = 0
-        while not self._stopped.wait(SAMPLING_SECONDS):
+        while self._samplers and not self._stopped.wait(SAMPLING_SECONDS):
             self._record(self._sample(), step)
             step += 1
 

@@ -262,22 +262,26 @@ class Trainer(Generic[B]):
         self.progress.interval_count += count
         if self.progress.step % self.settings.log_every_steps:
             return
-        values = self._interval_mean() | {names.TRAIN_LEARNING_RATE: rate}
+        values = self._interval() | {names.TRAIN_LEARNING_RATE: rate}
         if grad_norm is not None and bool(grad_norm.isfinite()):
             values[names.TRAIN_GRAD_NORM] = float(grad_norm)
         if self.precision.loss_scale is not None:
             values[names.TRAIN_LOSS_SCALE] = self.precision.loss_scale
         self.record(values)
 
-    def _interval_mean(self) -> dict[str, float]:
-        """Return the mean loss since the last logged one, if there was a step, and start anew."""
+    def _interval(self) -> dict[str, float]:
+        """Return the mean loss since the last logged one and the epochs done, and start again.
+
+        Nothing is returned where there was no step since.
+        """
         self._read_losses()
         progress = self.progress
         if not progress.interval_count:
             return {}
         mean = progress.interval_loss / progress.interval_count
         progress.interval_loss = progress.interval_count = 0.0
-        return {names.TRAIN_LOSS: mean}
+        epochs = progress.epoch + progress.cursor / self._batches_per_epoch
+        return {names.TRAIN_LOSS: mean, names.TRAIN_EPOCH: epochs}
 
     @property
     def _due_by_steps(self) -> bool:
@@ -301,7 +305,7 @@ class Trainer(Generic[B]):
         """Validate, keep the best, write the checkpoint that is due; the epoch may be partial."""
         progress = self.progress
         peaks = gpu_peaks(self.precision.device)
-        self.record(self._interval_mean() | self.throughput.close_epoch() | peaks)
+        self.record(self._interval() | self.throughput.close_epoch() | peaks)
         if self._stop_requested:
             # A complete epoch stays open, so that resuming validates it.
             self._write(f"step-{progress.step:08d}")

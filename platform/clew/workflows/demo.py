@@ -6,10 +6,11 @@ from pathlib import Path
 
 from clew import names
 from clew.config.data import TripleData
-from clew.config.load import load
+from clew.config.load import flatten, load
 from clew.config.schema import RunConfig
 from clew.errors import PromotionRefused
 from clew.link_prediction.sources import load_graph
+from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.store import shown, tracking_uri
 from clew.workflows.child import train_in_child
@@ -43,6 +44,7 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
             precision = "mixed precision" if config.optimizations.use_mixed_precision else "float32"
             yield f"training ConvE on {config.data.name} in {precision} ..."
             results.append(train_in_child(config, parent_run_id=tracker.run_id))
+        record(tracker, configs, results)
         yield ""
         yield from comparison(results)
         yield ""
@@ -52,6 +54,22 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
         yield ""
         yield f"runs are in {shown(tracking_uri())}"
         yield "look at them with: make ui   (http://127.0.0.1:8501)"
+
+
+def record(tracker: Tracker, configs: Sequence[RunConfig], results: Sequence[TrainResult]) -> None:
+    """Record what the runs share as parameters, and their values and ratios as metrics."""
+    first, *others = (flatten(config) for config in configs)
+    tracker.params({k: v for k, v in first.items() if all(other[k] == v for other in others)})
+    keys = [key for _, key, _ in COLUMNS if all(key in result.metrics for result in results)]
+    values = {f"{r.variant}/{key}": r.metrics[key] for r in results for key in keys}
+    reference = results[0].metrics
+    ratios = {
+        f"ratio/{result.variant}/{key}": result.metrics[key] / reference[key]
+        for result in results[1:]
+        for key in keys
+        if reference[key]
+    }
+    tracker.metrics(values | ratios, step=0)
 
 
 def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[str]:

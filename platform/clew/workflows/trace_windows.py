@@ -11,19 +11,17 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from clew import names
-from clew.config.services import TrackingConfig
 from clew.errors import ConfigError
 from clew.influence.scores import Scored
 from clew.influence.windows import WindowExplanation, WindowTracer
 from clew.runs.base import Tracker
-from clew.runs.mlflow_store import open_tracker
 from clew.runs.window_records import WindowReport, WindowScore
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
 from clew.training.task import B
-from clew.workflows.evaluate import tags_of
 from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint
 from clew.workflows.tasks import build_task
+from clew.workflows.trace_run import trace_run
 from clew.workflows.trace_source import average_setting, device_name
 
 T = TypeVar("T")
@@ -70,13 +68,11 @@ def recording(
     source: ModelSource, loaded: LoadedModel, command: str
 ) -> Iterator[tuple[Tracker, Path]]:
     """Open a run of kind `trace`; yield its tracker and a folder, logged where the run succeeds."""
-    tracker = open_tracker(
-        TrackingConfig(experiment=source.config.tracking.experiment),
-        kind=names.KIND_TRACE,
-        run_name=f"{command} {loaded.task.dataset}",
-        tags=tags_of(source, loaded),
-    )
-    with tracker, tempfile.TemporaryDirectory(prefix="clew-trace-") as name:
+    run_name = f"{command} {loaded.task.dataset}"
+    with (
+        trace_run(source, loaded, run_name) as tracker,
+        tempfile.TemporaryDirectory(prefix="clew-trace-") as name,
+    ):
         folder = Path(name) / names.ARTIFACT_INFLUENCE
         folder.mkdir()
         yield tracker, folder

@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.config.services import TrackingConfig
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
-from clew.runs.hardware import process_gib, process_peak_gib, reset_process_peak
-from clew.runs.mlflow_store import open_tracker
 from clew.runs.records import InfluenceReport, TripleRecord
 from clew.training.checkpoints import CheckpointRecord
-from clew.workflows.evaluate import tags_of
 from clew.workflows.test_triples import read_test_triples, usable
 from clew.workflows.trace_output import check_output, check_place, copy_files
+from clew.workflows.trace_run import trace_run
 from clew.workflows.trace_source import (
     GivenFiles,
     TraceSource,
@@ -179,15 +176,8 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
 @contextmanager
 def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
     """Open a run of kind `trace` that is linked to the run it explains."""
-    tracker = open_tracker(
-        TrackingConfig(experiment=source.model.config.tracking.experiment),
-        kind=names.KIND_TRACE,
-        run_name=run_name,
-        tags=tags_of(source.model, source.loaded) | {names.TAG_VARIANT: variant(source)},
-    )
-    reset_process_peak()
-    started_gib = process_gib()
-    with tracker:
+    tags = {names.TAG_VARIANT: variant(source)}
+    with trace_run(source.model, source.loaded, run_name, tags) as tracker:
         tracker.params(
             {
                 f"{names.PARAMETER_PREFIX}influence.{key}": value
@@ -195,9 +185,6 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
             }
         )
         yield tracker
-        peak = process_peak_gib()
-        values = {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - started_gib}
-        tracker.metrics(values, source.model.manifest.step)
 
 
 def variant(source: TraceSource) -> str:

@@ -15,20 +15,18 @@ from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.report_json import cut_report, read_report_head, read_report_test
 from clew.runs.reading.reports import add_hops, read_facts, read_head
 from clew.runs.records import read_influence_json
-from tests.ui.seed_influence import write_report
+from tests.recorded import NUM_HOSTILE_FACTS as NUM_PAIRS
+from tests.recorded import NUM_HOSTILE_TESTS as NUM_TESTS
+from tests.recorded import Recorded
 
-NUM_TESTS = 4
-NUM_PAIRS = 80
 
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
-    folder = tmp_path_factory.mktemp("report")
-    write_report(
-        folder, model_run="r", num_tests=NUM_TESTS, num_pairs=NUM_PAIRS, top_k=200, hostile=True
+@pytest.fixture
+def files(recorded: Recorded) -> ReportFiles:
+    """Return what `tracin` wrote with every score, of names that try to be markup."""
+    folder = recorded.files("trace hostile", "influence")
+    return ReportFiles(
+        **{kind: folder / f"influence.{kind}" for kind in ("json", "parquet", "csv")}
     )
-    found = {kind: folder / f"influence.{kind}" for kind in ("json", "parquet", "csv")}
-    return ReportFiles(**found)
 
 
 def test_the_head_agrees_with_the_whole_report(files: ReportFiles) -> None:

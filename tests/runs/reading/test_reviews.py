@@ -20,7 +20,7 @@ from clew.runs.reading.reviews import (
     wrong_facts,
     wrong_facts_tsv,
 )
-from tests.ui.seed import Seeder, empty_store
+from tests.recorded import Recorded
 
 TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")
 FACT = Fact("D1", "inhibits", "P1", "Metformin", "inhibits", "=cmd()")
@@ -28,8 +28,8 @@ OTHER = Fact("D2", "treats", "X1")
 
 
 @pytest.fixture
-def seeder(tmp_path: Path) -> Seeder:
-    return Seeder(empty_store(tmp_path))
+def store(recorded: Recorded, tmp_path: Path) -> Recorded:
+    return recorded.copy(tmp_path / "store")
 
 
 def review(run_id: str, **changes: object) -> Review:
@@ -37,31 +37,31 @@ def review(run_id: str, **changes: object) -> Review:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def test_a_review_comes_back_as_written(seeder: Seeder) -> None:
-    run_id = seeder.train()
+def test_a_review_comes_back_as_written(store: Recorded) -> None:
+    run_id = store.runs["trace"]
     comment = 'ünï\n<b>"quoted"</b>'
     written = append_review(
-        review(run_id, comment=comment, convincing=(FACT,), wrong=(OTHER,)), uri=seeder.uri
+        review(run_id, comment=comment, convincing=(FACT,), wrong=(OTHER,)), uri=store.uri
     )
-    found = read_reviews(run_id, uri=seeder.uri)
+    found = read_reviews(run_id, uri=store.uri)
     assert found.reviews == (written,)
     assert found.problems == ()
     assert written.created
     assert written.review_id
 
 
-def test_two_reviewers_at_once_lose_nothing(seeder: Seeder) -> None:
-    run_id = seeder.train()
+def test_two_reviewers_at_once_lose_nothing(store: Recorded) -> None:
+    run_id = store.runs["trace"]
     reviews = [review(run_id, reviewer=f"reviewer {n}", comment=str(n)) for n in range(24)]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda r: append_review(r, uri=seeder.uri), reviews))
-    found = read_reviews(run_id, uri=seeder.uri).reviews
+        list(threads.map(lambda r: append_review(r, uri=store.uri), reviews))
+    found = read_reviews(run_id, uri=store.uri).reviews
     assert {r.comment for r in found} == {str(n) for n in range(24)}
 
 
-def test_files_that_are_no_reviews_are_named(seeder: Seeder) -> None:
-    run_id = seeder.train()
-    append_review(review(run_id), uri=seeder.uri)
+def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
+    run_id = store.runs["trace"]
+    append_review(review(run_id), uri=store.uri)
     later = {"schema_version": 7}
     half = {"schema_version": 1, "verdict": "unsure"}
     for name, text in (
@@ -70,8 +70,8 @@ def test_files_that_are_no_reviews_are_named(seeder: Seeder) -> None:
         ("half", json.dumps(half)),
         ("list", "[1]"),
     ):
-        seeder.client.log_text(run_id, text, f"{FOLDER}/{name}.json")
-    found = read_reviews(run_id, uri=seeder.uri)
+        store.client.log_text(run_id, text, f"{FOLDER}/{name}.json")
+    found = read_reviews(run_id, uri=store.uri)
     assert len(found.reviews) == 1
     assert sorted(problem.split(".")[0] for problem in found.problems) == [
         "broken",
@@ -81,15 +81,15 @@ def test_files_that_are_no_reviews_are_named(seeder: Seeder) -> None:
     ]
 
 
-def test_what_is_refused(seeder: Seeder) -> None:
-    run_id = seeder.train()
+def test_what_is_refused(store: Recorded) -> None:
+    run_id = store.runs["trace"]
     with pytest.raises(DataError, match="verdict is 'maybe'"):
-        append_review(review(run_id, verdict="maybe"), uri=seeder.uri)
+        append_review(review(run_id, verdict="maybe"), uri=store.uri)
     with pytest.raises(DataError, match="comment of 10001 characters"):
-        append_review(review(run_id, comment="x" * 10_001), uri=seeder.uri)
+        append_review(review(run_id, comment="x" * 10_001), uri=store.uri)
     with pytest.raises(TrackingError, match="no run"):
-        append_review(review("0" * 32), uri=seeder.uri)
-    assert read_reviews(run_id, uri=seeder.uri).reviews == ()
+        append_review(review("0" * 32), uri=store.uri)
+    assert read_reviews(run_id, uri=store.uri).reviews == ()
 
 
 def test_a_change_of_mind_replaces() -> None:

@@ -9,21 +9,23 @@ from clew.runs.reading import search
 from clew.runs.reading.metrics import metric_histories
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
-from tests.ui.seed import EPOCHS, Seeder, empty_store
-from tests.ui.seed_many import large_store
+from tests.recorded import NUM_EPOCHS, Recorded
+from tests.ui.seed_many import MODELS, large_store
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return large_store(tmp_path_factory.mktemp("large"), 150)
+def large(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return large_store(recorded, tmp_path_factory.mktemp("large") / "store", 150).uri
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Seeder:
-    seeder = Seeder(empty_store(tmp_path_factory.mktemp("odd")))
-    for name in ("it's", 'a "quoted" one', "both ' and \"", "plain", "50%"):
-        seeder.train("fp32", name=name)
-    return seeder
+def odd(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    chosen = MODELS[:5]
+    store = recorded.copy(tmp_path_factory.mktemp("odd") / "store").keep_only(*chosen)
+    names = ("it's", 'a "quoted" one', "both ' and \"", "plain", "50%")
+    for run, name in zip(chosen, names, strict=True):
+        store.client.update_run(store.runs[run], name=name)
+    return store
 
 
 def test_every_run_is_on_one_page(large: str) -> None:
@@ -37,7 +39,7 @@ def test_every_run_is_on_one_page(large: str) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [RunQuery(), RunQuery(variant="fp16"), RunQuery(status="FAILED"), RunQuery(text="no such run")],
+    [RunQuery(), RunQuery(variant="bf16"), RunQuery(status="FAILED"), RunQuery(text="no such run")],
 )
 def test_counting_agrees_with_reading(large: str, query: RunQuery) -> None:
     everything = search.search_runs(query, limit=1000, uri=large)
@@ -57,10 +59,10 @@ def test_the_first_offset_past_the_end(size: int) -> None:
 
 
 def test_filters_combine(large: str) -> None:
-    query = RunQuery(variant="fp16+ckpt", status="FINISHED", kind="train", text="CKPT")
+    query = RunQuery(variant="bf16+ckpt", status="FINISHED", kind="train", text="CKPT")
     runs = search.search_runs(query, limit=100, uri=large).runs
     assert runs
-    assert {run.tags["clew.variant"] for run in runs} == {"fp16+ckpt"}
+    assert {run.tags["clew.variant"] for run in runs} == {"bf16+ckpt"}
     assert {run.status for run in runs} == {"FINISHED"}
 
 
@@ -72,17 +74,17 @@ def test_the_server_orders(large: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["it's", 'a "quoted" one', "plain", "PLAIN", "both '"])
-def test_any_text_can_be_searched_for(odd: Seeder, text: str) -> None:
+def test_any_text_can_be_searched_for(odd: Recorded, text: str) -> None:
     found = search.search_runs(RunQuery(text=text), uri=odd.uri).runs
     assert len(found) == 1
 
 
-def test_text_is_no_filter_language(odd: Seeder) -> None:
+def test_text_is_no_filter_language(odd: Recorded) -> None:
     attack = "x' OR attributes.status = 'FINISHED"
     assert search.search_runs(RunQuery(text=attack), uri=odd.uri).runs == ()
 
 
-def test_a_run_is_found_by_its_id(odd: Seeder) -> None:
+def test_a_run_is_found_by_its_id(odd: Recorded) -> None:
     wanted = search.search_runs(RunQuery(), uri=odd.uri).runs[2].run_id
     (found,) = search.search_runs(RunQuery(text=wanted), uri=odd.uri).runs
     assert found.run_id == wanted
@@ -94,24 +96,24 @@ def test_runs_by_id_keep_their_order(large: str) -> None:
     assert [run.run_id for run in search.find_runs(wanted, uri=large)] == list(reversed(ids))
 
 
-def test_a_deleted_run_is_gone(tmp_path: Path) -> None:
-    seeder = Seeder(empty_store(tmp_path))
-    gone, kept = seeder.train(), seeder.train()
-    seeder.client.delete_run(gone)
-    assert [run.run_id for run in search.find_runs([gone, kept], uri=seeder.uri)] == [kept]
-    assert search.count_runs(RunQuery(), uri=seeder.uri) == 1
+def test_a_deleted_run_is_gone(recorded: Recorded, tmp_path: Path) -> None:
+    store = recorded.copy(tmp_path / "store").keep_only(*MODELS[:2])
+    gone, kept = (store.runs[name] for name in MODELS[:2])
+    store.client.delete_run(gone)
+    assert [run.run_id for run in search.find_runs([gone, kept], uri=store.uri)] == [kept]
+    assert search.count_runs(RunQuery(), uri=store.uri) == 1
 
 
-def test_histories(tmp_path: Path) -> None:
-    seeder = Seeder(empty_store(tmp_path))
-    ids = [seeder.train(), seeder.train("fp16", epochs_done=3)]
-    runs = search.find_runs(ids, uri=seeder.uri)
-    frame = metric_histories(runs, "valid/mrr", uri=seeder.uri)
-    assert frame.groupby("run_id").size().to_dict() == {ids[0]: EPOCHS, ids[1]: 3}
+def test_histories(recorded: Recorded) -> None:
+    ids = [recorded.runs["fp32 0"], recorded.runs["killed"]]
+    runs = search.find_runs(ids, uri=recorded.uri)
+    frame = metric_histories(runs, "valid/mrr", uri=recorded.uri)
+    assert frame.groupby("run_id").size().to_dict() == {ids[0]: NUM_EPOCHS, ids[1]: 1}
     first = frame[frame["run_id"] == ids[0]]
     assert first["step"].is_monotonic_increasing
-    assert first["seconds"].iloc[0] == pytest.approx(43, abs=2)
-    assert metric_histories(runs, "no/metric", uri=seeder.uri).empty
+    point = recorded.client.get_metric_history(ids[0], "valid/mrr")[0]
+    assert first["seconds"].iloc[0] == (point.timestamp - runs[0].started_ms) / 1000
+    assert metric_histories(runs, "no/metric", uri=recorded.uri).empty
 
 
 def record(status: str, **tags: str) -> RunRecord:

@@ -14,6 +14,8 @@ from clew.runs.reading.runs import RunRecord
 SEED = f"{names.PARAMETER_PREFIX}training.seed"
 IGNORED_PARAMETERS = (SEED, f"{names.PARAMETER_PREFIX}tracking.run_name")
 OPTIMIZATIONS = f"{names.PARAMETER_PREFIX}optimizations."
+TRACKING = f"{names.PARAMETER_PREFIX}tracking."
+"""Where and how a run is recorded, which changes nothing in what is trained."""
 COST_METRICS = (
     names.TIME_EPOCH_SECONDS,
     names.EXAMPLES_PER_SECOND,
@@ -85,9 +87,14 @@ def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
 
 def _alike(run: RunRecord) -> tuple[object, ...]:
     """Return what runs share that differ in nothing but the seed."""
-    kept = {key: value for key, value in run.params.items() if key not in IGNORED_PARAMETERS}
     tags = (names.TAG_VARIANT, names.TAG_DATASET, names.TAG_DEVICE)
-    return (*(run.tags.get(tag) for tag in tags), tuple(sorted(kept.items())))
+    return (*(run.tags.get(tag) for tag in tags), _settings(run))
+
+
+def _settings(run: RunRecord, *, without: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
+    """Return what determines the run besides its seed, without keys that begin with `without`."""
+    left_out = (SEED, TRACKING, *without)
+    return tuple(sorted(item for item in run.params.items() if not item[0].startswith(left_out)))
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -98,7 +105,7 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     several = len({run.tags.get(names.TAG_DATASET) for run in runs}) > 1
     plain = {run.run_id: _plain_label(run, several=several) for run in runs}
     differing = differing_parameters(runs, ignore=IGNORED_PARAMETERS)
-    shown = [key for key in differing if not key.startswith(OPTIMIZATIONS)][:2]
+    shown = [key for key in differing if not key.startswith((OPTIMIZATIONS, TRACKING))][:2]
     labels = {}
     for run in runs:
         start = plain[run.run_id]
@@ -224,13 +231,8 @@ def preset_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _setting(run: RunRecord) -> tuple[object, ...]:
-    kept = {
-        key: value
-        for key, value in run.params.items()
-        if key not in IGNORED_PARAMETERS and not key.startswith(OPTIMIZATIONS)
-    }
     tags = (names.TAG_TASK, names.TAG_DATASET, names.TAG_DATA_FINGERPRINT, names.TAG_DEVICE)
-    return (*(run.tags.get(tag) for tag in tags), tuple(sorted(kept.items())))
+    return (*(run.tags.get(tag) for tag in tags), _settings(run, without=(OPTIMIZATIONS,)))
 
 
 def _variant_order(variant: str) -> tuple[int, int, str]:

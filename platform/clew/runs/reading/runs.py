@@ -30,6 +30,8 @@ class RunRecord:
     ended_ms: int | None
     tags: Mapping[str, str]
     params: Mapping[str, str]
+    """The configuration, its keys under `cfg.`. What `mlflow run` records beside it, the options as
+    they were typed, is left out: most are empty, and none says more than the configuration."""
     metrics: Mapping[str, float]
     """The last value of each metric."""
     artifact_uri: str = ""
@@ -80,7 +82,11 @@ def record_of(run: Run) -> RunRecord:
         started_ms=run.info.start_time or 0,
         ended_ms=run.info.end_time,
         tags=dict(run.data.tags),
-        params=dict(run.data.params),
+        params={
+            key: value
+            for key, value in run.data.params.items()
+            if key.startswith(names.PARAMETER_PREFIX)
+        },
         metrics=dict(run.data.metrics),
         artifact_uri=run.info.artifact_uri or "",
     )

@@ -211,12 +211,3 @@ def last_sign_of_life(run: RunRecord) -> float:
         return float(run.tags[names.TAG_HEARTBEAT])
     except (KeyError, ValueError):
         return run.started_ms / 1000
-
-
-def progress_of(run: RunRecord) -> float | None:
-    """Return the share of the training that is done, None where it is not known."""
-    try:
-        epochs = float(run.params[f"{names.PARAMETER_PREFIX}training.num_epochs"])
-        return min(1.0, run.metrics.get(names.TRAIN_EPOCH, 0.0) / epochs)
-    except (KeyError, ValueError, ZeroDivisionError):
-        return None

@@ -1,0 +1,30 @@
+"""What the demo's own run holds: what its two trainings share, and how they compare."""
+
+import pytest
+
+from clew.config.load import load
+from clew.runs.base import MemoryTracker
+from clew.runs.reading.runs import find_run
+from clew.workflows.demo import COLUMNS, CONFIG, VARIANTS, record
+from clew.workflows.train import TrainResult
+from tests.recorded import Recorded
+
+SPEED = "throughput/examples_per_second"
+
+
+def test_parameters_are_what_both_share_and_metrics_how_they_compare(recorded: Recorded) -> None:
+    results = []
+    for variant in ("fp32", "bf16"):
+        run = find_run(recorded.runs[f"{variant} 1"], recorded.uri)
+        results.append(TrainResult(run.run_id, variant, dict(run.metrics)))
+    tracker = MemoryTracker()
+    record(tracker, [load(CONFIG, variant) for variant in VARIANTS], results)
+    assert tracker.parameters["cfg.data.name"] == "umls"
+    assert "cfg.optimizations.torch_compile" in tracker.parameters
+    assert "cfg.optimizations.use_mixed_precision" not in tracker.parameters
+    found = {key: value for key, value, _ in tracker.metric_values}
+    plain, half = (result.metrics[SPEED] for result in results)
+    assert found[f"fp32/{SPEED}"] == plain
+    assert found[f"bf16/{SPEED}"] == half
+    assert found[f"ratio/bf16/{SPEED}"] == pytest.approx(half / plain)
+    assert len(found) == 3 * len(COLUMNS)
