@@ -1,16 +1,16 @@
-"""Every error that Clew raises on purpose, and the exit code it ends a command with.
+"""Every error that Clew raises on purpose, and the exit code that a command ends with.
 
     ClewError                     1
     ├── UsageError                2   wrong use, configuration or data
     │   ├── ConfigError               a key, a value, or values that do not fit together
     │   ├── DataError                 a data file: names file, line and the offending text
     │   ├── CheckpointError           a checkpoint that is missing, incomplete or of another model
-    │   └── TrackingError             the tracking store: unreachable, or without what was asked for
+    │   └── TrackingError             the tracking store: unreachable, or an entry is missing
     ├── ProtectedStop             3   stopped to protect the result
-    │   ├── NonFiniteLossError        training would have gone on with NaN or infinity
-    │   ├── OutOfMemoryError          the memory asked for is not there
-    │   └── PromotionRefused          the promotion gate said no
-    └── Interrupted             130   stopped by the person; the last checkpoint is kept
+    │   ├── NonFiniteLossError        the loss, a gradient or a score is NaN or infinite
+    │   ├── OutOfMemoryError          the device has too little memory
+    │   └── PromotionRefused          a check of the promotion gate failed
+    └── Interrupted             130   stopped by the user; the last checkpoint is kept
 
 A message is one line: what was given, what was expected, what to do.
 """
@@ -43,7 +43,7 @@ class CheckpointError(UsageError):
 
 
 class TrackingError(UsageError):
-    """The tracking store is unreachable or lacks what was asked for."""
+    """The tracking store is unreachable, or an entry is missing from it."""
 
 
 class ProtectedStop(ClewError):
@@ -61,10 +61,10 @@ class OutOfMemoryError(ProtectedStop):
 
 
 class PromotionRefused(ProtectedStop):
-    """The promotion gate said no."""
+    """A check of the promotion gate failed."""
 
 
 class Interrupted(ClewError):
-    """Stopped by the person; the last checkpoint is kept."""
+    """Stopped by the user; the last checkpoint is kept."""
 
     exit_code: ClassVar[int] = 130

@@ -1,7 +1,7 @@
 """Every key under which Clew writes to a tracking store: tags, metrics, parameters, artifacts.
 
-Writers and readers (dashboard, command line, scripts) take the keys from here, so that they
-cannot drift apart.
+Writers and readers (dashboard, command line, scripts) all use the keys defined here, so they
+cannot differ.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ TAG_WARNINGS = "clew.warnings"
 TAG_LOSS_IMPLEMENTATION = "clew.loss_implementation"
 TAG_COMPILE_FAILED = "clew.compile_failed"
 
-# Tags of a checkpoint's model entry: where it lies in the run's artifacts, and its step
+# Tags of a checkpoint's model entry: its path in the run's artifacts, and its step
 TAG_MODEL_FOLDER = "clew.folder"
 TAG_MODEL_STEP = "clew.step"
 
@@ -114,9 +114,9 @@ INFLUENCE_PAIRS_PER_SECOND = "influence/pairs_per_second"
 INFLUENCE_HALF_PRECISION_ERROR = "influence/half_precision_relative_error"
 INFLUENCE_HALF_PRECISION_SPEARMAN = "influence/half_precision_spearman_top_100"
 
-# Settings that an explanation records besides those of `influence`
+# Settings that an explanation records in addition to those of `influence`
 SETTING_EMA_DECAY = "ema_decay"
-"""Only where the run keeps an average of its parameters."""
+"""Only if the run keeps an average of its parameters."""
 NOT_OF_THE_AVERAGE = (
     "The run keeps an average of its parameters. This explanation, scores and ranks included, is "
     "of the parameters themselves; predict, evaluate and Ask use the average."
@@ -137,7 +137,7 @@ INFLUENCE_PARQUET = "influence.parquet"
 
 
 def average_notes(settings: Mapping[str, object]) -> list[str]:
-    """What to say beside an explanation's scores: something where the run keeps an average."""
+    """Return notes to show with an explanation's scores; only if the run keeps an average."""
     return [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
 
 

@@ -3,7 +3,6 @@
 import glob
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from tqdm import tqdm
@@ -19,8 +18,8 @@ PROGRESS_AFTER_SECONDS = 1.0
 def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield a file's content in blocks that end with a line feed.
 
-    CRLF becomes LF, a byte order mark at the start is left out, and a last line without an end
-    gets one. A progress bar shows on a terminal when reading takes longer than a second.
+    CRLF becomes LF, a byte order mark at the start is left out, and a last line without a line
+    feed gets one. On a terminal, a progress bar appears if reading takes longer than a second.
     """
     blocks = _raw_blocks(path, block_bytes)
     rest = next(blocks, b"").removeprefix(BYTE_ORDER_MARK)
@@ -47,7 +46,7 @@ def _with_line_feeds(block: bytes) -> bytes:
 
 
 def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
-    """Yield the file's decompressed content, naming the file in whatever goes wrong."""
+    """Yield the file's decompressed content; every error names the file."""
     _check_is_file(path)
     bar = tqdm(
         total=path.stat().st_size,
@@ -58,14 +57,14 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
         disable=None,
         leave=False,
     )
+    kind = COMPRESSIONS.get(path.suffix)
     try:
         with bar, pa.OSFile(str(path)) as raw:
-            stream = _decompressed(path, raw)
+            stream = pa.CompressedInputStream(raw, kind) if kind else raw
             while block := stream.read(block_bytes):
                 bar.update(raw.tell() - bar.n)
                 yield block
     except OSError as error:
-        kind = COMPRESSIONS.get(path.suffix)
         expected = f"expected a whole {kind} file" if kind else "expected a readable file"
         raise DataError(f"{path}: cannot be read ({_one_line(error)}); {expected}") from None
 
@@ -75,13 +74,8 @@ def _check_is_file(path: Path) -> None:
         raise DataError(f"{path}: is a folder; expected a file")
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))[:3]
-        hint = f"; beside it: {', '.join(near)}" if near else ""
+        hint = f"; similar files: {', '.join(near)}" if near else ""
         raise DataError(f"{path}: no such file; check the path{hint}")
-
-
-def _decompressed(path: Path, raw: Any) -> Any:
-    kind = COMPRESSIONS.get(path.suffix)
-    return pa.CompressedInputStream(raw, kind) if kind else raw
 
 
 def _one_line(error: OSError) -> str:

@@ -182,7 +182,7 @@ def test_an_option_that_stands_alone_leaves_the_next_assignment() -> None:
     ("words", "message"),
     [
         (["tracin", "--model=a", "--model-path=b"], "--model and --model-path are both given"),
-        (["predict", "--head=a"], "--model is missing; it must be given"),
+        (["predict", "--head=a"], "--model is missing; it is required"),
         (["predict", "--model=", "--head=a"], "--model is missing"),
         (["predict", "--model=a", "--top-k=many"], "--top-k is 'many'; expected a valid integer"),
         (["evaluate", "--model=a", "--split=train"], "expected 'valid' or 'test'"),

@@ -43,5 +43,5 @@ def test_every_metric_that_may_choose_a_checkpoint_can() -> None:
 
 @pytest.mark.parametrize("key", ["test/bias", "train/learning_rate", "somebody/own", "test/rank"])
 def test_a_metric_that_says_nothing_of_good_and_bad_cannot_choose(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"metric '{key}' cannot tell the better of two"):
+    with pytest.raises(ConfigError, match=rf"metric '{key}' cannot be used to choose"):
         maximizes(key)

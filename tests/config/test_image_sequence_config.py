@@ -95,7 +95,7 @@ def test_lists_on_the_command_line() -> None:
     [
         ({"batch_size": 4, "training": {"batch_size": 8}}, "batch_size and training.batch_size"),
         ({"memory_optimized": "yes"}, "memory_optimized is 'yes'; expected true or false"),
-        ({"epochs": 3, "training": 5}, "training: holds 5, expected keys, since epochs is given"),
+        ({"epochs": 3, "training": 5}, "training: is 5, expected keys because epochs is given"),
         ({"epochs": "many"}, "training.num_epochs: 'many' given, expected a valid integer"),
     ],
 )
@@ -108,10 +108,13 @@ def test_short_keys_that_cannot_be(content: dict[str, Any], message: str) -> Non
     ("overrides", "message"),
     [
         ({"data.name": "clouds"}, "both of data.name and data.path given"),
-        ({"data.test_group": "a", "data.validation_group": "a"}, "'a' is test_group and valid"),
+        (
+            {"data.test_group": "a", "data.validation_group": "a"},
+            "'a' is both test_group and valid",
+        ),
         ({"data.target_range": [3, 1]}, r"target_range \(3.0, 1.0\) is empty"),
         ({"data.azimuth_scalars": ["s"], "data.zenith_scalars": ["s"]}, "'s' is in azimuth"),
-        ({"data.leave_one_group_out": True, "data.test_group": "a"}, "takes each group in turn"),
+        ({"data.leave_one_group_out": True, "data.test_group": "a"}, "uses each group in turn"),
         (
             {"data.validation_group": "a", "data.hold_out_validation": False},
             "validation_group is 'a', but hold_out_validation is false",
@@ -147,6 +150,6 @@ def test_what_does_not_fit_is_refused(overrides: dict[str, Any], message: str) -
 )
 def test_the_test_group_may_choose_nothing(overrides: dict[str, Any]) -> None:
     alone = {"data.hold_out_validation": False}
-    with pytest.raises(ConfigError, match="nothing may be chosen by the test group"):
+    with pytest.raises(ConfigError, match="the test group must not choose"):
         from_mapping({"data": DATA}, alone | overrides)
     from_mapping({"data": DATA}, alone | {"evaluation.every_epochs": 20})

@@ -92,7 +92,7 @@ def test_where_a_run_is_recorded_is_not_part_of_its_hash() -> None:
         ({"data.name": "null"}, r"neither of data\.name and data\.train given"),
         (
             {"schedule.kind": "plateau", "evaluation.enabled": "false"},
-            r"schedule\.kind=plateau follows valid/mrr, but evaluation\.enabled is false",
+            r"schedule\.kind=plateau depends on valid/mrr, but evaluation\.enabled is false",
         ),
         ({"training.batch_size": "0"}, r"batch_size is 0; give 1 or more, or auto"),
         ({"training.batch_size": "1"}, r"batch normalisation needs 2 or more"),
@@ -119,8 +119,8 @@ def test_all_mistakes_are_named_at_once() -> None:
         ("data: {name: umls}\ndata: {name: x}\n", "line 2: key 'data' is given twice"),
         ("data: [", "not valid YAML"),
         ("data: {name: umls}\nloss:\n  ? [a, b]\n  : 1\n", "line 3: a key is a list or a mapping"),
-        ("- a\n", "holds list, expected sections"),
-        ("", "holds NoneType"),
+        ("- a\n", "contains list, expected sections"),
+        ("", "contains NoneType"),
     ],
 )
 def test_malformed_files_are_named(tmp_path: Path, text: str, message: str) -> None:

@@ -150,7 +150,7 @@ def test_index_is_kept_under_the_fingerprint(tmp_path, caplog, monkeypatch):
     path.write_bytes(b"broken")
     with caplog.at_level(logging.WARNING):
         repaired = Neighbourhood.cached(graph, tmp_path)
-    assert "built anew" in caplog.text
+    assert "built again" in caplog.text
     np.testing.assert_array_equal(
         repaired.candidates(0, 1, Filtering(2)), first.candidates(0, 1, Filtering(2))
     )

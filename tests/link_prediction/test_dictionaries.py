@@ -52,19 +52,22 @@ def test_numbers_with_leading_zeros_are_names(write) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("a\t0\nb\t1\na\t2\n", "line 3: name 'a' stands on line 1 already; each name must be"),
-        ("a\t0\nb\t1\nc\t1\n", "line 3: id 1 (of 'c') stands on line 2 already; each id must be"),
+        ("a\t0\nb\t1\na\t2\n", "line 3: name 'a' is already on line 1; each name must be"),
+        ("a\t0\nb\t1\nc\t1\n", "line 3: id 1 (of 'c') is already on line 2; each id must be"),
         (
             "a\t0\nb\t3\nc\t1\n",
             "line 2: id 3 of 'b', but id 2 is missing; 3 lines need the ids 0 to 2",
         ),
         ("a\t1\nb\t2\n", "line 2: id 2 of 'b', but id 0 is missing"),
-        ("0\ta\n1\tb\n", "line 1: 'a' is no id; expected name<TAB>id, the columns look exchanged"),
+        (
+            "0\ta\n1\tb\n",
+            "line 1: 'a' is not an id; expected name<TAB>id, the columns seem to be swapped",
+        ),
         (
             "a\t0\nb\tx\n",
-            "line 2: 'x' is no id; expected name<TAB>id, ids are whole numbers from 0",
+            "line 2: 'x' is not an id; expected name<TAB>id, ids are whole numbers from 0",
         ),
-        ("a\t-1\n", "line 1: '-1' is no id"),
+        ("a\t-1\n", "line 1: '-1' is not an id"),
         ("2\na\t0\nb\t1\n", "line 1: 1 column in '2'; expected 2 columns, name<TAB>id"),
         ("a\t0\n\nb\t1\n", "line 2: blank line"),
         ("", "empty file"),

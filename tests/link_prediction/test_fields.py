@@ -169,7 +169,9 @@ def test_a_file_without_line_ends_is_no_text(write) -> None:
 
 def test_missing_file_names_what_stands_beside_it(write, tmp_path: Path) -> None:
     write("train.txt.gz", b"")
-    with pytest.raises(DataError, match=r"train\.txt: no such file; .* beside it: train\.txt\.gz"):
+    with pytest.raises(
+        DataError, match=r"train\.txt: no such file; .* similar files: train\.txt\.gz"
+    ):
         read_coded([tmp_path / "train.txt"], TRIPLE)
     with pytest.raises(DataError, match="is a folder"):
         read_coded([tmp_path], TRIPLE)

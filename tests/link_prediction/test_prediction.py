@@ -143,7 +143,7 @@ def test_without_training_triples_known_is_untold() -> None:
     asked = predictor(known=None)
     (found,) = asked.predict([Query("causes", head="e00")])
     assert {a.known for a in found.answers} == {None}
-    with pytest.raises(DataError, match="training triples are not at hand"):
+    with pytest.raises(DataError, match="training triples are not available"):
         asked.predict([Query("causes", head="e00")], filter_known=True)
 
 
@@ -211,7 +211,7 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
     broken = model()
     with torch.no_grad():
         broken.entity.weight[3] = torch.nan
-    with pytest.raises(CheckpointError, match="scores hold NaN"):
+    with pytest.raises(CheckpointError, match="scores contain NaN"):
         Predictor(broken, entities(), relations()).predict([Query("causes", head="e00")])
 
 

@@ -83,7 +83,7 @@ def test_names_come_back_in_the_order_of_the_lines(tmp_path: Path, train: list, 
     for (_, path), triples in zip(paths.items(), (train, test), strict=True):
         path.write_text("".join("\t".join(row) + "\n" for row in triples), encoding="utf-8")
     if train == test:
-        with pytest.raises(DataError, match="holds the same"):
+        with pytest.raises(DataError, match="contains the same"):
             read_graph("random", GraphFiles(**paths))
         return
     graph = read_graph("random", GraphFiles(**paths))
@@ -139,7 +139,7 @@ def test_unknown_name_is_named_with_its_line_and_near_matches(write, with_dictio
     with pytest.raises(DataError) as caught:
         read_triples(path, graph.entities, graph.relations)
     assert str(caught.value) == (
-        f"{path}, line 2: unknown relation 'liks'; it is none of the 2 relations; did you mean "
+        f"{path}, line 2: unknown relation 'liks'; it is not one of the 2 relations; did you mean "
         "'likes'?"
     )
 
@@ -159,9 +159,7 @@ def test_numbers_without_a_dictionary_are_names(write) -> None:
     assert list(graph.entities) == ["10", "8", "9"]
     named = read_graph("small", GraphFiles(write("t.txt", TRAIN)))
     path = write("by_id.txt", "0\tlikes\t1\n")
-    with pytest.raises(
-        DataError, match=r"line 1: unknown entity '0'.*ids are read only with a dict"
-    ):
+    with pytest.raises(DataError, match=r"line 1: unknown entity '0'.*ids need a dictionary"):
         read_triples(path, named.entities, named.relations)
 
 
@@ -176,13 +174,15 @@ def test_ids_beyond_the_dictionary_are_unknown(write, with_dictionaries: GraphFi
 @pytest.mark.parametrize("name", ["train.txt", "./train.txt", "link.txt"])
 def test_one_file_for_two_splits_is_refused(files: GraphFiles, tmp_path: Path, name: str) -> None:
     (tmp_path / "link.txt").symlink_to(files.train)
-    with pytest.raises(DataError, match=r"is the same file as .*expected a file of its own"):
+    with pytest.raises(DataError, match=r"is the same file as .*expected three different files"):
         read_graph("small", GraphFiles(files.train, test=tmp_path / name))
 
 
 def test_one_content_for_two_splits_is_refused(files: GraphFiles, write) -> None:
     copy = write("copy.txt.gz", gzip.compress(TRAIN.encode()))
-    with pytest.raises(DataError, match=r"copy\.txt\.gz: holds the same 3 triples as .*train\.txt"):
+    with pytest.raises(
+        DataError, match=r"copy\.txt\.gz: contains the same 3 triples as .*train\.txt"
+    ):
         read_graph("small", GraphFiles(files.train, valid=copy))
 
 

@@ -46,7 +46,9 @@ def test_unknown_name_proposes_what_was_meant() -> None:
     vocabulary = Vocabulary.from_names("entity", NAMES)
     with pytest.raises(DataError) as caught:
         vocabulary.id("bactrium")
-    message = "unknown entity 'bactrium'; it is none of the 6 entities; did you mean 'bacterium'?"
+    message = (
+        "unknown entity 'bactrium'; it is not one of the 6 entities; did you mean 'bacterium'?"
+    )
     assert str(caught.value) == message
 
 
@@ -58,7 +60,7 @@ def test_unknown_name_proposes_by_label_too() -> None:
 
 
 def test_nothing_is_proposed_where_nothing_is_near() -> None:
-    with pytest.raises(DataError, match=r"none of the 6 entities$"):
+    with pytest.raises(DataError, match=r"one of the 6 entities$"):
         Vocabulary.from_names("entity", NAMES).id("0000000000")
     assert near_matches("anything", pa.array([], pa.string())) == []
     assert near_matches("", pa.array(["a"])) == []

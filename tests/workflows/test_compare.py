@@ -199,7 +199,7 @@ def test_a_verdict_on_memory_names_the_memory() -> None:
                 "measures": [{"metric": names.PROCESS_GROWTH_GIB, "label": "GiB"}],
                 "claims": [CLAIM | {"metric": names.PROCESS_GROWTH_GIB, "text": "half of it"}],
             },
-            "'half of it': say that it is about process memory",
+            "'half of it': the text must name process memory",
         ),
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such configuration file"),
     ],

@@ -77,7 +77,7 @@ def test_without_its_data_set_a_run_still_answers_by_recorded_names(
         result = predict(trained.other, [asked(*QUERY)])
         assert "known answers cannot be told" in result.table()
         assert {a.known for a in result.predictions[0].answers} == {None}
-        with pytest.raises(DataError, match="training triples are not at hand"):
+        with pytest.raises(DataError, match="training triples are not available"):
             predict(trained.other, [asked(*QUERY)], filter_known=True)
     finally:
         moved.rename(path)
@@ -204,7 +204,7 @@ def test_command_line(
         (["--head=cell"], "give a relation"),
         (["--head=zell", "--relation=part_of"], "did you mean 'cell'"),
         (["--head=cell", "--relation=partof"], "unknown relation 'partof'"),
-        (["--head=cell", "--input=x"], "--input and a query given"),
+        (["--head=cell", "--input=x"], "--input and a query are both given"),
     ],
 )
 def test_wrong_use_of_the_command_line(

@@ -208,7 +208,7 @@ def test_a_rollback_chooses_nothing(
 ) -> None:
     assert run_command(["promote", "--rollback", "--name=any", option]) == 2
     given = option.partition("=")[0]
-    assert f"--rollback and {given} given; a rollback takes" in capsys.readouterr().err
+    assert f"--rollback and {given} are both given; a rollback restores" in capsys.readouterr().err
 
 
 def test_a_dry_run_writes_nothing(trained: TrainedStore, champion: Crown) -> None:
@@ -291,7 +291,7 @@ def test_a_validation_metric_counts_as_it_was_at_the_best_checkpoint(
         ),
         (
             PromotionRequest(experiment="clew", metric="train/learning_rate"),
-            "metric 'train/learning_rate' cannot tell the better of two",
+            "metric 'train/learning_rate' cannot be used to choose",
         ),
         (PromotionRequest("0" * 32), "no run 0{32}"),
         (PromotionRequest("0" * 32, name="a/b"), "model name 'a/b' is not allowed"),
@@ -315,9 +315,7 @@ def test_a_metric_that_the_run_does_not_have(trained: TrainedStore) -> None:
 
 
 def test_a_metric_that_cannot_tell_the_better_of_two(trained: TrainedStore) -> None:
-    with pytest.raises(
-        ConfigError, match="metric 'train/learning_rate' cannot tell the better of two"
-    ):
+    with pytest.raises(ConfigError, match="metric 'train/learning_rate' cannot be used to choose"):
         promote(PromotionRequest(trained.strong, metric="train/learning_rate"))
 
 

@@ -1,4 +1,4 @@
-"""Verbs that explain predictions: tracin, batch-tracin, trace-sequence, trace-text."""
+"""Commands that explain predictions: tracin, batch-tracin, trace-sequence, trace-text."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ ModelToExplain = Annotated[str, Option(also=("model_path",))]
 
 
 def _progress(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
-    """Return what shows progress: a bar on a terminal, or JSON objects, one a line."""
+    """Return a function that shows progress: a bar on a terminal, or one JSON object per line."""
     from tqdm import tqdm
 
     bar = tqdm(unit=f" {unit}", delay=1.0, disable=True if as_json else None, leave=False)
@@ -29,32 +29,32 @@ def _progress(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
 
 
 class ExplainOptions(Configured):
-    """What `clew tracin` and `clew batch-tracin` have in common."""
+    """Options that `clew tracin` and `clew batch-tracin` share."""
 
     model: ModelToExplain = ""
     """Run id, models:/name@alias, or a folder of checkpoints."""
     train: str = ""
-    """File of training triples, if the model's own shall be checked against it."""
+    """File of training triples; checked against those that the model was trained on."""
     entity_to_id: str = ""
-    """Dictionary of entities, if the model's own shall be checked against it."""
+    """Dictionary of entities; checked against the model's own."""
     relation_to_id: str = ""
-    """Dictionary of relations, if the model's own shall be checked against it."""
+    """Dictionary of relations; checked against the model's own."""
     as_json: JsonFlag = False
-    """Print JSON, one object a line."""
+    """Print JSON, one object per line."""
 
 
 class TracinOptions(ExplainOptions):
-    """What `clew tracin` takes."""
+    """Options of `clew tracin`."""
 
     test: Annotated[str, Option(also=("test_triples",))] = ""
     """File of triples, or head,relation,tail."""
     output: Path | None = None
-    """Folder for the three files, or one .json, .csv or .parquet file."""
+    """Folder for three result files, or a single .json, .csv or .parquet file."""
 
 
 @command(TracinOptions)
 def tracin(options: TracinOptions) -> int:
-    """Explain predictions: which training triples raised or lowered them, and how much."""
+    """Show which training triples raised or lowered a prediction, and by how much."""
     from clew.workflows.trace_source import GivenFiles
     from clew.workflows.tracin import tracin as workflow
 
@@ -71,20 +71,20 @@ def tracin(options: TracinOptions) -> int:
 
 
 class BatchTracinOptions(ExplainOptions):
-    """What `clew batch-tracin` takes."""
+    """Options of `clew batch-tracin`."""
 
     test_triples: Annotated[str, Option(also=("test",))] = ""
     """File of triples to explain."""
     output_dir: Annotated[Path, Option(also=("output",))] = Path("runs/batch_tracin")
-    """Folder for results; one that holds results of the same request is completed."""
+    """Folder for results; if it holds part of the same request, the rest is added."""
     start_index: int = 0
-    """First line to explain, from 0."""
+    """First line to explain; lines are counted from 0."""
     max_triples: int | None = None
-    """Lines to explain; all that follow unless given."""
+    """Number of lines to explain (default: all that follow)."""
     edge_map: str = ""
-    """JSON file from predicate to the label that people read."""
+    """JSON file that maps each predicate to a readable label."""
     node_name_dict: str = ""
-    """Labels of entities, id<TAB>name."""
+    """File of entity labels, id<TAB>name."""
 
 
 @command(BatchTracinOptions)
@@ -112,21 +112,21 @@ def batch_tracin(options: BatchTracinOptions) -> int:
 
 
 class TraceWindowsOptions(Configured):
-    """What `clew trace-sequence` and `clew trace-text` have in common."""
+    """Options that `clew trace-sequence` and `clew trace-text` share."""
 
     num_last_layers: Annotated[int | None, Field(ge=1)] = None
-    """Count only so many modules from the end; all unless given."""
+    """Use only this many modules, counted from the end (default: all)."""
     output: Path | None = None
-    """Where else to write the report, as JSON."""
+    """Also write the report to this JSON file."""
 
 
 class TraceSequenceOptions(TraceWindowsOptions):
-    """What `clew trace-sequence` takes."""
+    """Options of `clew trace-sequence`."""
 
     model: str
     """Run id or a folder of checkpoints of image sequences."""
     frame: int | None = None
-    """Last frame of the test window; the one with the largest error unless given."""
+    """Last frame of the test window (default: of the window with the largest error)."""
 
 
 @command(TraceSequenceOptions)
@@ -147,14 +147,14 @@ def trace_sequence(options: TraceSequenceOptions) -> int:
 
 
 class TraceTextOptions(TraceWindowsOptions):
-    """What `clew trace-text` takes."""
+    """Options of `clew trace-text`."""
 
     model: str
     """Run id or a folder of checkpoints of a language model."""
     prompt: str
     """Text before the continuation."""
     continuation: str = ""
-    """Text to explain; what the model writes unless given."""
+    """Text to explain (default: what the model writes)."""
 
 
 @command(TraceTextOptions)

@@ -1,4 +1,4 @@
-"""Verbs about trained models: promote, predict, export."""
+"""Commands for trained models: promote, predict, export."""
 
 import dataclasses
 import json
@@ -12,34 +12,34 @@ from clew.cli.options import JsonFlag, Options, command, dashed
 
 
 class PromoteOptions(Options):
-    """What `clew promote` takes."""
+    """Options of `clew promote`."""
 
     run_id: str = ""
-    """Run whose best checkpoint is meant."""
+    """Run whose best checkpoint to promote."""
     experiment: str = ""
-    """Experiment whose best run is meant, instead of a run id."""
+    """Experiment whose best run to promote, instead of a run id."""
     metric: str = ""
-    """Metric that chooses and compares; valid/mrr unless given."""
+    """Metric used to choose and to compare (default: valid/mrr)."""
     name: str = ""
-    """Registered model; clew-<data set> unless given."""
+    """Name of the registered model (default: clew-<data set>)."""
     alias: str = ""
-    """Alias to compete for; champion unless given."""
+    """Alias to compete for (default: champion)."""
     dry_run: bool = False
-    """Check, but write nothing."""
+    """Run the checks, but write nothing."""
     force: str = ""
-    """Reason to overrule checks that are not final; it is recorded."""
+    """Reason for overruling checks that may be overruled; it is recorded."""
     rollback: bool = False
-    """Give the alias back to who had it."""
+    """Give the alias back to the version that had it before."""
     as_json: JsonFlag = False
-    """Print JSON, one object a line."""
+    """Print JSON, one object per line."""
 
     @model_validator(mode="after")
     def _rollback_chooses_nothing(self) -> Self:
         for name in ("run_id", "experiment", "metric", "force") if self.rollback else ():
             if getattr(self, name):
                 raise ValueError(
-                    f"--rollback and {dashed(name)} given; a rollback takes the version that had "
-                    "the alias before and checks nothing, leave one of them out"
+                    f"--rollback and {dashed(name)} are both given; a rollback restores the "
+                    "version that had the alias before and checks nothing; leave one of them out"
                 )
         return self
 
@@ -62,29 +62,29 @@ def promote(options: PromoteOptions) -> int:
 
 
 class PredictOptions(Options):
-    """What `clew predict` takes."""
+    """Options of `clew predict`."""
 
     model: str
     """Run id, models:/name@alias, or a checkpoint folder."""
     head: str = ""
-    """Name or label of the head, to ask for tails."""
+    """Name or label of the head, to predict tails."""
     relation: str = ""
     """Name or label of the relation."""
     tail: str = ""
-    """Name or label of the tail, to ask for heads."""
+    """Name or label of the tail, to predict heads."""
     top_k: Annotated[int, Field(ge=1)] = 10
-    """Answers for each query."""
+    """Number of answers per query."""
     filter_known: bool = False
-    """Leave out answers known in training."""
+    """Leave out answers that are already known from training."""
     input: Path | None = None
-    """File of queries instead: JSON lines, or head<TAB>relation<TAB>tail with a question mark."""
+    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for the unknown end."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
 
     @model_validator(mode="after")
     def _asks_one_way(self) -> Self:
         if self.input and (self.head or self.relation or self.tail):
-            raise ValueError("--input and a query given; ask one or the other")
+            raise ValueError("--input and a query are both given; give one of them")
         return self
 
 
@@ -105,7 +105,7 @@ def predict(options: PredictOptions) -> int:
 
 
 class ExportOptions(Options):
-    """What `clew export` takes."""
+    """Options of `clew export`."""
 
     model: str
     """Run id, models:/name@alias, or a checkpoint folder."""
@@ -115,7 +115,7 @@ class ExportOptions(Options):
 
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
-    """Write embeddings with their names as Parquet, and the model as a torch.export program."""
+    """Export embeddings with their names as Parquet, and the model as a torch.export program."""
     from clew.workflows.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())

@@ -1,9 +1,9 @@
-"""What a command takes, said once: a class of options, from which the command is made.
+"""The options of a command, declared once as a class from which the command is built.
 
-Each field of such a class is an option of the command line and a parameter of MLproject, its
-docstring the help. Settings of the configuration that have an option of their own
-(`clew.config.flags`) follow by themselves. `clew.cli.reference` writes MLproject and the reference
-page from the same declarations.
+Each field of such a class is an option of the command line and a parameter of MLproject; its
+docstring is the help text. Configuration settings that have their own option
+(`clew.config.flags`) are added automatically. `clew.cli.reference` writes MLproject and the
+reference page from the same declarations.
 """
 
 import os
@@ -26,18 +26,18 @@ ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
 @dataclass(frozen=True)
 class Option:
-    """Says of a field what its name, type and docstring do not."""
+    """What the name, type and docstring of a field do not say about its option."""
 
     name: str = ""
-    """Name of the option, if it is not that of the field."""
+    """Name of the option, if it differs from the field's."""
     also: tuple[str, ...] = ()
-    """Other options for the same value, which older scripts use."""
+    """Other names of the same option, used by older scripts."""
     alone: str = ""
-    """What the option means when it stands without a value; `true` for every boolean."""
+    """Value of the option when it is given without one; `true` for every boolean."""
     terminal_only: bool = False
-    """Whether MLproject has no such parameter. A boolean then takes no value."""
+    """Whether MLproject leaves this parameter out. A boolean then takes no value."""
     hidden: bool = False
-    """Whether it is for Clew's own processes."""
+    """Whether only Clew's own processes use it."""
 
 
 JsonFlag = Annotated[bool, Option(name="json", terminal_only=True)]
@@ -45,14 +45,14 @@ HIDDEN = Option(terminal_only=True, hidden=True)
 
 
 class Options(Section):
-    """What a command takes."""
+    """The options of a command."""
 
     @classmethod
     def read(cls, verb: str, given: Mapping[str, Any]) -> Self:
-        """Check what was typed; an empty value means that nothing was given.
+        """Check the values that were typed; an empty value counts as not given.
 
         Raises:
-            ConfigError: a value is missing or not valid, or two options contradict each other.
+            ConfigError: If a value is missing or invalid, or if two options contradict each other.
         """
         values: dict[str, Any] = {}
         overrides: dict[str, Any] = {}
@@ -76,31 +76,31 @@ class Options(Section):
 
 
 class Configured(Options):
-    """What a command takes that works on a configuration: flags, `--set` and assignments too."""
+    """Options of a command that needs a configuration: also flags, `--set` and assignments."""
 
     overrides: dict[str, Any] = Field(default_factory=dict, exclude=True)
-    """What they set, `section.key` to value; assignments win."""
+    """What they set, as `section.key` to value; assignments win."""
 
 
 @dataclass(frozen=True)
 class DeclaredOption:
-    """One option, as click, MLproject and the reference page need it."""
+    """One option, in the form that click, MLproject and the reference page need."""
 
     name: str
-    """With underscores."""
+    """Name with underscores."""
     help: str
     annotation: Any
-    """Type of what it sets."""
+    """Type of the value."""
     field: str = ""
-    """Field of the options that it sets."""
+    """Field that it sets."""
     key: str = ""
-    """Key of the configuration that it sets, instead of a field."""
+    """Configuration key that it sets, instead of a field."""
     default: Any = None
     required: bool = False
     alone: str = ""
-    """What it sets when it stands without its value."""
+    """Value when the option is given without one."""
     switch: str = ""
-    """What it sets, if it never takes a value."""
+    """Value, if the option never takes one."""
     terminal_only: bool = False
     hidden: bool = False
 
@@ -132,7 +132,7 @@ def _of_field(name: str, field: FieldInfo) -> list[DeclaredOption]:
     is_bool, text = field.annotation is bool, first_sentence(field)
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     if default not in (None, "", False):
-        text = f"{text.removesuffix('.')}; {default} unless given."
+        text = f"{text.removesuffix('.')} (default: {default})."
     main = DeclaredOption(
         mark.name or name,
         text,
@@ -156,7 +156,7 @@ def first_sentence(field: FieldInfo) -> str:
 
 
 def dashed(name: str) -> str:
-    """Return an option as people type it."""
+    """Return an option as it is typed on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -167,7 +167,7 @@ def _describe(error: ValidationError, typed: Mapping[str, str]) -> str:
     if not field:
         return reason
     if problem["type"] == "missing":
-        return f"{dashed(field)} is missing; it must be given"
+        return f"{dashed(field)} is missing; it is required"
     return f"{dashed(typed.get(field, field))} is {problem['input']!r}; expected {reason}"
 
 
@@ -189,7 +189,7 @@ class Verb(click.Command):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep an option that may stand alone from taking an assignment for its value."""
+        """Stop an option with an optional value from taking an assignment as its value."""
         may_stand_alone = [o for o in self.declared if o.alone and not o.switch]
         alone = {spelling: o.alone for o in may_stand_alone for spelling in spellings(o.name)}
         words = [
@@ -203,7 +203,7 @@ O = TypeVar("O", bound=Options)  # noqa: E741
 
 
 def command(options: type[O]) -> Callable[[Callable[[O], int]], Verb]:
-    """Return what makes a function a command; its options come to it checked."""
+    """Return a decorator that makes a function a command; it receives checked options."""
     return lambda function: Verb(options, function)
 
 
@@ -227,12 +227,12 @@ def _settings_option() -> click.Option:
     def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
         return [part for text in texts for part in _split_assignments(text)]
 
-    text = "Further settings, section.key=value, separated by commas or in options of their own."
+    text = "More settings, section.key=value; separate them by commas or repeat the option."
     return click.Option(["--set", "set"], multiple=True, callback=split, help=text)
 
 
 def _split_assignments(text: str) -> list[str]:
-    """Split at commas that start another assignment, so that values may hold commas."""
+    """Split at commas that are followed by another assignment; values may contain commas."""
     parts: list[str] = []
     for piece in filter(None, text.split(",")):
         if parts and "=" not in piece:
@@ -243,5 +243,5 @@ def _split_assignments(text: str) -> list[str]:
 
 
 def is_main_process() -> bool:
-    """Whether this process speaks for the command: the first that torchrun started, or alone."""
+    """Whether this process prints for the command: torchrun's first process, or the only one."""
     return os.environ.get("RANK", "0") == "0"

@@ -1,4 +1,4 @@
-"""Verbs about data and the project as a whole: data, pretokenize, sync, demo, ui."""
+"""Commands for data and for the project as a whole: data, pretokenize, sync, demo, ui."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,17 +10,17 @@ from clew.cli.options import Option, Options, command
 
 
 class DataOptions(Options):
-    """What `clew data` takes."""
+    """Options of `clew data`."""
 
     config: str = ""
-    """YAML file, or the name of a configuration that ships with Clew, whose data are meant."""
+    """YAML file, or the name of a configuration that ships with Clew; its data set is read."""
     name: str = ""
-    """A named data set instead: umls, or a folder under $CLEW_DATA."""
+    """Name of a data set instead: umls, or a folder under $CLEW_DATA."""
 
 
 @command(DataOptions)
 def data(options: DataOptions) -> int:
-    """Read a data set, check it and say what is in it."""
+    """Read a data set, check it and describe its content."""
     from clew.workflows.describe_data import describe_data
 
     click.echo(describe_data(options.config or None, options.name or None))
@@ -28,28 +28,28 @@ def data(options: DataOptions) -> int:
 
 
 class PretokenizeOptions(Options):
-    """What `clew pretokenize` takes."""
+    """Options of `clew pretokenize`."""
 
     dataset: str
     """Text file, folder, JSON Lines or Parquet file, or a name."""
     output: Path = Path("packed")
     """Folder for the packed tokens."""
     chunk_size: int = 32768
-    """Tokens in a window."""
+    """Number of tokens per window."""
     tokenizer: str = "bytes"
-    """The word bytes or bpe, or a tokenizers JSON file."""
+    """Either bytes, bpe, or a tokenizers JSON file."""
     vocabulary_size: int = 32768
-    """Entries of a locally trained BPE vocabulary."""
+    """Size of a locally trained BPE vocabulary."""
     text_column: str = "text"
     """Key or column that holds the text."""
     num_proc: int = 1
-    """Processes that tokenize."""
+    """Number of processes that tokenize."""
     max_chunks: int | None = None
     """Stop after so many windows."""
     held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share at the end of the text that a BPE vocabulary is not trained on."""
     force: bool = False
-    """Begin again, whatever the folder holds."""
+    """Start from scratch, whatever the folder contains."""
 
 
 @command(PretokenizeOptions)
@@ -67,17 +67,17 @@ def pretokenize(options: PretokenizeOptions) -> int:
 
 
 class NoOptions(Options):
-    """For a command that takes none."""
+    """For a command without options."""
 
 
 @command(NoOptions)
 def sync(options: NoOptions) -> int:
-    """Send what could not be sent while the tracking server was away."""
+    """Send the records that were kept while the tracking server was unreachable."""
     from clew.runs.forwarder import sync_spool
 
     results = sync_spool()
     for result in results:
-        left = f", the rest waits: {result.problem}" if result.problem else ""
+        left = f", the rest is still waiting: {result.problem}" if result.problem else ""
         click.echo(f"run {result.run_id}: {result.num_sent} records sent{left}")
     if not results:
         click.echo("nothing is waiting")
@@ -85,10 +85,10 @@ def sync(options: NoOptions) -> int:
 
 
 class DemoOptions(Options):
-    """What `clew demo` takes."""
+    """Options of `clew demo`."""
 
     quick: Annotated[bool, Option(terminal_only=True)] = False
-    """A few epochs only, for tests."""
+    """Train for a few epochs only, for tests."""
 
 
 @command(DemoOptions)
@@ -102,7 +102,7 @@ def demo(options: DemoOptions) -> int:
 
 
 class UiOptions(Options):
-    """What `clew ui` takes."""
+    """Options of `clew ui`."""
 
     port: int = 8501
     """Port to listen on."""
@@ -112,7 +112,7 @@ class UiOptions(Options):
 
 @command(UiOptions)
 def ui(options: UiOptions) -> int:
-    """Open the dashboard over the tracking store."""
+    """Open the dashboard for the tracking store."""
     from clew.workflows.dashboard import serve_dashboard
 
     return serve_dashboard(port=options.port, address=options.address)

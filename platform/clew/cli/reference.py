@@ -1,9 +1,9 @@
-"""Writes what repeats the options: `MLproject` and `docs/reference/options.md`.
+"""Writes the two files that list all options: `MLproject` and `docs/reference/options.md`.
 
     python -m clew.cli.reference
 
-The options of a command are declared with it, settings in the schema of the configuration; change
-them there and run this program.
+A command's options are declared next to it, settings in the schema of the configuration. Change
+them there, then run this program.
 """
 
 import textwrap
@@ -25,13 +25,13 @@ PROGRAM = "python -m clew.cli.reference"
 MLPROJECT = "MLproject"
 OPTIONS_PAGE = "docs/reference/options.md"
 TERMINAL_VERBS = ("sync", "ui")
-"""Commands that MLflow has no use for: it opens a run for what it starts."""
+"""Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
-SET = DeclaredOption("set", "Further settings, section.key=value, separated by commas.", str)
+SET = DeclaredOption("set", "More settings, section.key=value, separated by commas.", str)
 
 MLPROJECT_HEAD = f"""\
-# Entry points of `mlflow run`: the verbs of the `clew` command line with the same options.
-# Written by `{PROGRAM}`; change options where they are declared.
+# Entry points of `mlflow run`: the commands of the `clew` command line with the same options.
+# Written by `{PROGRAM}`; to change options, change their declarations.
 #
 # An empty value means "as in the configuration"; booleans are "true" or "false", in quotes. MLflow
 # quotes each value for the shell, so the commands must not. It does not check numbers: clew does.
@@ -47,10 +47,10 @@ PAGE_HEAD = f"""\
 
 Written by `{PROGRAM}` from the declarations of the commands and the schema of the configuration.
 
-Every option is also a parameter of `mlflow run . -e VERB -P name=value`, with underscores for
-dashes, but for those marked with `*`; `demo` is the entry point `main`, and `sync` and `ui` have
-none. The command line takes both spellings, `--batch-size` and `--batch_size`. A value in brackets
-may be left out. An empty value means that nothing is given.
+Every option is also a parameter of `mlflow run . -e COMMAND -P name=value`, with underscores in
+place of dashes, except those marked with `*`; `demo` is the entry point `main`, and `sync` and `ui`
+have none. The command line accepts both spellings, `--batch-size` and `--batch_size`. A value in
+brackets may be left out. An empty value counts as not given.
 """
 
 
@@ -94,8 +94,8 @@ def options_page() -> str:
     """Return the content of `docs/reference/options.md`."""
     parts = [PAGE_HEAD, *(_verb_section(verb) for verb in verbs()), "## Configuration\n"]
     parts.append(
-        "What a YAML file holds, and what `section.key=value` sets. A section with kinds has the\n"
-        "keys of its `kind` alone.\n"
+        "The keys of a YAML file, which `section.key=value` sets too. A section that has a `kind`\n"
+        "has only the keys of that kind.\n"
     )
     parts += [_class_section(name, choice) for name in RunConfig.model_fields
               for choice in section_classes(name)]  # fmt: skip
@@ -154,14 +154,14 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def is_number(annotation: Any) -> bool:
-    """Whether values of a type are numbers; true and false are none."""
+    """Whether values of a type are numbers; true and false are not."""
     if get_origin(annotation) is Literal:
         return False
     return annotation in (int, float) or any(is_number(part) for part in get_args(annotation))
 
 
 def type_in_words(annotation: Any) -> str:
-    """Return what a value may be, for people."""
+    """Return a readable description of a type."""
     known = {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path"}
     if annotation in known:
         return known[annotation]
@@ -179,7 +179,7 @@ def verbs() -> Iterator[Verb]:
 
 
 def main() -> None:
-    """Write both files, and say which."""
+    """Write both files and print their names."""
     for name, content in ((MLPROJECT, mlproject()), (OPTIONS_PAGE, options_page())):
         path = project_root() / name
         path.parent.mkdir(parents=True, exist_ok=True)

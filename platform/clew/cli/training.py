@@ -1,4 +1,4 @@
-"""Verbs that train, plan and measure: train, plan, evaluate, compare."""
+"""Commands that train, plan and measure: train, plan, evaluate, compare."""
 
 import dataclasses
 import json
@@ -20,28 +20,29 @@ NEWEST = "newest"
 
 
 class TrainOptions(Configured):
-    """What `clew train` takes."""
+    """Options of `clew train`."""
 
     config: str = DEFAULT_CONFIG
     """YAML file, or the name of a configuration that ships with Clew."""
     resume: Annotated[str, Option(alone=NEWEST)] = ""
-    """Run id to go on from, at its newest good checkpoint; alone or `newest`: the newest
-    unfinished run of this configuration, or the newest checkpoint in `--checkpoint-dir`."""
+    """Id of the run to continue from its newest good checkpoint; without a value, or with
+    `newest`: the newest unfinished run of this configuration, or the newest checkpoint in
+    `--checkpoint-dir`."""
     checkpoint_dir: Path | None = None
-    """Folder that keeps the run's checkpoints while it trains, as the tracking store does."""
+    """Folder that also keeps the run's checkpoints while it trains, as the tracking store does."""
     output_dir: Path | None = None
     """Also keep configuration and all checkpoints in this new folder."""
     result_file: Annotated[Path | None, HIDDEN] = None
     """Also write the result as JSON."""
     parent_run: Annotated[str, HIDDEN] = ""
-    """Run of which this one is a part."""
+    """Parent run of this one."""
     tags: Annotated[str, HIDDEN] = "{}"
-    """Further tags of the run, as JSON."""
+    """More tags of the run, as JSON."""
 
 
 @command(TrainOptions)
 def train(options: TrainOptions) -> int:
-    """Train a model; ASSIGNMENTS are further settings, section.key=value."""
+    """Train a model; ASSIGNMENTS are more settings, section.key=value."""
     from clew.workflows import train as workflow
     from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 
@@ -67,7 +68,7 @@ def train(options: TrainOptions) -> int:
 
 
 def _resumed(options: TrainOptions) -> "TrainResult":
-    """Go on from a run that is named, from the newest one, or from a folder of checkpoints."""
+    """Continue a given run, the newest one, or from a folder of checkpoints."""
     from clew.workflows import train as workflow
 
     overrides, output_dir = options.overrides, options.output_dir
@@ -93,7 +94,7 @@ def _resumed(options: TrainOptions) -> "TrainResult":
 
 
 class PlanOptions(Configured):
-    """What `clew plan` takes."""
+    """Options of `clew plan`."""
 
     config: str = DEFAULT_CONFIG
     """YAML file, or the name of a configuration that ships with Clew."""
@@ -115,7 +116,7 @@ class PlanOptions(Configured):
 
 @command(PlanOptions)
 def plan(options: PlanOptions) -> int:
-    """Say what training would take in memory, and what would save some, before any training."""
+    """Predict how much memory training needs, and which settings would reduce it."""
     from clew.workflows.plan import plan as workflow
     from clew.workflows.planned_task import DataSizes
 
@@ -136,7 +137,7 @@ def plan(options: PlanOptions) -> int:
 
 
 class EvaluateOptions(Options):
-    """What `clew evaluate` takes."""
+    """Options of `clew evaluate`."""
 
     model: str
     """Run id, models:/name@alias, or a checkpoint folder."""
@@ -157,14 +158,14 @@ def evaluate(options: EvaluateOptions) -> int:
 
 
 class CompareOptions(Options):
-    """What `clew compare` takes."""
+    """Options of `clew compare`."""
 
     study: str
     """YAML file, or the name of a study that ships with Clew."""
     seeds: str = ""
-    """Seeds instead of the study's, separated by commas."""
+    """Seeds to use instead of the study's, separated by commas."""
     size: str = ""
-    """Size of the study: quick for two cores, full for a GPU; quick unless given."""
+    """Size of the study: quick for two cores, full for a GPU (default: quick)."""
     output: Path | None = None
     """JSON file for the results; not written if the tree has uncommitted changes."""
 
@@ -178,7 +179,7 @@ class CompareOptions(Options):
 
 @command(CompareOptions)
 def compare(options: CompareOptions) -> int:
-    """Run a study's variants, each in its own process, and hold claims against measurements."""
+    """Run a study's variants, each in its own process, and check claims against measurements."""
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 

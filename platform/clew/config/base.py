@@ -1,4 +1,4 @@
-"""What every section of the configuration has in common."""
+"""The base class of every section of the configuration."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen group of settings: unknown keys are refused, every field has its documentation."""
+    """A frozen group of settings: unknown keys are refused, every field is documented."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -19,7 +19,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Flag:
-    """Marks a field that has an option of its own, `--batch-size` for `training.batch_size`."""
+    """Marks a field that has its own option, such as `--batch-size` for `training.batch_size`."""
 
     verbs: tuple[str, ...]
     """Commands that have the option."""

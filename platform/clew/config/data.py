@@ -12,7 +12,7 @@ class TripleData(Section):
     """A knowledge graph as triples in files, or a named data set."""
 
     kind: Literal["triples"] = "triples"
-    """Triples `head<TAB>relation<TAB>tail`, plain, gzip or zstd."""
+    """Triples `head<TAB>relation<TAB>tail`; plain text, gzip or zstd."""
     name: str | None = None
     """A named data set: `umls` is bundled, others are folders under `$CLEW_DATA`."""
     train: Annotated[str | None, TRAIN_FLAG] = None
@@ -22,13 +22,13 @@ class TripleData(Section):
     test: Annotated[str | None, TRAIN_FLAG] = None
     """File of test triples; empty for none."""
     entity_to_id: Annotated[str | None, TRAIN_FLAG] = None
-    """Dictionary `name<TAB>id` of entities; with it, triples may hold names or ids."""
+    """Dictionary `name<TAB>id` of entities; with it, triples may contain names or ids."""
     relation_to_id: Annotated[str | None, TRAIN_FLAG] = None
     """Dictionary `name<TAB>id` of relations."""
     node_name_dict: str | None = None
-    """Labels of entities for people, `id<TAB>name`."""
+    """Readable labels of entities, `id<TAB>name`."""
     edge_map: str | None = None
-    """JSON file from predicate to the label that people read."""
+    """JSON file that maps each predicate to a readable label."""
     inverse_relations: bool = True
     """Add `(tail, relation inverse, head)` for every training triple; heads are then predicted
     as tails of the inverse relation."""
@@ -50,7 +50,7 @@ class TripleData(Section):
 
 
 class TokenData(Section):
-    """Text as one packed stream of tokens."""
+    """Text, packed into one stream of tokens."""
 
     kind: Literal["tokens"] = "tokens"
     """Text, packed once by `pretokenize` and then read as windows of tokens."""
@@ -58,9 +58,9 @@ class TokenData(Section):
     """A named data set: a folder of text under `$CLEW_DATA`."""
     dataset: str | None = None
     """Instead of `name`: a text file, a folder, a JSON Lines or Parquet file with a text column,
-    or, where the package `datasets` is installed, the name of a Hugging Face data set."""
+    or, if the package `datasets` is installed, the name of a Hugging Face data set."""
     packed: str | None = None
-    """Folder of the packed tokens; packed on the first run if it does not exist yet. Unset: a
+    """Folder of the packed tokens; created on the first run if it does not exist. Unset: a
     folder in the user's cache, named after source and tokenizer."""
     tokenizer: str | None = None
     """`bytes`, `bpe` (trained on the data set's training share alone), or the path of a
@@ -68,20 +68,20 @@ class TokenData(Section):
     Documents are separated by an end-of-text token, which the words `<|endoftext|>` within a
     document are not."""
     vocabulary_size: int = Field(default=32768, ge=258)
-    """Entries of a locally trained BPE vocabulary, the end-of-text token included."""
+    """Size of a locally trained BPE vocabulary, including the end-of-text token."""
     text_column: str = "text"
-    """Key or column that holds the text, in JSON Lines and Parquet."""
+    """Key or column that contains the text, in JSON Lines and Parquet files."""
     stride: int | None = Field(default=None, ge=1)
-    """Tokens from the start of a training window to that of the next; unset: the window's
-    length. A shorter stride shows a text in several cuts, and makes an epoch longer."""
+    """Tokens from the start of one training window to the start of the next; unset: the window's
+    length. With a shorter stride, windows overlap and an epoch is longer."""
     max_chunks: int | None = Field(default=None, ge=1)
-    """Pack only so many windows of `model.max_seq_len` tokens; unset: everything."""
+    """Pack only this many windows of `model.max_seq_len` tokens; unset: everything."""
     num_proc: int = Field(default=1, ge=1)
-    """Processes that tokenize."""
+    """Number of processes that tokenize."""
     valid_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the stream for validation: what precedes the test share."""
+    """Share of the stream used for validation: the part just before the test share."""
     test_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the stream for testing: its end."""
+    """Share of the stream used for testing: its end."""
 
     @property
     def source(self) -> str:
@@ -91,10 +91,10 @@ class TokenData(Section):
     @model_validator(mode="after")
     def _one_source(self) -> "TokenData":
         if self.name is not None and self.dataset is not None:
-            raise ValueError("both of data.name and data.dataset given; give one of them")
+            raise ValueError("data.name and data.dataset are both given; give one of them")
         if not self.source:
             raise ValueError(
-                "none of data.name, data.dataset and data.packed given; name a data set under "
+                "none of data.name, data.dataset and data.packed is given; name a data set under "
                 "$CLEW_DATA, a text file or folder, or a folder written by pretokenize"
             )
         if self.valid_fraction + self.test_fraction >= 1:

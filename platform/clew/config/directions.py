@@ -1,4 +1,4 @@
-"""Which way each recorded metric is good: what promotions, checkpoints and comparisons go by."""
+"""Whether larger or smaller is better, for each metric; used to promote, keep and compare."""
 
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -8,9 +8,9 @@ from clew.errors import ConfigError
 
 Direction = Literal["larger", "smaller"]
 
-# Patterns of a key's last part, or of its last two where they hold a slash. What stands before
-# them (`champion/`, `ratio/<variant>/`) does not change what is good. Ranks have a suffix for the
-# side, and the errors of baselines a prefix for their name.
+# Patterns of a key's last part, or of its last two parts if the pattern contains a slash. What
+# comes before (`champion/`, `ratio/<variant>/`) does not change the direction. Ranks have a suffix
+# for the side, and the errors of baselines have their name as a prefix.
 _SMALLER = (
     names.LOSS,
     f"{names.LOSS}_at_*",
@@ -43,7 +43,7 @@ _LARGER = (
 def direction_of(key: str) -> Direction | None:
     """Return whether larger or smaller values of a metric are better.
 
-    None where neither is (a bias, a coverage, a learning rate), or nothing is known of the metric.
+    None if neither is better (a bias, a coverage, a learning rate), or if the metric is unknown.
     """
     parts = key.split("/")
     last = (parts[-1], "/".join(parts[-2:]))
@@ -55,15 +55,15 @@ def direction_of(key: str) -> Direction | None:
 
 
 def maximizes(key: str) -> bool:
-    """Return whether larger values of a metric are better, for a choice that goes by it.
+    """Return whether larger values of a metric are better, for a choice based on it.
 
     Raises:
-        ConfigError: neither larger nor smaller values are known to be better.
+        ConfigError: If neither larger nor smaller values are known to be better.
     """
     direction = direction_of(key)
     if direction is None:
         raise ConfigError(
-            f"metric {key!r} cannot tell the better of two: neither larger nor smaller values are "
-            f"known to be better; choose by another, such as {names.metric('valid', names.MRR)}"
+            f"metric {key!r} cannot be used to choose: neither larger nor smaller values are known "
+            f"to be better; use another, such as {names.metric('valid', names.MRR)}"
         )
     return direction == "larger"

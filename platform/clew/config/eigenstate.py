@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_seq_len": 32768,
     },
 }
-"""Keys of this section that a preset fills where they are not given."""
+"""Keys of this section that a preset sets if they are not given."""
 
 _LONG_WINDOWS: dict[str, dict[str, Any]] = {
     "training": {"batch_size": 4, "gradient_accumulation": 4},
@@ -56,7 +56,7 @@ PRESET_COMPANIONS: dict[str, dict[str, dict[str, Any]]] = {
     "medium_32k": _LONG_WINDOWS,
     "large_32k": _LONG_WINDOWS,
 }
-"""Keys of other sections that a preset fills where they are not given."""
+"""Keys of other sections that a preset sets if they are not given."""
 
 
 class EigenstateLMModel(Section):
@@ -65,29 +65,29 @@ class EigenstateLMModel(Section):
     kind: Literal["eigenstate_lm"] = "eigenstate_lm"
     """Language model of diagonal complex linear recurrences."""
     preset: PresetName | None = None
-    """Named sizes; keys given beside it win. `*_32k` also set batch size 4, accumulation 4 and
-    gradient checkpointing where these are not given."""
+    """A named size; keys given explicitly win over it. `*_32k` also set batch size 4, gradient
+    accumulation 4 and gradient checkpointing, if these are not given."""
     d_model: int = Field(default=512, ge=1)
     """Width of the residual stream and of the token embedding."""
     n_layers: int = Field(default=4, ge=1)
-    """Blocks of a recurrence and an MLP."""
+    """Number of blocks; each is a recurrence followed by an MLP."""
     num_eigenstates: int = Field(default=64, ge=1)
-    """Complex eigenstates of each layer."""
+    """Number of complex eigenstates in each layer."""
     chunk_size: int = Field(default=32, ge=1)
-    """Time steps in a chunk of the scan; changes speed, not results."""
+    """Time steps per chunk of the scan; changes the speed, not the results."""
     max_seq_len: int = Field(default=512, ge=2)
-    """Tokens in a training window. The model itself has no longest sequence."""
+    """Tokens in a training window. The model itself has no maximum length."""
     longest_time_constant: float | None = Field(default=None, ge=1)
     """Longest initial time constant of an eigenstate, in tokens; unset: `max_seq_len`."""
     num_gates: int | None = Field(default=None, ge=1)
-    """Gates on the readout, each for d_model / num_gates channels; unset: one a channel."""
+    """Gates on the readout, each for d_model / num_gates channels; unset: one per channel."""
     num_heads: int = Field(default=4, ge=1)
-    """Blocks of the resonance matrix; eigenstates of one block see each other."""
+    """Blocks of the resonance matrix; only eigenstates of the same block interact."""
     resonance: float = Field(default=0.1, ge=0)
     """Strength eps of the resonance R = I + eps M on the readout; 0: none."""
     scales: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
-    """Time scales: eigenstates are split evenly over them, and those of scale s run over the
-    means of s tokens, delayed so that no token sees a mean that it is part of or that follows."""
+    """Time scales; the eigenstates are divided evenly among them. Those of scale s run over means
+    of s tokens, delayed so that no token sees a mean that contains itself or a later token."""
     convolution_width: int = Field(default=1, ge=1)
     """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
     reset_at_documents: bool = False
@@ -96,12 +96,12 @@ class EigenstateLMModel(Section):
     end of text is predicted from before. Otherwise the model reads on across documents, whose
     ends it sees as a token. Windows and segments cut documents anywhere, either way."""
     mlp_ratio: int = Field(default=4, ge=1)
-    """Hidden width of the MLP over d_model."""
+    """Hidden width of the MLP, as a multiple of d_model."""
     further_tokens: int = Field(default=0, ge=0)
-    """Tokens beyond the next one that training predicts as well, each through a matrix
-    `(d_model, d_model)` that nothing else uses."""
+    """Number of tokens after the next one that training predicts too, each through its own matrix
+    `(d_model, d_model)`, which is used for nothing else."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the embedding and on what each half block adds to the residual stream."""
+    """Dropout on the embedding and on the output of each half block."""
 
     @model_validator(mode="before")
     @classmethod
@@ -130,7 +130,7 @@ class EigenstateLMModel(Section):
             )
         if self.further_tokens >= self.max_seq_len:
             raise ValueError(
-                f"further_tokens is {self.further_tokens}, max_seq_len {self.max_seq_len}; no "
-                "window reaches that far, choose fewer"
+                f"further_tokens is {self.further_tokens}, but max_seq_len is {self.max_seq_len}; "
+                "no window is that long, choose fewer further tokens"
             )
         return self

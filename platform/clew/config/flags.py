@@ -1,8 +1,8 @@
-"""Settings that have an option of their own: the fields of the schema that are marked for it.
+"""Settings that have their own option: the fields of the schema that are marked with a `Flag`.
 
 `clew train --batch-size 512` and `mlflow run . -e train -P batch_size=512` both set
-`training.batch_size`, because that field is `Annotated[int, TRAIN_FLAG]`. Command line, MLproject
-and the reference page are made from what is said there.
+`training.batch_size`, because that field is `Annotated[int, TRAIN_FLAG]`. The command line,
+MLproject and the reference page are all generated from the schema.
 """
 
 import functools
@@ -17,12 +17,12 @@ from clew.config.schema import RunConfig
 
 @dataclass(frozen=True)
 class FlaggedField:
-    """A field that is set by an option of its own."""
+    """A field that has its own option."""
 
     name: str
-    """Of the option, with underscores."""
+    """Name of the option, with underscores."""
     key: str
-    """Of the configuration, `section.name`."""
+    """Key of the configuration, `section.name`."""
     field: FieldInfo
     flag: Flag
 
@@ -31,7 +31,7 @@ class FlaggedField:
 def flagged_fields(verb: str) -> tuple[FlaggedField, ...]:
     """Return the fields that have an option in a command, in the order of the schema.
 
-    Classes of one section may share a field; it is then one option.
+    A field that several classes of one section share is one option.
     """
     found: dict[str, FlaggedField] = {}
     for section in RunConfig.model_fields:

@@ -1,7 +1,8 @@
-"""Short keys at the top of a configuration of image sequences, and the section behind each.
+"""Short top-level keys of an image-sequence configuration, and the section that each belongs to.
 
 `batch_size: 20` at the top means `training.batch_size: 20`; `memory_optimized: true` halves the
-channels. A file with one of these keys is about image sequences unless it says otherwise.
+channels. A file with one of these keys is taken to be about image sequences unless it says
+otherwise.
 """
 
 from collections.abc import Mapping
@@ -25,10 +26,10 @@ IMPLIED_KINDS = {"data": "image_sequences", "model": "sequence_regression"}
 
 
 def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration whose short keys stand in their sections.
+    """Return a raw configuration with its short keys moved into their sections.
 
     Raises:
-        ConfigError: a key is given both ways, or is not what its section can take.
+        ConfigError: If a key is given both ways, or if its value or its section is invalid.
     """
     spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
     flat = {name: spread.pop(name) for name in FLAT_KEYS if name in spread}
@@ -41,7 +42,7 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
         target = _section(spread, section, name=name)
         if key in target:
             raise ConfigError(
-                f"{name} and {section}.{key} are both given; they mean the same, keep one of them"
+                f"{name} and {section}.{key} are both given; they mean the same, remove one of them"
             )
         target[key] = _channels(value) if name == "memory_optimized" else value
     return spread
@@ -50,7 +51,7 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, Any]:
     target = content.setdefault(section, {})
     if not isinstance(target, dict):
-        raise ConfigError(f"{section}: holds {target!r}, expected keys, since {name} is given")
+        raise ConfigError(f"{section}: is {target!r}, expected keys because {name} is given")
     return target
 
 

@@ -1,6 +1,6 @@
 """Section `model` of link prediction: graph models, checked before anything is built.
 
-A new graph model is a class here, listed in `GraphModelConfig`, and its network in
+To add a graph model, add a class here, list it in `GraphModelConfig`, and put its network into
 `clew.link_prediction.models`, in a file named after its `kind`.
 """
 
@@ -14,14 +14,14 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class GraphModelSettings(Section):
-    """What every graph model has: a query vector and a row of the entity table of one length."""
+    """Settings of every graph model; query vectors and rows of the entity table have one length."""
 
     kind: str
     """Which model; also the name of its file."""
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=1)
-    """Length of an entity's and of a relation's embedding."""
+    """Length of the embedding of an entity or a relation."""
     entity_bias: bool = True
-    """Whether each entity has a bias added to its score."""
+    """Whether to add a bias to each entity's score."""
 
     @property
     def normalises_batches(self) -> bool:
@@ -35,8 +35,8 @@ class ConvEModel(GraphModelSettings):
     kind: Literal["conve"] = "conve"
     """Convolutional knowledge-graph embedding."""
     embedding_height: int | None = Field(default=None, ge=1)
-    """Rows of the image that an embedding is reshaped to; unset: the divisor of `embedding_dim`
-    nearest below its square root (10 for 200)."""
+    """Rows of the image that an embedding is reshaped to; unset: the largest divisor of
+    `embedding_dim` that is not above its square root (10 for 200)."""
     embedding_width: int | None = Field(default=None, ge=1)
     """Columns of that image; unset: `embedding_dim / embedding_height`."""
     output_channels: Annotated[int, TRAIN_FLAG] = Field(default=32, ge=1)
@@ -108,7 +108,7 @@ class DistMultModel(GraphModelSettings):
     kind: Literal["distmult"] = "distmult"
     """Element-wise products; symmetric in head and tail."""
     entity_bias: bool = False
-    """Whether each entity has a bias added to its score."""
+    """Whether to add a bias to each entity's score."""
     input_dropout: Probability = 0.0
     """Dropout on the embeddings of head and relation."""
     initial_deviation: float = Field(default=0.1, gt=0)
@@ -123,7 +123,7 @@ class ComplExModel(GraphModelSettings):
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=2, multiple_of=2)
     """Length of a row: real parts of `embedding_dim / 2` complex numbers, then imaginary parts."""
     entity_bias: bool = False
-    """Whether each entity has a bias added to its score."""
+    """Whether to add a bias to each entity's score."""
     input_dropout: Probability = 0.0
     """Dropout on the embeddings of head and relation."""
     initial_deviation: float = Field(default=0.1, gt=0)
@@ -134,4 +134,4 @@ GraphModelConfig = ConvEModel | DistMultModel | ComplExModel
 GRAPH_MODELS = tuple(
     str(model.model_fields["kind"].default) for model in get_args(GraphModelConfig)
 )
-"""Every `kind` of graph model; the first is what an absent section becomes."""
+"""Every `kind` of graph model; the first is the default."""

@@ -11,10 +11,10 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class ImageSequenceData(Section):
-    """Frames in order with scalars and a target: an HDF5 file or a folder of NumPy arrays."""
+    """Ordered frames with scalars and a target, from an HDF5 file or a folder of NumPy arrays."""
 
     kind: Literal["image_sequences"] = "image_sequences"
-    """Windows of consecutive frames, each with the target that belongs to its last frame."""
+    """Windows of consecutive frames, each with the target of its last frame."""
     name: str | None = None
     """A named data set: a folder `<name>` or a file `<name>.h5` under `$CLEW_DATA`."""
     path: str | None = None
@@ -40,33 +40,33 @@ class ImageSequenceData(Section):
     scalars: tuple[str, ...] | None = None
     """Names of the scalars to use; unset: all of the file."""
     azimuth_scalars: tuple[str, ...] = ()
-    """Scalars that are directions in degrees: they enter as sine and cosine, and a horizontal
-    flip mirrors them."""
+    """Scalars that are directions in degrees: the model gets their sine and cosine, and a
+    horizontal flip mirrors them."""
     zenith_scalars: tuple[str, ...] = ()
-    """Scalars that are angles from the vertical in degrees: they enter as their cosine."""
+    """Scalars that are angles from the vertical in degrees: the model gets their cosine."""
     target_range: tuple[float, float] | None = None
-    """Smallest and largest target that can be; anything outside is an error."""
+    """Smallest and largest possible target; a value outside is an error."""
     nan_pixels: Literal["refuse", "mean", "mask"] = "refuse"
-    """What happens to pixels that are not finite: an error, the training mean, or the training
-    mean with a further channel that marks the valid pixels."""
+    """How to treat pixels that are not finite: raise an error, use the training mean, or use the
+    training mean and add a channel that marks the valid pixels."""
     num_blocks: int | None = Field(default=None, ge=2)
-    """Groups are so many blocks of consecutive frames, instead of the file's own groups."""
+    """Split the frames into this many blocks and use these instead of the file's own groups."""
     test_group: str | None = None
     """Group held out for the test; unset: the last one."""
     validation_group: str | None = None
     """Group held out for validation; unset: the one before the test group."""
     hold_out_validation: bool = True
-    """Hold a group out for validation. Without one, training sees all groups but the test group
-    and `valid/` metrics are those of the test group; they may then choose nothing, so that
-    `evaluation.every_epochs` must be `training.num_epochs` or more."""
+    """Hold a group out for validation. Without one, training sees all groups except the test
+    group, and `valid/` metrics are those of the test group. They must not choose anything then,
+    so `evaluation.every_epochs` must be `training.num_epochs` or more."""
     leave_one_group_out: bool = False
-    """Train a model for each group in turn as the test group, and report all of them together."""
+    """Train one model per group, with that group as the test group, and report all together."""
     horizontal_flip: bool = False
-    """Mirror half of the training windows left to right, azimuths with them."""
+    """Mirror half of the training windows left to right, including their azimuths."""
     shown_windows: int = Field(default=0, ge=0)
-    """Test windows whose frames are drawn into the report, with where the network looked."""
+    """Number of test windows shown in the report, with the places where the network looked."""
     pixel_noise: float = Field(default=0.0, ge=0)
-    """Standard deviation of noise on training pixels, in standard deviations of the pixels."""
+    """Standard deviation of the noise added to training pixels, in units of the pixels' own."""
 
     @property
     def source(self) -> str:
@@ -85,11 +85,11 @@ class ImageSequenceData(Section):
             raise ValueError(f"target_range {self.target_range} is empty; give (smallest, largest)")
         both = sorted({*self.azimuth_scalars} & {*self.zenith_scalars})
         if both:
-            raise ValueError(f"{both[0]!r} is in azimuth_scalars and in zenith_scalars; choose one")
+            raise ValueError(f"{both[0]!r} is in azimuth_scalars and zenith_scalars; choose one")
         if self.test_group is not None and self.test_group == self.validation_group:
             raise ValueError(
-                f"group {self.test_group!r} is test_group and validation_group; a model chosen by "
-                "its test group has no honest test: name another"
+                f"group {self.test_group!r} is both test_group and validation_group; a model "
+                "chosen by its test group has no honest test: name another group"
             )
         if self.validation_group is not None and not self.hold_out_validation:
             raise ValueError(
@@ -98,7 +98,7 @@ class ImageSequenceData(Section):
             )
         if self.leave_one_group_out and (self.test_group or self.validation_group):
             raise ValueError(
-                "leave_one_group_out takes each group in turn as the test group; leave out "
+                "leave_one_group_out uses each group in turn as the test group; leave out "
                 "test_group and validation_group"
             )
         return self
@@ -110,39 +110,39 @@ class SequenceRegressionModel(Section):
     kind: Literal["sequence_regression"] = "sequence_regression"
     """Regression from a short sequence of frames."""
     architecture: ArchitectureName = "transformer"
-    """Head over time: attention between frames, eigenstate layers, attention over a graph of
+    """The head over time: attention between frames, eigenstate layers, attention over a graph of
     patches and times, or (`cnn`) the mean over frames."""
     channels: tuple[Size, ...] = Field(default=(64, 128, 256), min_length=1)
-    """Feature maps of the convolutions; each halves height and width."""
+    """Number of feature maps of each convolution; each halves height and width."""
     normalization: Literal["group", "batch"] = "group"
-    """Normalisation after each convolution. Batch statistics are those of the frames that go
-    through together (`frames_per_checkpoint`)."""
+    """Normalisation after each convolution. Batch statistics are computed over the frames that go
+    through the network together (`frames_per_checkpoint`)."""
     norm_groups: int = Field(default=8, ge=1)
     """Groups of channels that are normalised together."""
     film: bool = True
-    """Let scalars modulate the feature maps: x (1 + gamma) + beta. Without it they are unused."""
+    """Let scalars modulate the feature maps: x (1 + gamma) + beta. Otherwise they are not used."""
     film_hidden: int = Field(default=64, ge=1)
     """Hidden width of the network that makes gamma and beta."""
     spatial_attention: bool = True
-    """Pool feature maps by learned attention instead of the mean."""
+    """Pool feature maps with learned attention instead of their mean."""
     temporal_layers: int = Field(default=2, ge=1)
     """Layers of the head over time; `cnn` has none."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads, and blocks of the eigenstate layers' resonance."""
+    """Number of attention heads, and of blocks of the eigenstate layers' resonance matrix."""
     patch_grid: tuple[Size, Size] = (4, 4)
-    """Rows and columns of patches that `gnn` sees of a frame."""
+    """Rows and columns of patches that `gnn` divides a frame into."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout in the head."""
     predicts: Literal["value", "change"] = "value"
-    """Predict the target, or its difference from the present value that the data gives."""
+    """Predict the target, or its difference from the present value given in the data."""
     frames_per_checkpoint: int | None = Field(default=None, ge=1)
-    """Frames that go through the convolutions together in training, and are computed again
-    together with gradient checkpointing; unset: one of each window."""
+    """Frames that go through the convolutions together in training, and are recomputed together
+    with gradient checkpointing; unset: one frame of each window."""
 
     @model_validator(mode="before")
     @classmethod
     def _unfold_architecture(cls, values: Any) -> Any:
-        """Accept `architecture: {name: ...}` as well."""
+        """Also accept `architecture: {name: ...}`."""
         if isinstance(values, dict) and isinstance(values.get("architecture"), dict):
             given = values["architecture"]
             if set(given) == {"name"}:

@@ -10,12 +10,12 @@ from clew.config.suggestions import valid_names
 
 @dataclass(frozen=True)
 class TaskKind:
-    """What fits one kind of data; the first of each is what an absent section becomes."""
+    """The kinds that fit one kind of data; the first of each is the default."""
 
     models: tuple[str, ...]
     losses: tuple[str, ...]
     metrics: tuple[str, ...]
-    """Last parts of the metrics that validation gives."""
+    """Names of the validation metrics, without the split."""
 
 
 TASK_KINDS = {
@@ -35,14 +35,14 @@ TASK_KINDS = {
         metrics=("mae", "rmse", "r2"),
     ),
 }
-"""Kind of data to what fits it."""
+"""Maps each kind of data to the kinds that fit it."""
 
 
 def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration with what its data and its model preset imply.
+    """Return a raw configuration, completed with what its data and its model preset imply.
 
-    Only what is absent is filled in: the sections `model` and `loss`, `evaluation.metric`, and
-    the keys of other sections that a preset of the model names.
+    Only missing values are added: the sections `model` and `loss`, `evaluation.metric`, and the
+    keys of other sections that a preset of the model sets.
     """
     filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
     data = filled.get("data")

@@ -1,4 +1,4 @@
-"""YAML and overrides in, a checked `RunConfig` out; one readable line when something is wrong."""
+"""Turns YAML and overrides into a checked `RunConfig`; every error is one readable line."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,14 +29,14 @@ GRAPH_FILES = (
 
 
 def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
-    """Read a YAML file, apply overrides (`section.key` to value) and check the whole.
+    """Read a YAML file, apply overrides (`section.key` to value) and check the result.
 
     Args:
         path: The file, or the name of a configuration that ships with Clew.
-        overrides: Settings that win over the file's.
+        overrides: Settings that replace those of the file.
 
     Raises:
-        ConfigError: the file is missing or malformed, a key is unknown, a value is not valid.
+        ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.
     """
     return from_mapping(read_yaml(find_configuration(path)), overrides, source=str(path))
 
@@ -71,7 +71,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML that refuses a key given twice, and keys that are no plain words."""
+    """A YAML loader that refuses repeated keys, and keys that are lists or mappings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -105,7 +105,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid YAML ({reason})") from None
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{path}: holds {type(content).__name__}, expected sections such as `data:`"
+            f"{path}: contains {type(content).__name__}, expected sections such as `data:`"
         )
     return content
 
@@ -114,7 +114,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn `section.key=value` texts into overrides.
 
     Raises:
-        ConfigError: an assignment without `=` or without a section.
+        ConfigError: If an assignment has no `=` or no section.
     """
     overrides: dict[str, Any] = {}
     for text in assignments:
@@ -126,7 +126,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_value(text: str) -> Any:
-    """Read a list, written as in YAML; any other value is converted by its field."""
+    """Read a list in YAML notation; any other value is converted later, by its field."""
     if not text.startswith("["):
         return text
     try:
@@ -136,10 +136,10 @@ def _read_value(text: str) -> Any:
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
-    """Return `content` with overrides applied; nothing is changed in place.
+    """Return a copy of `content` with overrides applied.
 
-    A section whose `kind` is overridden keeps those of the file's keys that the new kind has.
-    Training triples or text given as a file replace a named data set, and the other way round.
+    If the `kind` of a section is overridden, only the file's keys that the new kind has are kept.
+    Training triples or text given as a file replace a named data set, and vice versa.
     """
     merged = {
         name: dict(values) if isinstance(values, Mapping) else values
@@ -151,7 +151,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
             raise ConfigError(f"{key}: no section {section!r}; {valid_names(section, _sections())}")
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"{section}: holds {target!r}, expected keys such as {name!r}")
+            raise ConfigError(f"{section}: is {target!r}, expected keys such as {name!r}")
         if name == "kind":
             _keep_common_keys(target, section, value)
         if key == "data.train" and "data.name" not in overrides:
@@ -163,7 +163,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         if key == "data.dataset" and "data.name" not in overrides:
             target.pop("name", None)
         target[name] = None if value in ("null", "None") else value
-    # Path flags may come in any order, so what `data.train` cleared is put back here.
+    # Path options may come in any order, so this restores what `data.train` has cleared.
     for key, value in overrides.items():
         if key.startswith("data."):
             merged["data"][key.partition(".")[2]] = None if value in ("null", "None") else value
@@ -171,7 +171,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
 
 
 def _fill_kind(target: Any, section: str, fitting: TaskKind | None) -> None:
-    """Give a section that names no `kind` the one that fits the data, or the default one."""
+    """Give a section without a `kind` the one that fits the data, or the default."""
     field, classes = RunConfig.model_fields[section], _classes_or_none(section)
     if not isinstance(target, dict) or "kind" in target or not classes:
         return
@@ -199,7 +199,7 @@ def _sections() -> list[str]:
 
 
 def section_classes(section: str) -> list[type[BaseModel]]:
-    """Return the classes that a section may have, one for each `kind`."""
+    """Return the possible classes of a section, one for each `kind`."""
     field: FieldInfo = RunConfig.model_fields[section]
     return _model_classes(field.annotation)
 
@@ -211,12 +211,12 @@ def _model_classes(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _describe(error: ValidationError) -> str:
-    """All problems in one line, the valid keys listed where one is unknown."""
+    """Return all problems in one line; an unknown key is followed by the valid ones."""
     return "; ".join(_describe_one(dict(problem)) for problem in error.errors())
 
 
 def _describe_one(problem: dict[str, Any]) -> str:
-    # A tagged union puts the tag into the location: data -> (triples) -> name.
+    # A tagged union adds its tag to the location: data -> (triples) -> name.
     location = [str(part) for part in problem["loc"]]
     section = location[0] if location else ""
     kinds = [_kind_of(c) for c in _classes_or_none(section)]

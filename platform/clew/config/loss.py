@@ -1,4 +1,4 @@
-"""Section `loss`: what a batch is scored against."""
+"""Section `loss`: how the model's output is compared with the targets."""
 
 from typing import Annotated, Literal
 
@@ -13,26 +13,26 @@ class EntityLoss(Section):
     function: Literal["binary_cross_entropy", "softmax_cross_entropy"] = "binary_cross_entropy"
     """Binary cross entropy for each entity, or softmax cross entropy over all of them (KL)."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1), TRAIN_FLAG] = 0.1
-    """Share eps of the label mass spread over all entities: y = (1-eps) y + eps / entities."""
+    """Share eps of the labels that is spread over all entities: y = (1-eps) y + eps / entities."""
     implementation: Literal["auto", "plain", "fused"] = "auto"
-    """`plain` keeps all scores, `fused` goes through entities in chunks and keeps none, `auto`
-    takes the one that suits the sizes; the choice is recorded on the run."""
+    """`plain` keeps all scores, `fused` processes entities in chunks and keeps no scores, `auto`
+    selects the one that suits the sizes; the choice is recorded on the run."""
     chunk_mib: float = Field(default=64.0, gt=0)
-    """Byte budget of the fused loss for its chunks, in MiB."""
+    """Memory budget of the fused loss for its chunks, in MiB."""
 
 
 class OneVsAllLoss(EntityLoss):
-    """One training triple a row, its tail the only positive."""
+    """One row per training triple; its tail is the only positive."""
 
     kind: Literal["one_vs_all"] = "one_vs_all"
-    """One triple a row."""
+    """One row per triple."""
 
 
 class KvsAllLoss(EntityLoss):
-    """One query (head, relation) a row, all its training tails positive."""
+    """One row per query (head, relation); all its training tails are positive."""
 
     kind: Literal["kvs_all"] = "kvs_all"
-    """One query a row."""
+    """One row per query."""
 
 
 class LanguageLoss(Section):
@@ -41,13 +41,13 @@ class LanguageLoss(Section):
     kind: Literal["language"] = "language"
     """Next-token prediction."""
     implementation: Literal["plain", "chunked"] = "chunked"
-    """`plain` keeps the logits of all tokens, `chunked` those of one chunk: its gradients are
-    ready when the loss is."""
+    """`plain` keeps the logits of all tokens, `chunked` only those of one chunk and computes the
+    gradients together with the loss."""
     chunk_mib: float = Field(default=64.0, gt=0)
-    """Byte budget for the logits of a chunk, in MiB."""
+    """Memory budget for the logits of a chunk, in MiB."""
     further_weight: float = Field(default=0.3, gt=0)
-    """Weight of the loss of each token beyond the next, of which `model.further_tokens` says how
-    many there are. `train/loss` is the whole sum; validation and test are of the next token."""
+    """Weight of the loss of each token after the next one; `model.further_tokens` is their number.
+    `train/loss` is the whole sum; validation and test use the next token only."""
 
 
 class MaeLoss(Section):
@@ -65,25 +65,25 @@ class MseLoss(Section):
 
 
 class HuberLoss(Section):
-    """Squared for small errors, absolute for large ones (Huber, 1964)."""
+    """Squared error where it is small, absolute error where it is large (Huber, 1964)."""
 
     kind: Literal["huber"] = "huber"
     """Huber's loss."""
     delta: float = Field(default=1.0, gt=0)
-    """Error at which squares end, in standard deviations of the training targets."""
+    """Error above which the loss is no longer squared, in standard deviations of the targets."""
 
 
 class WeightedHuberMaeLoss(Section):
     """alpha * huber * under_weight + (1 - alpha) * |error|^gamma."""
 
     kind: Literal["weighted_huber_mae"] = "weighted_huber_mae"
-    """Huber's loss, heavier for predictions below the target, mixed with a power of the error."""
+    """Huber's loss, with a higher weight below the target, mixed with a power of the error."""
     alpha: float = Field(default=0.7, ge=0, le=1)
     """Share of Huber's loss."""
     delta: float = Field(default=1.0, gt=0)
-    """Error at which squares end, in standard deviations of the training targets."""
+    """Error above which the loss is no longer squared, in standard deviations of the targets."""
     under_weight: float = Field(default=1.5, gt=0)
-    """Weight of Huber's loss where the prediction lies below the target."""
+    """Weight of Huber's loss where the prediction is below the target."""
     gamma: float = Field(default=1.0, ge=1)
     """Power of the absolute error; 1 is the mean absolute error."""
 

@@ -1,4 +1,4 @@
-"""Sections `optimizer` and `schedule`: how parameters move and how fast."""
+"""Sections `optimizer` and `schedule`: how parameters are updated, and the learning rate."""
 
 from typing import Annotated, Literal
 
@@ -46,8 +46,8 @@ class Adagrad(OptimizerBase):
     epsilon: float = Field(default=1e-10, gt=0)
     """Added to the root of the accumulated squares."""
     row_wise: bool = False
-    """Keep one accumulator a row of each matrix, the mean square of its gradient: the state of an
-    entity table is as long as the table, not as large."""
+    """Keep one accumulator per row of each matrix, the mean square of its gradient, instead of one
+    per element: the state of an entity table is one column instead of a second table."""
 
 
 class SGD(OptimizerBase):
@@ -63,19 +63,19 @@ OptimizerConfig = Annotated[Adam | AdamW | Adagrad | SGD, Field(discriminator="k
 
 
 class ConstantSchedule(Section):
-    """The peak rate throughout."""
+    """The peak rate from start to end."""
 
     kind: Literal["constant"] = "constant"
     """No change."""
 
 
 class WarmupCosineSchedule(Section):
-    """Linear-free one-cycle form: cosine up over the warm-up, cosine down to the final rate."""
+    """One cycle: a cosine up to the peak rate, then a cosine down to the final rate."""
 
     kind: Literal["warmup_cosine"] = "warmup_cosine"
-    """As torch's OneCycleLR with cosine annealing, one value per optimizer step."""
+    """Like torch's OneCycleLR with cosine annealing, one value per optimizer step."""
     warmup_fraction: Fraction = 0.1
-    """Share of all optimizer steps spent rising to the peak rate."""
+    """Share of all optimizer steps in which the rate rises to its peak."""
     initial_divisor: float = Field(default=25.0, ge=1)
     """The first rate is the peak rate divided by this."""
     final_divisor: float = Field(default=1e4, ge=1)

@@ -1,7 +1,7 @@
 """Configurations and studies that ship with Clew, found by name from any folder.
 
-`clew/presets/` links to the project's `experiments/`, and an installed package holds what the links
-point to: a preset and the file in `experiments/` cannot differ.
+`clew/presets/` links to the project's `experiments/`, and an installed package contains the files
+that the links point to, so a preset and its file in `experiments/` cannot differ.
 """
 
 import logging
@@ -28,22 +28,22 @@ def studies() -> dict[str, Path]:
 
 
 def find_configuration(given: str | Path) -> Path:
-    """Return the file that a path or a preset's name means.
+    """Return the file for a path or for the name of a preset.
 
-    A path that does not exist but ends in a preset's file name means the preset: commands written
-    for another folder, such as `--config configs/colab_optimized.yaml`, keep working.
+    If a path does not exist but ends in a preset's file name, the preset is used. Commands written
+    for another folder, such as `--config configs/colab_optimized.yaml`, keep working this way.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: If there is neither such a file nor such a name.
     """
     return _find(given, presets(), "configuration file")
 
 
 def find_study(given: str | Path) -> Path:
-    """Return the file that a path or a study's name means.
+    """Return the file for a path or for the name of a study.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: If there is neither such a file nor such a name.
     """
     return _find(given, studies(), "study")
 
@@ -56,10 +56,10 @@ def _find(given: str | Path, shipped: dict[str, Path], what: str) -> Path:
     found = shipped.get(name)
     if found is None:
         raise ConfigError(
-            f"{given}: no such {what}, and none of that name ships with Clew; "
+            f"{given}: no such {what}, and Clew ships with none of that name; "
             f"{valid_names(name, list(shipped))}"
         )
     here = Path("experiments", found.parent.name, found.name)
     if str(given) not in (name, str(here)):
-        logger.warning("%s does not exist; the %s that ships with Clew is used", given, name)
+        logger.warning("%s does not exist; using the %s that ships with Clew", given, name)
     return found

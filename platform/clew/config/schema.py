@@ -1,4 +1,4 @@
-"""The whole configuration of a run: ten sections, frozen, checked against each other."""
+"""The whole configuration of a run: ten frozen sections that are checked against each other."""
 
 import hashlib
 import json
@@ -19,16 +19,16 @@ from clew.config.training import OptimizationsConfig, TrainingConfig
 
 
 class RunConfig(Section):
-    """Everything that determines a run; the resolved file repeats it."""
+    """Everything that determines a run; the resolved file reproduces it."""
 
     data: DataConfig
-    """Which examples."""
+    """The examples."""
     model: ModelConfig = Field(default_factory=ConvEModel)
-    """Which network."""
+    """The network."""
     loss: LossConfig = Field(default_factory=OneVsAllLoss)
     """Which loss."""
     optimizer: OptimizerConfig = Field(default_factory=Adam)
-    """How parameters move."""
+    """How parameters are updated."""
     schedule: ScheduleConfig = Field(default_factory=ConstantSchedule)
     """How the learning rate changes."""
     training: TrainingConfig = Field(default_factory=TrainingConfig)
@@ -56,13 +56,13 @@ class RunConfig(Section):
             needs_metric.append("training.early_stopping_patience")
         if needs_metric and not self.evaluation.enabled:
             raise ValueError(
-                f"{needs_metric[0]} follows {self.evaluation.metric}, but evaluation.enabled is "
+                f"{needs_metric[0]} depends on {self.evaluation.metric}, but evaluation.enabled is "
                 "false; enable evaluation or choose another"
             )
         if self.training.ema_decay is not None and not self.evaluation.enabled:
             raise ValueError(
                 f"training.ema_decay is {self.training.ema_decay}, but evaluation.enabled is false "
-                "and the average is kept in the best checkpoint alone; enable evaluation or leave "
+                "and only the best checkpoint keeps the average; enable evaluation or leave "
                 "ema_decay out"
             )
         if 0 < self.training.batch_size < self.smallest_batch_size:
@@ -76,7 +76,7 @@ class RunConfig(Section):
         return self
 
     def _refuse_unused_groups(self, data: ImageSequenceData) -> None:
-        """Refuse held-out groups that nothing tests, or that choose what they test."""
+        """Refuse held-out groups that are never tested, or that both choose and test a model."""
         tested = self.evaluation.enabled and self.evaluation.test_after_training
         if data.leave_one_group_out and not tested:
             raise ValueError(
@@ -87,11 +87,11 @@ class RunConfig(Section):
             self._refuse_choice_by_test()
 
     def _refuse_choice_by_test(self) -> None:
-        """Without a validation group nothing may be chosen by what `valid/` metrics say."""
+        """Refuse to choose anything by `valid/` metrics without a validation group."""
         once = self.evaluation.every_epochs >= self.training.num_epochs
         if not once or self.schedule.kind == "plateau" or self.training.early_stopping_patience:
             raise ValueError(
-                "data.hold_out_validation is false: nothing may be chosen by the test group; set "
+                "data.hold_out_validation is false: the test group must not choose anything; set "
                 f"evaluation.every_epochs to training.num_epochs ({self.training.num_epochs}) or "
                 "more, without early stopping and without schedule.kind=plateau"
             )
@@ -104,7 +104,7 @@ class RunConfig(Section):
 
     @property
     def config_hash(self) -> str:
-        """Twelve hex digits over everything except where the run is recorded."""
+        """Twelve hexadecimal digits over everything except where the run is recorded."""
         content = self.model_dump(mode="json", exclude={"tracking"})
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -12,15 +12,15 @@ class EvaluationConfig(Section):
     """Quality on validation and test examples."""
 
     enabled: bool = True
-    """Evaluate at all; without it there is no best checkpoint."""
+    """Whether to evaluate; without evaluation there is no best checkpoint."""
     metric: str = "valid/mrr"
-    """The metric that chooses the best checkpoint, stops early and moves a plateau schedule."""
+    """Metric that selects the best checkpoint, stops early and controls a plateau schedule."""
     every_epochs: int = Field(default=1, ge=1)
-    """Epochs between two validations; the last epoch is always validated."""
+    """Epochs between two validations; the last epoch is always followed by one."""
     batch_size: int = Field(default=512, ge=1)
     """Examples or queries evaluated at once."""
     chunk_mib: float = Field(default=64.0, gt=0)
-    """Byte budget for the scores held at once while ranking, in MiB."""
+    """Memory budget for the scores held at once while ranking, in MiB."""
     test_after_training: bool = True
     """Evaluate the best checkpoint on the test split at the end."""
 
@@ -36,61 +36,61 @@ class InfluenceConfig(Section):
     top_k: Annotated[int, Flag((*EXPLAIN_FLAG.verbs, "trace_text", "trace_sequence"))] = Field(
         default=10, ge=0
     )
-    """Strongest proponents and opponents kept for each test example; 0: every score."""
+    """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
     score: Annotated[Literal["raw", "cosine", "preconditioned"], EXPLAIN_FLAG] = "raw"
     """`raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
     training example wins by the size of its gradient alone; `preconditioned`: in the geometry of
     Adam's second moments (needs checkpoints with the optimizer's state)."""
     with_cosine: bool = True
-    """Give the cosine beside every raw score; costs about a tenth more time."""
+    """Report the cosine next to every raw score; takes about 10 % more time."""
     batch_size: Annotated[int | None, EXPLAIN_FLAG] = Field(default=None, ge=1)
     """Training triples computed at once; unset: chosen by `memory_budget_mib`."""
     memory_budget_mib: float = Field(default=512.0, gt=0)
-    """Memory that the engine may take beyond models and results; it chooses its tiles by this."""
+    """Memory that the engine may use besides models and results; it sets the size of its tiles."""
     use_mixed_precision: Annotated[bool, EXPLAIN_FLAG] = False
-    """Large matrix products with half-precision operands; the deviation from float32 on a sample
-    is measured and recorded."""
+    """Compute large matrix products with half-precision operands; the deviation from float32 on a
+    sample is measured and recorded."""
     mixed_precision_dtype: Literal["auto", "float16", "bfloat16"] = "auto"
     """Half-precision type; `auto`: float16 on a GPU, bfloat16 on the CPU."""
     use_gradient_checkpointing: Annotated[bool, EXPLAIN_FLAG] = False
-    """Compute feature maps again for the backward pass instead of keeping them."""
+    """Recompute feature maps for the backward pass instead of keeping them."""
     enable_memory_cleanup: Annotated[
         bool, Flag(EXPLAIN_FLAG.verbs, off="disable_memory_cleanup")
     ] = True
-    """Return cached memory to the driver now and then (GPU only; results do not change)."""
+    """Return cached memory to the driver regularly (GPU only; results do not change)."""
     use_last_layers_only: Annotated[bool, EXPLAIN_FLAG] = False
-    """Count only the last layers' parameters: faster, and another, coarser score."""
+    """Use only the parameters of the last layers: faster, but a different, coarser score."""
     num_last_layers: Annotated[int, EXPLAIN_FLAG] = Field(default=2, ge=1)
-    """Layers that count then, from the output: 1 the entity scorer, 2 the projection as well,
-    3 or more everything."""
+    """Number of layers to use then, counted from the output: 1: the entity scorer, 2: also the
+    projection, 3 or more: everything."""
     n_hops: Annotated[int, FILTER_FLAG] = Field(default=2, ge=1)
-    """`batch_tracin`: candidates are the first n edges on a way from the test's head or tail."""
+    """`batch_tracin`: candidates are the first n edges of any path from the test's head or tail."""
     min_degree: Annotated[int, FILTER_FLAG] = Field(default=1, ge=1)
-    """`batch_tracin`: entities with fewer edges are passed over; head and tail never are."""
+    """`batch_tracin`: paths avoid entities with fewer edges, except the test's head and tail."""
     strict_path_filtering: Annotated[bool, FILTER_FLAG] = False
-    """`batch_tracin`: only edges on a path between head and tail, at most `2 * n_hops` long."""
+    """`batch_tracin`: use only edges on a path of at most `2 * n_hops` between head and tail."""
     tests_per_group: int = Field(default=100, ge=1)
-    """`batch_tracin`: tests computed together; a killed run goes on behind the last whole group."""
+    """`batch_tracin`: tests computed together; a killed run continues after the last full group."""
 
 
 class TrackingConfig(Section):
     """Where and how a run is recorded."""
 
     experiment: str = "clew"
-    """Experiment name."""
+    """Name of the experiment."""
     run_name: str | None = None
     """Name of the run; unset: the variant and the data set."""
     log_system_metrics: bool = True
     """MLflow's own sampling of CPU, memory, disk, network and GPU, under `system/`, once the run
     has lasted a minute."""
     log_mfu: bool = True
-    """Count the model's floating-point operations once and report the share of the peak used."""
+    """Count the model's floating-point operations once and report the share of the peak reached."""
     profile_steps: int = Field(default=0, ge=0)
-    """Trace so many optimizer steps, after the first five, with torch's profiler; the Chrome trace
-    and a table of operators become artifacts in `profile/`."""
+    """Trace this many optimizer steps, after the first five, with torch's profiler; the Chrome
+    trace and a table of operators become artifacts in `profile/`."""
     log_checkpoints: bool = True
     """Upload checkpoints as artifacts and register each as a model entry."""
     tensorboard: bool = False
     """Write the metrics to TensorBoard event files as well: `tensorboard --logdir runs/`."""
     tensorboard_dir: str = "runs"
-    """Folder for these files, one folder in it a run."""
+    """Folder for these files, with one subfolder per run."""

@@ -1,4 +1,4 @@
-"""A study: variants of one configuration, run with seeds, measured against a reference."""
+"""A study: variants of one configuration, run with several seeds, compared with a reference."""
 
 import hashlib
 import json
@@ -16,11 +16,11 @@ from clew.errors import ConfigError
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
 MEMORY = {"memory/process_": "process memory", "memory/gpu_": "GPU memory"}
-"""Start of a metric, and the memory that it is about: a claim says which one it means."""
+"""Prefix of a metric to the kind of memory it measures; a claim must name the kind."""
 
 
 def memory_of(metric: str) -> str | None:
-    """Return which memory a metric is about; None if it is about something else."""
+    """Return which kind of memory a metric measures; None if it measures something else."""
     return next((kind for start, kind in MEMORY.items() if metric.startswith(start)), None)
 
 
@@ -30,41 +30,41 @@ class Measure(Section):
     metric: str
     """Metric key, for example `throughput/examples_per_second`."""
     label: str
-    """Title in tables and pictures."""
+    """Title in tables and figures."""
 
 
 class Claim(Section):
-    """What somebody says of a variant: bounds on how it compares with the reference."""
+    """A statement about a variant: bounds on how it compares with the reference."""
 
     variant: str
     """Variant that the claim is about."""
     metric: str
-    """Metric that the claim is about. Where it is a memory, the text names it."""
+    """Metric that the claim is about. If it measures memory, the text must say which kind."""
     at_least: float | None = None
-    """What is measured is said to be at least this."""
+    """The measured value should be at least this."""
     at_most: float | None = None
-    """What is measured is said to be at most this."""
+    """The measured value should be at most this."""
     text: str
     """The claim in words."""
     source: str = ""
-    """Where the claim is printed, and its words there."""
+    """Where the claim was published, and its wording there."""
     needs: Literal["any", "gpu"] = "any"
-    """Hardware without which the claim can neither be shown nor refuted."""
+    """Hardware that is needed to confirm or refute the claim."""
     about: Literal["ratio", "value", "difference"] = "ratio"
-    """Whether the bound is on the ratio to the reference, on the variant's own value, or on the
-    difference from the reference. The whole 95 % interval over rounds must keep to it."""
+    """Whether the bound applies to the ratio to the reference, to the variant's own value, or to
+    the difference from the reference. The whole 95 % interval over rounds must satisfy it."""
     against: str | None = None
-    """Variant that ratio or difference is to, instead of the study's reference."""
+    """Variant to compare with, instead of the study's reference."""
 
     def holds(self, measured: float) -> bool:
-        """Return whether what was measured bears the claim out."""
+        """Return whether a measured value satisfies the claim."""
         return (self.at_least is None or measured >= self.at_least) and (
             self.at_most is None or measured <= self.at_most
         )
 
 
 class Size(Section):
-    """What a study of some size has beside what all sizes share."""
+    """Settings of one size of a study, in addition to those of all sizes."""
 
     base: str | None = None
     """YAML file or preset, instead of the study's."""
@@ -81,22 +81,22 @@ class Study(Section):
     """Name of the study."""
     command: Literal["train", "tracin"] = "train"
     """What a cell runs. `tracin`: each seed's model is trained once, with the base configuration,
-    and every variant explains it; variants then set `influence.*` alone."""
+    and every variant explains it; variants may then set only `influence.*`."""
     tests: str | None = None
     """With `tracin`, the file of triples to explain."""
     base: str
-    """YAML file or preset that all variants start from."""
+    """YAML file or preset that all variants are based on."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """Settings of all variants, `section.key` to value."""
+    """Settings of all variants, as `section.key` to value."""
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Variant to its own settings; the first one is the reference."""
     seeds: list[int] = Field(default_factory=lambda: [0], min_length=1)
-    """A seed is a round: all variants are run with it before the next seed, in reversed order in
-    every second round."""
+    """Each seed is a round: all variants run with it before the next seed starts, in reverse order
+    in every second round."""
     measures: list[Measure] = Field(min_length=1)
-    """What is compared."""
+    """The metrics to compare."""
     claims: list[Claim] = Field(default_factory=list)
-    """What is said of the variants."""
+    """Statements about the variants."""
     sizes: dict[str, Size] = Field(default_factory=dict)
     """Sizes to choose from, for example `quick` for two cores and `full` for a GPU."""
 
@@ -120,13 +120,13 @@ class Study(Section):
                 raise ValueError(f"claim {claim.text!r}: give at_least or at_most")
             memory = memory_of(claim.metric)
             if memory is not None and memory not in claim.text:
-                raise ValueError(f"claim {claim.text!r}: say that it is about {memory}")
+                raise ValueError(f"claim {claim.text!r}: the text must name {memory}")
         return self
 
     @model_validator(mode="after")
     def _command_fits(self) -> "Study":
         if (self.command == "tracin") != (self.tests is not None):
-            raise ValueError("command: tracin and tests: FILE belong together; give both or none")
+            raise ValueError("command: tracin and tests: FILE go together; give both or neither")
         for variant, settings in self.variants.items() if self.tests else ():
             for key in settings:
                 if not key.startswith(INFLUENCE_PREFIX):
@@ -140,7 +140,7 @@ class Study(Section):
         """Return the study at one of its sizes.
 
         Raises:
-            ConfigError: it has no such size.
+            ConfigError: If the study has no such size.
         """
         if size not in self.sizes:
             raise ConfigError(
@@ -163,7 +163,7 @@ class Study(Section):
         return from_mapping(read_yaml(find_configuration(self.base)), settings, source=self.name)
 
     def influence_settings(self, variant: str) -> dict[str, Any]:
-        """Return what a variant of a tracin study sets, `influence.key` to value."""
+        """Return the settings of a variant of a tracin study, as `influence.key` to value."""
         settings = self.overrides | self.variants[variant]
         return {k: v for k, v in settings.items() if k.startswith(INFLUENCE_PREFIX)}
 
@@ -175,7 +175,7 @@ class Study(Section):
         )
 
     def cell_id(self, variant: str, seed: int) -> str:
-        """Return what identifies a cell: the study, the variant and all its settings."""
+        """Return the identifier of a cell: the study, the variant and all its settings."""
         content = [self.name, variant, self.config(variant, seed).config_hash]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
@@ -183,15 +183,15 @@ class Study(Section):
 def load_study(
     path: Path | str, *, seeds: list[int] | None = None, size: str | None = None
 ) -> Study:
-    """Read a study and check it with every configuration in it.
+    """Read a study and check it, including all its configurations.
 
     Args:
         path: YAML file, or the name of a study that ships with Clew.
-        seeds: Instead of the study's.
-        size: One of its sizes; unset: `quick` if it has that.
+        seeds: Used instead of the study's.
+        size: One of its sizes; unset: `quick`, if the study has that size.
 
     Raises:
-        ConfigError: the file, a key, or the configuration of a cell is not valid.
+        ConfigError: If the file, a key, or the configuration of a cell is not valid.
     """
     content = read_yaml(find_study(path))
     try:

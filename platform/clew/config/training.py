@@ -1,4 +1,4 @@
-"""Sections `training` and `optimizations`: the loop, and what makes it smaller or faster."""
+"""Sections `training` and `optimizations`: the loop, and what makes it use less memory or time."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from clew.config.base import TRAIN_FLAG, Flag, Section
 
 AUTO_BATCH_SIZE = 0
-"""What `training.batch_size: auto` is kept as."""
+"""The number that stands for `training.batch_size: auto`."""
 DEFAULT_BATCH_SIZE = 256
 
 
@@ -22,57 +22,57 @@ def _write_auto(value: int) -> int | str:
 
 
 class TrainingConfig(Section):
-    """The loop: how long, in what batches, what is kept."""
+    """The training loop: its length, its batches and its checkpoints."""
 
     num_epochs: Annotated[int, TRAIN_FLAG] = Field(default=20, ge=1)
-    """Passes over the training examples."""
+    """Number of passes over the training examples."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Stop after so many optimizer steps, whatever `num_epochs` says."""
+    """Stop after this many optimizer steps, whatever `num_epochs` is."""
     batch_size: Annotated[
         int, BeforeValidator(_read_auto), PlainSerializer(_write_auto), TRAIN_FLAG
     ] = Field(default=DEFAULT_BATCH_SIZE, ge=AUTO_BATCH_SIZE)
-    """Examples in a microbatch: what goes through the model at once, in each process. `auto`: the
-    largest that fits into memory and divides `effective_batch_size`, which finds
-    `gradient_accumulation` too; the run records both numbers."""
+    """Examples per microbatch: those that go through the model together, in each process. `auto`:
+    the largest number that fits into memory and divides `effective_batch_size`; this also sets
+    `gradient_accumulation`, and the run records both numbers."""
     effective_batch_size: int | None = Field(default=None, ge=1)
-    """With `batch_size: auto`, examples in one optimizer step, in each process; unset: 256."""
+    """With `batch_size: auto`, examples per optimizer step, in each process; unset: 256."""
     gradient_accumulation: Annotated[int, TRAIN_FLAG] = Field(default=1, ge=1)
-    """Microbatches in one optimizer step; the last, shorter window counts by its examples."""
+    """Microbatches per optimizer step; an epoch's last, shorter step counts by its examples."""
     max_grad_norm: Annotated[float | None, TRAIN_FLAG] = Field(default=None, gt=0)
-    """Gradients of a step are scaled down to this norm; unset: no clipping."""
+    """Largest norm of a step's gradients; larger ones are scaled down; unset: no clipping."""
     seed: Annotated[int, TRAIN_FLAG] = Field(default=0, ge=0, lt=2**32)
-    """Seed of initial weights, dropout and the order of examples."""
+    """Seed for the initial weights, dropout and the order of examples."""
     deterministic: bool = False
-    """Ask torch for deterministic algorithms only; slower on a GPU."""
+    """Use only deterministic algorithms of torch; slower on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes the GPU if there is one."""
+    """`auto` uses the GPU if there is one."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of torch on the CPU; unset: one for each core that the process may use, by its
     affinity and its control group's quota, or as `OMP_NUM_THREADS` says."""
     checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
-    """A checkpoint every so many epochs; 0: only the last. TracIn sums over these."""
+    """Epochs between two checkpoints; 0: only the last one. TracIn sums over these."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
-    """A checkpoint every so many optimizer steps as well."""
+    """Also save a checkpoint after every this many optimizer steps."""
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
-    """Decay, for each optimizer step, of a moving average of the parameters. Validation, the best
-    checkpoint and the test are the average's; the other checkpoints, which TracIn and a resume go
-    through, hold the parameters themselves. Unset: no average."""
+    """Decay per optimizer step of a moving average of the parameters. Validation, the best
+    checkpoint and the test use the average; the other checkpoints, which TracIn and a resumed run
+    use, contain the parameters themselves. Unset: no average."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    """Stop after so many evaluations without a better `evaluation.metric`."""
+    """Stop after this many evaluations without a better `evaluation.metric`."""
     log_every_steps: int = Field(default=50, ge=1)
-    """Optimizer steps between two values of loss, learning rate and gradient norm."""
+    """Optimizer steps between two logged values of loss, learning rate and gradient norm."""
     max_skipped_steps: int = Field(default=25, ge=1)
-    """Float16 steps skipped in a row, for an overflow, before training stops."""
+    """Number of float16 steps in a row that may be skipped for overflow before training stops."""
     num_workers: Annotated[int, TRAIN_FLAG] = Field(default=0, ge=0)
-    """Worker processes that prepare batches; 0: the training process itself."""
+    """Number of worker processes that prepare batches; 0: the training process does it."""
     pin_memory: bool = False
-    """Prepare batches in page-locked memory, with workers or without (GPU only)."""
+    """Prepare batches in page-locked memory, with or without workers (GPU only)."""
     persistent_workers: bool = False
     """Keep the workers alive between epochs."""
     prefetch_factor: int | None = Field(default=None, ge=1)
-    """Batches that each worker prepares ahead."""
+    """Number of batches that each worker prepares in advance."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
-    """How workers are started; unset: the system's way."""
+    """How workers are started; unset: the system's default."""
 
     @model_validator(mode="after")
     def _workers_fit(self) -> "TrainingConfig":
@@ -102,30 +102,30 @@ class TrainingConfig(Section):
 
 
 class OptimizationsConfig(Section):
-    """Measured options that trade time, memory and precision."""
+    """Options with measured effects on time, memory and precision."""
 
     use_mixed_precision: Annotated[bool, TRAIN_FLAG] = False
-    """Forward and backward in half precision: float16 with a loss scaler on a GPU, bfloat16 on
-    the CPU; the run says which."""
+    """Run forward and backward passes in half precision: float16 with a loss scaler on a GPU,
+    bfloat16 on the CPU; the run records which."""
     mixed_precision_dtype: Literal["auto", "float16", "bfloat16"] = "auto"
-    """Half-precision type, where the automatic choice is not wanted."""
+    """Half-precision type, instead of the automatic choice."""
     use_gradient_checkpointing: Annotated[bool, TRAIN_FLAG] = False
     """Recompute activations in the backward pass instead of keeping them."""
     enable_memory_cleanup: Annotated[bool, Flag(TRAIN_FLAG.verbs, off="disable_memory_cleanup")] = (
         True
     )
-    """Drop references early and return cached memory to the driver now and then."""
+    """Drop references early and return cached memory to the driver regularly."""
     memory_cleanup_interval_steps: int = Field(default=8, ge=1)
-    """Optimizer steps between two such returns."""
+    """Optimizer steps between two returns of cached memory to the driver."""
     torch_compile: Annotated[bool, TRAIN_FLAG] = False
-    """Compile the model with torch.compile; compilation time is reported apart."""
+    """Compile the model with torch.compile; compilation time is reported separately."""
     torch_compile_mode: Annotated[
         Literal["default", "reduce-overhead", "max-autotune"], TRAIN_FLAG
     ] = "default"
     """Mode of torch.compile."""
     torch_compile_optional: bool = False
-    """Go on without torch.compile where it fails; the run then says so in `clew.compile_failed`."""
+    """If torch.compile fails, continue without it; the tag `clew.compile_failed` records it."""
     use_tf32: bool = False
-    """TF32 matrix products on NVIDIA GPUs of the Ampere generation and later."""
+    """Use TF32 matrix products on NVIDIA GPUs of the Ampere generation and later."""
     keep_allocator_pages: bool = True
     """On the CPU (glibc), keep freed memory in the process instead of returning it at once."""

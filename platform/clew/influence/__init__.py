@@ -1,1 +1,1 @@
-"""Follows a prediction back to the training examples behind it."""
+"""Traces a prediction back to the training examples behind it."""

@@ -1,4 +1,4 @@
-"""Record how a forward pass uses its parameters, without a change to the model.
+"""Record how a forward pass uses its parameters, without changing the model.
 
 While a `Recorder` is active, every torch function that takes a trainable parameter passes through
 it, so a table used as a scorer inside a loss is seen as well as a module's own weight. Functions
@@ -24,7 +24,7 @@ TRANSPOSE_PROPERTIES = (Tensor.T, Tensor.mT)
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a parameter: where its output's gradient is found, and what to make of it."""
+    """One use of a parameter: where its output's gradient is, and how to make factors of it."""
 
     parameter: str
     function: str
@@ -43,11 +43,11 @@ class _Tracked:
 
 
 class Recorder(TorchFunctionMode):
-    """Lists the uses of parameters in the order in which they happen.
+    """Lists the uses of parameters in order of execution.
 
     Args:
-        parameters: Parameters to watch, by name; a shared one under its first name.
-        explicit: Names of those left to explicit gradients; their uses are not recorded.
+        parameters: Parameters to watch, by name; a shared one has its first name.
+        explicit: Names of parameters with explicit gradients; their uses are not recorded.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], explicit: frozenset[str]) -> None:
@@ -99,7 +99,7 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
         found: list[_Tracked],
     ) -> Tensor:
-        """Run a function that has a rule and record each parameter that the rule covers."""
+        """Run a function that has a rule, and record each parameter that the rule covers."""
         out, returned, edge = _tap(func(*args, **kwargs))
         covered = set()
         with torch.no_grad():
@@ -136,10 +136,10 @@ class Recorder(TorchFunctionMode):
 
 
 def _tap(out: Tensor) -> tuple[Tensor, Tensor, GradientEdge]:
-    """Return the output, what the caller gets, and where the output's gradient arrives.
+    """Return the output, the tensor for the caller, and the place of the output's gradient.
 
-    An output that nothing differentiable led to becomes a leaf; the caller gets a copy of it,
-    since a later in-place function may not write to a leaf.
+    An output without a differentiable input becomes a leaf; the caller gets a copy of it, because
+    a later in-place function must not write to a leaf.
     """
     if out.requires_grad:
         return out, out, get_gradient_edge(out)

@@ -8,8 +8,8 @@ adds one factor to an example's gradient:
     Explicit   the gradient itself, flattened                normalisation, biases, small kernels
 
 The inner product of two examples' gradients of one parameter is the sum over all pairs of its
-factors. A table that is both looked up and used as a scorer has cross terms: they are never
-dropped.
+factors. A table that is both looked up and used as a scorer has cross terms; they are always
+included.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ Factors = dict[str, list[Factor]]
 
 
 def outer_or_explicit(left: Tensor, right: Tensor) -> Factor:
-    """Keep P positions factored only while 2 P^2 <= number of weights, else materialise.
+    """Keep P positions factored only if 2 P^2 <= number of weights; otherwise materialise them.
 
     A pair of factored examples costs 2 P^2 (row + column) FLOP, a pair of materialised ones
     2 row column, and one materialisation pays for all pairs.
@@ -118,7 +118,7 @@ def _cross(a: Factor, b: Factor) -> Float[Tensor, "a b"]:
 
 
 def _outer_rows(outer: Outer, rows: Rows) -> Float[Tensor, "outer rows"]:
-    """Sum over p, q of left_p[id_q] (right_p . value_q): a table as scorer and as lookup."""
+    """Return the sum over p, q of left_p[id_q] (right_p . value_q): table as scorer and lookup."""
     picked = outer.left[:, :, rows.ids]
     return _sum_positions(picked * _gram(outer.right, rows.values))
 

@@ -13,7 +13,7 @@ from clew.training.checkpoints import CheckpointRecord, read_manifest
 
 
 def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
-    """Return the checkpoints' learning-rate weights; a missing or senseless one is an error."""
+    """Return the checkpoints' learning-rate weights; a missing or invalid one is an error."""
     if not checkpoints:
         raise CheckpointError(
             "the run has no checkpoints; influence is a sum over them. Train with "
@@ -24,8 +24,8 @@ def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
         weight = record.learning_rate_weight
         if not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
             raise CheckpointError(
-                f"{record.path}: learning_rate_weight is {weight!r}, expected a number that is not "
-                "negative; the checkpoint cannot be weighted"
+                f"{record.path}: learning_rate_weight is {weight!r}, expected zero or a positive "
+                "number; the checkpoint cannot be weighted"
             )
     weights = [float(record.learning_rate_weight) for record in checkpoints]
     if not any(weights):
@@ -83,12 +83,12 @@ def clean_up(device: torch.device) -> None:
 
 
 def require_finite(*results: Scored) -> None:
-    """Stop if a score is NaN or infinite."""
+    """Raise an error if a score is NaN or infinite."""
     for scored in results:
         if not np.isfinite(scored.influence).all():
             raise NonFiniteLossError(
-                "influence scores hold NaN or infinity; a checkpoint or a half-precision product "
-                "overflowed. Compute without use_mixed_precision, or leave that checkpoint out"
+                "influence scores contain NaN or infinity; a checkpoint or a half-precision "
+                "product overflowed. Compute without use_mixed_precision, or omit that checkpoint"
             )
 
 

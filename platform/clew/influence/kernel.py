@@ -1,9 +1,9 @@
-"""Factored per-example gradients of any task, found by watching one forward pass.
+"""Factored per-example gradients of any task, found by observing one forward pass.
 
 `FactoredGradients` decides once, from a probe of two and of three examples, which uses of which
 parameters have an example axis; then it checks itself on those two examples against plain backward
-passes. What it cannot factor gets explicit per-example gradients (vectorised by torch.func), and
-`explicit_parameters` says so. What nothing covers is an error that names it.
+passes. A parameter that it cannot factor gets explicit per-example gradients (vectorised by
+torch.func) and is listed in `explicit_parameters`. If neither works, an error names the parameter.
 """
 
 import logging
@@ -35,17 +35,17 @@ EXPLICIT_CHUNK_MIB = 256.0
 
 
 class InfluenceError(UsageError):
-    """Influence cannot be computed exactly for this model or task; the message names why."""
+    """Influence cannot be computed exactly for this model or task; the message gives the reason."""
 
 
 class FactoredGradients(Generic[B]):
     """Per-example gradients of a model, factored by use.
 
     Args:
-        task: Gives the losses.
-        model: Its trainable parameters are those with `requires_grad`; put into evaluation mode.
-        examples: At least one example, to find out how parameters are used.
-        select: Which parameters count, by name; the others are treated as frozen.
+        task: Computes the losses.
+        model: Its trainable parameters are those with `requires_grad`; set to evaluation mode.
+        examples: At least one example; needed to see how parameters are used.
+        select: Whether to include a parameter, by name; the others are treated as frozen.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class FactoredGradients(Generic[B]):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parameters that count."""
+        """Names of the selected parameters."""
         return tuple(self.parameters)
 
     def __call__(self, batch: B) -> Factors:
@@ -109,7 +109,7 @@ class FactoredGradients(Generic[B]):
         return factors
 
     def _explicit_gradients(self, losses: Tensor, name: str) -> list[Factor]:
-        """Return per-example gradients of one parameter, a chunk of examples at a time."""
+        """Return per-example gradients of one parameter, computed in chunks of examples."""
         parameter = self.parameters[name]
         size = parameter.numel() * parameter.element_size()
         chunk = max(1, int(EXPLICIT_CHUNK_MIB * 2**20 / size))
@@ -124,7 +124,7 @@ class FactoredGradients(Generic[B]):
 
     @contextmanager
     def _trainable(self, names: frozenset[str]) -> Iterator[None]:
-        """Let only these parameters require gradients, for a while."""
+        """Let only these parameters require gradients, temporarily."""
         try:
             for parameter in self._frozen:
                 parameter.requires_grad_(False)
@@ -136,7 +136,7 @@ class FactoredGradients(Generic[B]):
                 parameter.requires_grad_(True)
 
     def _find_explicit(self, two: B, three: B) -> dict[str, str]:
-        """Return the parameters without factors, with the reason; uncovered ones are an error."""
+        """Return the parameters without factors and the reason; an uncovered one is an error."""
         first, second = self._probe(two), self._probe(three)
         reasons = dict(first.unknown)
         if len(first.uses) != len(second.uses):
@@ -147,15 +147,15 @@ class FactoredGradients(Generic[B]):
         seen = {use.parameter for use in first.uses} | reasons.keys()
         for name in self.parameters.keys() - seen:
             self._require_reached(name, two)
-            reasons[name] = "used where no torch function shows"
+            reasons[name] = "used outside of observed torch functions"
         return reasons
 
     def _require_known(self, recorder: Recorder) -> None:
-        """Refuse a batch that uses a parameter in a way that the probe did not see."""
+        """Refuse a batch that uses a parameter in a way that the probe has not seen."""
         for name, function in recorder.unknown.items():
             raise InfluenceError(
-                f"{name} is used by {function} in this batch but was not when the model was "
-                "examined; the forward pass must not branch on its data"
+                f"{name} is used by {function} in this batch, but was not when the model was "
+                "examined; the forward pass must not depend on its data"
             )
 
     def _probe(self, batch: B) -> Recorder:
@@ -166,7 +166,7 @@ class FactoredGradients(Generic[B]):
         return recorder
 
     def _require_reached(self, name: str, batch: B) -> None:
-        """Check that the losses depend on a parameter of which no use was seen."""
+        """Check that the losses depend on a parameter that no observed function uses."""
         loss = self.task.example_losses(self.model, batch).sum()
         parameter = self.parameters[name]
         if loss.requires_grad:
@@ -175,11 +175,11 @@ class FactoredGradients(Generic[B]):
                 return
         raise InfluenceError(
             f"trainable parameter {name} is covered by no use in the forward pass; freeze it if "
-            "the model does not need it (requires_grad_(False)), or leave it out of the selection"
+            "the model does not need it (requires_grad_(False)), or do not select it"
         )
 
     def _verify(self, singles: list[B], two: B) -> None:
-        """Compare the batch's factors with plain backward passes over one example each."""
+        """Compare the batch's factors with plain backward passes over single examples."""
         alone = [example_gradients(self.task, self.model, single) for single in singles]
         reference = {
             name: torch.cat([gradients[name] for gradients in alone]) for name in self.parameters
@@ -231,7 +231,7 @@ def _require_hinge(task: Task[B], model: nn.Module, batch: B) -> None:
     if not _close(losses.sum(), total, _tolerance(losses.dtype)):
         raise InfluenceError(
             f"task {task.kind}: example losses add up to {losses.sum().item():.8g}, but the "
-            f"batch's loss is {total.item():.8g}; example_losses must split loss exactly"
+            f"batch's loss is {total.item():.8g}; example_losses must add up to loss"
         )
 
 

@@ -1,7 +1,7 @@
 """Matrix products of the influence engine, in float32 or with half-precision operands.
 
-Sums are accumulated in float32 either way (by the hardware for half-precision operands). Gradients
-are never taken under a loss scale: it would enter every score squared.
+Sums are accumulated in float32 in both cases (by the hardware for half-precision operands).
+Gradients are never computed with a loss scale: it would enter every score squared.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from clew.layers.products import linear, product
 class MatrixProduct:
     """How large matrix products are computed.
 
-    `operand` is None for the tensors' own type; float16 or bfloat16 round the operands first.
+    `operand` None keeps the tensors' own type; float16 or bfloat16 round the operands first.
     """
 
     operand: torch.dtype | None = None
@@ -26,7 +26,7 @@ class MatrixProduct:
         return matrix if self.operand is None else matrix.to(self.operand)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `a @ b` in float32, or in the operands' own type without a half-precision one."""
+        """Return `a @ b` in float32, or in the tensors' own type if `operand` is None."""
         if self.operand is None:
             return product(a, b)
         a, b = self.prepare(a), self.prepare(b)

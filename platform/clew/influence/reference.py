@@ -1,6 +1,6 @@
-"""The plain reference: one backward pass an example, every gradient held in full.
+"""The plain reference: one backward pass per example, every gradient kept in full.
 
-Slow, and as simple as can be: the fast engines are tested against it.
+It is slow and as simple as possible; the fast engines are tested against it.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from clew.training.task import B, Task
 def example_gradients(task: Task[B], model: nn.Module, batch: B) -> dict[str, Tensor]:
     """Return each trainable parameter's gradient for each example, `(example, *parameter)`.
 
-    Every example's loss gets a backward pass of its own; a parameter that a loss does not
-    reach has gradient zero.
+    Every example's loss gets its own backward pass; a parameter that a loss does not depend on
+    has gradient zero.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     losses = task.example_losses(model, batch)

@@ -1,8 +1,8 @@
 """How torch functions use parameters: from inputs and output gradients to gradient factors.
 
 Every rule has the signature of the function that it covers and returns, for each argument that
-may be a parameter, what turns the output's gradient into a factor. The example axis comes first in
-inputs and outputs, alone or flattened with positions behind it (example-major).
+may be a parameter, a function that turns the output's gradient into a factor. The example axis
+comes first in inputs and outputs, alone or flattened with the positions after it (example-major).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def _sum_positions(grad: Tensor, num_examples: int) -> Factor:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Uses:
-    """Cover y = W x + b: one outer product a position."""
+    """Cover y = W x + b: one outer product per position."""
     return [(weight, lambda g, n: _outer(g, input, n)), (bias, _sum_positions)]
 
 
@@ -100,7 +100,7 @@ def convolution_2d(  # noqa: PLR0917 - torch's signature
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Uses:
-    """Cover a 2-D convolution: after im2col a linear layer at every output position."""
+    """Cover a 2-D convolution: after im2col, it is a linear layer at every output position."""
     kernel, dilation = weight.shape[2:], _pair(dilation)
     if isinstance(padding, str):
         input = _pad_same(input, kernel, dilation) if padding == "same" else input
@@ -128,7 +128,7 @@ def convolution_1d(  # noqa: PLR0917 - torch's signature
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Uses:
-    """Cover a 1-D convolution, as a 2-D one with images of one row."""
+    """Cover a 1-D convolution, treated as a 2-D one with images of one row."""
 
     def one(value: int | Sequence[int], across: int) -> tuple[int, int]:
         return (across, value if isinstance(value, int) else value[0])
@@ -148,7 +148,7 @@ def convolution_1d(  # noqa: PLR0917 - torch's signature
 
 
 def _sum_channels(grad: Tensor, num_examples: int) -> Factor:
-    """Sum everything but the channel axis 1, `(example, channel)`."""
+    """Sum over all axes except the example and channel axes, `(example, channel)`."""
     return Explicit(grad.reshape(num_examples, -1, grad.shape[1], grad[0, 0].numel()).sum((1, 3)))
 
 
@@ -263,4 +263,4 @@ ELEMENTWISE = frozenset(
 """Functions in which a plain parameter is broadcast against activations."""
 
 TRANSPOSES = frozenset({Tensor.t, torch.t})
-"""Functions that turn a matrix over."""
+"""Functions that transpose a matrix."""

@@ -1,7 +1,7 @@
-"""What is kept of the scores: the strongest of each test example, or all of them.
+"""Which scores are kept: the strongest of each test example, or all of them.
 
-Scores arrive in tiles of training examples, summed over all checkpoints already: a top-k for each
-checkpoint, added up afterwards, would be wrong.
+Scores arrive in tiles of training examples, already summed over all checkpoints: adding up a top-k
+of each checkpoint would be wrong.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class Tile:
     by_part: Float[Tensor, "part test train"]
     cosine: Float[Tensor, "test train"] | None
     candidate: Bool[Tensor, "test train"] | None
-    """Which pairs count; None: all."""
+    """Pairs to include; None: all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Scored:
         )
 
     def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
-        """Return entries in a new order, for each test example its own."""
+        """Return the entries in a new order, given separately for each test example."""
         return Scored(
             train=np.take_along_axis(self.train, order, 1),
             influence=np.take_along_axis(self.influence, order, 1),
@@ -83,7 +83,7 @@ class Strongest:
         self._kept = best.take(order)
 
     def _strongest_of(self, tile: Tile) -> Int[Tensor, "test kept"]:
-        """Return columns of a tile's strongest entries, -1 where there are fewer."""
+        """Return the columns of a tile's strongest entries, padded with -1."""
         signed = self.sign * tile.influence
         wrong = signed <= 0
         if tile.candidate is not None:
@@ -102,9 +102,9 @@ class Strongest:
         return columns.masked_fill(signed.gather(1, columns) == -torch.inf, -1)
 
     def result(self) -> Scored:
-        """Return what was kept."""
+        """Return the kept entries."""
         if self._kept is None:
-            raise ValueError("no tile was added; there is nothing to rank")
+            raise ValueError("no tile was added; add at least one before asking for the result")
         return self._kept
 
 
@@ -112,7 +112,7 @@ class Everything:
     """Keeps every score.
 
     Args:
-        details: Whether contributions of checkpoints and parts are kept too, in float32.
+        details: Whether to keep the contributions of checkpoints and parts too, in float32.
     """
 
     def __init__(self, *, details: bool = True) -> None:
@@ -131,7 +131,7 @@ class Everything:
         self._tiles.append(_pick(tile, columns))
 
     def result(self) -> Scored:
-        """Return every score by falling influence; pairs that are no candidates come last."""
+        """Return every score in descending order; pairs that are not candidates come last."""
         whole = self._tiles[0]
         if len(self._tiles) > 1:
             whole = side_by_side(*self._tiles)

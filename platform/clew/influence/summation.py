@@ -1,7 +1,7 @@
-"""TracIn's sum over checkpoints, a tile of training examples at a time.
+"""TracIn's sum over checkpoints, computed one tile of training examples at a time.
 
-The tile is the outer loop and the checkpoints, all resident, the inner one: no checkpoint is
-loaded twice, and scores leave the loop only when they are complete.
+The outer loop goes over tiles, the inner one over checkpoints, which all stay in memory: no
+checkpoint is loaded twice, and scores leave the loop only when they are complete.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,16 +22,16 @@ class Products:
 
     by_part: Float[Tensor, "part test train"]
     squared_norm: Float[Tensor, "train"] | None
-    """Squared gradient norms of the training examples, where they were asked for."""
+    """Squared gradient norms of the training examples, if requested."""
 
 
 @runtime_checkable
 class CheckpointKernel(Protocol):
-    """Everything that one checkpoint contributes."""
+    """The contribution of one checkpoint."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts that count."""
+        """Names of the selected parts."""
         ...
 
     @property
@@ -70,13 +70,13 @@ class Summation:
     cosine: bool = False
     """Whether cosines are computed."""
     normalise: bool = False
-    """Whether the cosine is the score; contributions are divided alike."""
+    """Whether the cosine is the score; contributions are then divided by the same norms."""
     candidates: np.ndarray | None = None
-    """Which pairs count, `(test, train)`, bool; None: all."""
+    """Pairs to include, `(test, train)`, bool; None: all."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts that count."""
+        """Names of the selected parts."""
         return self.kernels[0].parts
 
     @property
@@ -134,7 +134,7 @@ def self_influence(
     tiles: Iterable[np.ndarray],
     num_examples: int,
 ) -> Float[np.ndarray, "train"]:
-    """Return TracIn of every training example on itself, NaN where no tile held it."""
+    """Return TracIn of every training example on itself, NaN if no tile contains it."""
     values: np.ndarray = np.full(num_examples, np.nan)
     for indices in tiles:
         total = np.zeros(len(indices))

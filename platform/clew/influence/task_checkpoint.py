@@ -1,4 +1,4 @@
-"""One checkpoint of any task as the sum over checkpoints sees it, by the generic engine."""
+"""One checkpoint of any task in the sum over checkpoints, computed by the generic engine."""
 
 from collections.abc import Callable, Sequence
 from typing import Generic
@@ -19,11 +19,11 @@ class TaskCheckpoint(Generic[B]):
     """Inner products of training examples with all test examples, at one checkpoint.
 
     Args:
-        task: Gives the losses.
-        model: The checkpoint's model, on its device.
+        task: Computes the losses.
+        model: The checkpoint's model, already on its device.
         train: Training examples.
         tests: Test examples, computed once and kept factored.
-        select: Which parameters count, by name.
+        select: Whether to include a parameter, by name.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TaskCheckpoint(Generic[B]):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the modules whose parameters count."""
+        """Names of the modules with selected parameters."""
         return self._parts
 
     @property
@@ -80,7 +80,7 @@ def last_layers(model: nn.Module, count: int) -> Callable[[str], bool]:
     """Return a selection of the last modules with trainable parameters, in order of definition.
 
     Raises:
-        ConfigError: the number of modules is not positive.
+        ConfigError: If the number of modules is not positive.
     """
     if count < 1:
         raise ConfigError(f"the last {count} modules were asked for; expected at least 1")

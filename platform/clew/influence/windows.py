@@ -1,13 +1,13 @@
-"""TracIn by training windows: which stretches of text or of frames a prediction is due to.
+"""TracIn by training windows: which pieces of text or sequences of frames led to a prediction.
 
 The influence of training window i on a test window is
 
     sum over checkpoints k of w_k <grad L_i(theta_k), grad L_test(theta_k)>
 
-with L the task's own loss, summed over a window: of a text, the loss of its tokens (of a
-continuation, those after the prompt); of frames, the loss of its target. Gradients are factored,
-by token or by frame, so that none is ever held in full, and taken in evaluation mode: nothing is
-dropped out, mirrored or noised.
+with L the task's own loss, summed over a window: for text, the loss of its tokens (for a
+continuation, those after the prompt); for frames, the loss of the target. Gradients are factored by
+token or by frame, so none is ever kept in full. They are computed in evaluation mode: without
+dropout, mirroring or noise.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,20 +37,20 @@ class WindowExplanation:
     opponents: Scored
     parts: tuple[str, ...]
     self_influence: float
-    """Of the test window on itself: the scale of the scores."""
+    """Self-influence of the test window: the scale of the scores."""
     loss: float
-    """Its summed loss at the last checkpoint."""
+    """Summed loss of the test window at the last checkpoint."""
 
 
 class WindowTracer(Generic[B]):
     """Explains predictions of one trained model by its training windows.
 
     Args:
-        task: Builds the model and gives the losses.
+        task: Builds the model and computes the losses.
         windows: The training windows.
-        checkpoints: In order of their steps.
-        device: Where to compute.
-        num_last_layers: Count only so many modules from the end; None: all.
+        checkpoints: Checkpoints in order of their steps.
+        device: Device to compute on.
+        num_last_layers: Use only this many modules, counted from the end; None: all.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WindowTracer(Generic[B]):
         Args:
             test: A batch of exactly one window.
             top_k: Proponents and opponents to keep.
-            progress: Told windows done and to do.
+            progress: Called with the number of windows done and in total.
         """
         kernels = [self._kernel(record, test) for record in self.checkpoints]
         summation = Summation(kernels, self.weights, cosine=True)

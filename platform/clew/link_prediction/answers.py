@@ -1,4 +1,4 @@
-"""What is asked of a link-prediction model, and what it answers, by name."""
+"""Queries to a link-prediction model and its answers, by name."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +10,7 @@ Side = Literal["head", "tail"]
 
 @dataclass(frozen=True)
 class Query:
-    """A relation and one end of it; what is not given is asked for."""
+    """A relation and one end of it; the other end is asked for."""
 
     relation: str
     head: str | None = None
@@ -21,7 +21,7 @@ class Query:
         """Which end is asked for.
 
         Raises:
-            ConfigError: not exactly one end is given, or no relation.
+            ConfigError: If the relation is missing, or if none or both of the ends are given.
         """
         if not self.relation or bool(self.head) == bool(self.tail):
             raise ConfigError(
@@ -35,9 +35,9 @@ class Query:
 class Answer:
     """One entity as the answer of a query.
 
-    `probability` is that of the answer being this entity if it is none known in training; None
-    for a known one, and where no calibration was fitted. `known` is None where the training
-    triples are not at hand.
+    `probability` is the probability that the answer is this entity, given that it is not one known
+    from training; None for a known one, and if no calibration was fitted. `known` is None if the
+    training triples are not available.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Prediction:
     answers: tuple[Answer, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values: the query, and answers that name the end asked for."""
+        """Return JSON values: the query, and its answers."""
         given: Side = "head" if self.query.asks_for == "tail" else "tail"
         return {
             given: getattr(self.query, given),

@@ -5,8 +5,8 @@ A score is a logit; with temperature T the probability that a query's answer is 
     p(o | query) = exp(s_o / T) / sum over candidates c of exp(s_c / T)
 
 (Guo et al., 2017, arXiv 1706.04599, section 4.2). Candidates are all entities except the other
-answers that are known already, so it is the probability that *one further* answer is o. T is the
-one number that minimises the mean negative log-likelihood of held-out answers; it changes no rank.
+answers that are already known, so it is the probability that *one more* answer is o. T is the
+number that minimises the mean negative log-likelihood of held-out answers; it changes no rank.
 """
 
 import json
@@ -30,8 +30,8 @@ NUM_BINS = 15
 Values = Float[Tensor, "batch"]
 Flags = Bool[Tensor, "batch"]
 HeldOut = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-"""Yields `(scores, answers)` batch by batch, the same each time it is called. `scores`
-`(batch, entity)` hold -inf for entities that are no candidates, `answers` `(batch,)` are ids."""
+"""Yields `(scores, answers)` in batches, the same every time it is called. `scores`
+`(batch, entity)` are -inf for entities that are not candidates, `answers` `(batch,)` are ids."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Read what `write` wrote.
+        """Read a file written by `write`.
 
         Raises:
-            CheckpointError: the file does not hold a calibration.
+            CheckpointError: If the file does not contain a calibration.
         """
         try:
             found = cls(**json.loads(path.read_text(encoding="utf-8")))
@@ -101,7 +101,7 @@ def expected_calibration_error(confidence: Values, correct: Flags) -> float:
 
 
 def fit_temperature(held_out: HeldOut, *, split: str = "valid") -> Calibration | None:
-    """Fit the temperature to held-out answers; None where there are none.
+    """Fit the temperature to held-out answers; return None if there are none.
 
     The mean negative log-likelihood is convex in 1 / T, so it has one minimum in log T, too.
     """

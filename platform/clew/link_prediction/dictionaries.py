@@ -1,8 +1,8 @@
-"""Dictionaries `name<TAB>id`, and what a field of a data file means where one is given.
+"""Dictionaries `name<TAB>id`, and the meaning of a data file's fields if one is given.
 
-A field is looked up as a name. A field that is no name but a whole number (`0`, `17`, not `017`)
-is an id, unless the dictionary has names that are whole numbers themselves: then every field is a
-name. So a field never has two meanings, whatever else is in the file.
+A field is looked up as a name. A field that is not a name but a whole number (`0`, `17`, not `017`)
+is an id, unless some names of the dictionary are whole numbers themselves: then every field is a
+name. A field therefore never has two meanings, whatever else is in the file.
 """
 
 from pathlib import Path
@@ -50,15 +50,15 @@ def _whole_numbers(path: Path, fields: pa.StringArray, names: pa.StringArray) ->
         return np.asarray(fields.cast(pa.int64()))
     row = int(np.argmin(is_number))
     swapped = pc.all(pc.match_substring_regex(names, WHOLE_NUMBER)).as_py()
-    hint = "the columns look exchanged" if swapped else "ids are whole numbers from 0"
+    hint = "the columns seem to be swapped" if swapped else "ids are whole numbers from 0"
     raise DataError(
-        f"{path}, line {row + 1}: {quoted(fields[row].as_py())} is no id; expected {DICTIONARY}, "
-        f"{hint}"
+        f"{path}, line {row + 1}: {quoted(fields[row].as_py())} is not an id; expected "
+        f"{DICTIONARY}, {hint}"
     )
 
 
 def _refuse_repeats(path: Path, values: np.ndarray, what: str, names: pa.StringArray) -> None:
-    """Refuse a name or an id that stands on two lines."""
+    """Refuse a name or an id that is on two lines."""
     order = np.argsort(values, kind="stable")
     repeats = order[1:][values[order[1:]] == values[order[:-1]]]
     if len(repeats):
@@ -67,13 +67,13 @@ def _refuse_repeats(path: Path, values: np.ndarray, what: str, names: pa.StringA
         name = quoted(names[row].as_py())
         text = name if what == "name" else f"{values[row]} (of {name})"
         raise DataError(
-            f"{path}, line {row + 1}: {what} {text} stands on line {earlier + 1} already; each "
+            f"{path}, line {row + 1}: {what} {text} is already on line {earlier + 1}; each "
             f"{what} must be unique"
         )
 
 
 def _refuse_gaps(path: Path, ids: np.ndarray, names: pa.StringArray) -> None:
-    """Refuse ids, all different, that are not 0 to their number less one."""
+    """Refuse n different ids that are not exactly 0 to n - 1."""
     too_large = np.flatnonzero(ids >= len(ids))
     if len(too_large):
         row = int(too_large[0])

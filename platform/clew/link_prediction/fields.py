@@ -1,12 +1,12 @@
-"""Turns tab-separated files into integer codes of their distinct fields, quickly and strictly.
+"""Turns tab-separated files into integer codes of their distinct fields, fast and strictly.
 
 A block of lines becomes one Arrow string array without a copy: numpy finds tabs and line ends,
 and every field is the text up to and including its separator. Arrow then replaces equal fields by
-codes. A block is checked as a whole; only when something is wrong does a plain loop over its
-lines find out what and where. Ten million triples take seconds.
+codes. A block is checked as a whole; only if something is wrong, a plain loop over its lines finds
+what and where. Ten million triples take seconds.
 
-There are no quotes, escapes, comments, header lines or blank lines: what stands between two tabs
-is the value, spaces included.
+There are no quotes, escapes, comments, header lines or blank lines: everything between two tabs is
+the value, including spaces.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class Layout:
 
 
 def quoted(text: str) -> str:
-    """Return text from a file in a form that fits into a message of one line."""
+    """Return text from a file, quoted and short enough for a one-line message."""
     shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
     return repr(shown)
 
@@ -44,7 +44,7 @@ def quoted(text: str) -> str:
 def read_coded(
     paths: Sequence[Path], layout: Layout, *, block_bytes: int = BLOCK_BYTES
 ) -> tuple[list[np.ndarray], pa.StringArray]:
-    """Read files of one layout; return their fields as codes of the values that they share.
+    """Read files of one layout; return their fields as codes of one shared list of values.
 
     Returns:
         The codes of each file, int32 `(line, column)`, and the distinct values `(code,)`.
@@ -74,7 +74,7 @@ def _field_blocks(path: Path, layout: Layout, block_bytes: int) -> Iterator[pa.S
 
 
 def _split(block: bytes, layout: Layout) -> pa.StringArray | None:
-    """Split a block into fields; None if any line of it is not as it should be."""
+    """Split a block into fields; return None if any line is malformed."""
     content = np.frombuffer(block, np.uint8)
     separators = np.flatnonzero((content == TAB) | (content == NEWLINE))
     width = len(layout.columns)
@@ -87,7 +87,7 @@ def _split(block: bytes, layout: Layout) -> pa.StringArray | None:
     np.add(separators, 1, out=offsets[1:], casting="unsafe")
     if not layout.empty_fields and np.diff(offsets).min() == 1:
         return None
-    # One separator for all columns: equal names are equal fields whatever column they stand in.
+    # One separator for all columns: equal names are then equal fields in every column.
     text = pa.py_buffer(block.replace(b"\n", b"\t"))
     fields = pa.StringArray.from_buffers(len(separators), pa.py_buffer(offsets), text)
     try:
@@ -98,16 +98,16 @@ def _split(block: bytes, layout: Layout) -> pa.StringArray | None:
 
 
 def _fault(path: Path, block: bytes, first_line: int, layout: Layout) -> DataError:
-    """Return the error of the first line of a block that is not as it should be."""
+    """Return the error of the first malformed line of a block."""
     for number, line in enumerate(block.split(b"\n")[:-1], first_line):
         complaint = _complaint(line, layout)
         if complaint:
             return DataError(f"{path}, line {number}: {complaint}")
-    raise AssertionError(f"{path}: block at line {first_line} was refused without a fault")
+    raise AssertionError(f"{path}: block at line {first_line} was refused, but every line is fine")
 
 
 def _complaint(line: bytes, layout: Layout) -> str | None:
-    """Say what is wrong with a line, or nothing: the plain reference of the checks on blocks."""
+    """Return what is wrong with a line, or None: the plain reference of the checks on blocks."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:

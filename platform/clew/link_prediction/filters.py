@@ -10,7 +10,7 @@ from clew.link_prediction.triples import HEAD, RELATION, SPLITS, TAIL, Knowledge
 
 Ids = Int[np.ndarray, "query"]
 Coordinates = tuple[Int64[np.ndarray, "pair"], Int64[np.ndarray, "pair"]]
-"""Rows of a batch and entities: `(row[i], entity[i])` is a known answer."""
+"""Rows of a batch and their entities: `(row[i], entity[i])` is a known answer."""
 
 LARGEST_KEY = 2**63 - 1
 
@@ -20,21 +20,21 @@ class FilterIndex:
     """The distinct tails of every distinct query, as rows of a sparse matrix.
 
     Query number `q` is `(keys[q] // num_relations, keys[q] % num_relations)`; its tails are
-    `tails[offsets[q]:offsets[q + 1]]`, rising.
+    `tails[offsets[q]:offsets[q + 1]]`, in ascending order.
     """
 
     num_relations: int
-    """Relations that queries may hold, inverses included."""
+    """Number of relations that queries may have, including inverses."""
     keys: Int64[np.ndarray, "distinct"]
-    """Rising: head * num_relations + relation."""
+    """head * num_relations + relation, in ascending order."""
     offsets: Int64[np.ndarray, "distinct_plus_1"]
     """Where each query's tails begin."""
     tails: Int32[np.ndarray, "answer"]
-    """Known tails, query after query."""
+    """Known tails, one query after another."""
 
     @classmethod
     def from_triples(cls, triples: Triples, num_relations: int) -> Self:
-        """Index triples; duplicates count once."""
+        """Index triples, ignoring duplicates."""
         keys = triples[:, HEAD].astype(np.int64) * num_relations + triples[:, RELATION]
         keys, tails = _sorted_distinct_pairs(keys, triples[:, TAIL])
         is_first = np.ones(len(keys), bool)
@@ -64,7 +64,8 @@ class FilterIndex:
     def lookup(self, head: Ids, relation: Ids) -> Coordinates:
         """Return the known tails of queries `(query,)` as coordinates (row, entity).
 
-        Rows rise, and so do the entities of a row; a query without known tails has none.
+        Rows are in ascending order, and so are the entities of each row; a query without known
+        tails has no coordinates.
         """
         keys = head.astype(np.int64) * self.num_relations + relation
         places = np.searchsorted(self.keys, keys)
@@ -86,10 +87,10 @@ class FilterIndex:
 def _sorted_distinct_pairs(
     keys: Int64[np.ndarray, "triple"], tails: Int32[np.ndarray, "triple"]
 ) -> tuple[Int64[np.ndarray, "pair"], Int32[np.ndarray, "pair"]]:
-    """Return the distinct pairs (key, tail) in rising order.
+    """Return the distinct pairs (key, tail) in ascending order.
 
-    Both numbers in one integer sort eight times faster than the two apart; only where they do
-    not fit into 63 bits are they sorted apart.
+    Packed into one integer, both numbers sort eight times faster than separately; they are sorted
+    separately only if they do not fit into 63 bits.
     """
     num_tails = int(tails.max(initial=0)) + 1
     if (int(keys.max(initial=0)) + 1) * num_tails <= LARGEST_KEY:

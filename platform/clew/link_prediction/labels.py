@@ -1,14 +1,14 @@
-r"""Texts that people read for entities and relations.
+r"""Readable labels of entities and relations.
 
-A table holds `id<TAB>name`, or `id<TAB>name<TAB>kind` (the kind is not used); relations may also
-have a JSON edge map from predicate to label. `id` and predicate are what triples hold: names, or
-ids where a dictionary was given. A file may know more than the graph, and less: what has no label
-is shown by its name.
+A table contains `id<TAB>name`, or `id<TAB>name<TAB>kind` (the kind is not used); relations may also
+have a JSON edge map from predicate to label. `id` and predicate are written as in the triples:
+names, or ids if a dictionary was given. A file may contain more or fewer entries than the graph;
+an entity or relation without a label is shown by its name.
 
 In JSON, a label is a text, an object with `label` or `name`, or an object with `predicate` and
-qualifiers. Where no key is a relation of the graph but values are, the map is read the other way
-round (`{"{\"predicate\": \"biolink:treats\"}": "predicate:0"}`): its keys are the labels, and may
-be such objects as text.
+qualifiers. If no key is a relation of the graph but values are, the map is read in reverse
+(`{"{\"predicate\": \"biolink:treats\"}": "predicate:0"}`): its keys are the labels, and may be such
+objects written as text.
 """
 
 import json
@@ -90,7 +90,7 @@ def _refuse_two_labels(
         raise DataError(
             f"{path}, {unit} {here + 1}: label {quoted(labels[here].as_py())} of "
             f"{quoted(vocabulary.name(ids[here]))}, which {unit} {there + 1} labels "
-            f"{quoted(labels[there].as_py())}; expected one label a name"
+            f"{quoted(labels[there].as_py())}; expected one label per name"
         )
 
 
@@ -120,7 +120,7 @@ def _read_json_object(path: Path) -> dict[str, object]:
 
 
 def _parsed_object(key: str) -> object:
-    """Return the object that a key of a reversed edge map spells out, or the key itself."""
+    """Return the object written in a key of a reversed edge map, or the key itself."""
     try:
         content = json.loads(key)
     except ValueError:

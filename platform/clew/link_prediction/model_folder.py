@@ -1,12 +1,12 @@
-"""The folder that answers queries by itself: a checkpoint, the names, and what is known.
+"""A folder that is enough to answer queries: a checkpoint, the names and the known triples.
 
     model.safetensors  manifest.json      the checkpoint
     vocabulary/entities.parquet           id, name, label
     vocabulary/relations.parquet
     known.parquet                         training triples: head, relation, tail as ids
-    calibration.json                      fitted temperature; only where there was something to fit
+    calibration.json                      fitted temperature; only if there was data to fit it
 
-Prediction from it needs no data set and no tracking store. A registered model holds one.
+Predicting with it needs no data set and no tracking store. A registered model contains one.
 """
 
 import shutil
@@ -43,7 +43,7 @@ def write_model_folder(
     known: Triples | None = None,
     calibration: Calibration | None = None,
 ) -> Path:
-    """Gather a checkpoint and what prediction needs beside it in a new folder."""
+    """Copy a checkpoint and everything else that prediction needs into a new folder."""
     folder.mkdir(parents=True)
     for name in (MODEL_FILE, MANIFEST_FILE):
         shutil.copy2(checkpoint / name, folder / name)
@@ -58,11 +58,11 @@ def write_model_folder(
 
 
 def load_predictor(folder: Path) -> Predictor:
-    """Load what `write_model_folder` gathered.
+    """Load a folder written by `write_model_folder`.
 
     Raises:
-        CheckpointError: checkpoint and names do not fit together, or cannot be read.
-        DataError: the names or the known triples cannot be read.
+        CheckpointError: If the checkpoint cannot be read, or does not fit the names.
+        DataError: If the names or the known triples cannot be read.
     """
     entities, relations = read_vocabularies(folder / VOCABULARY_FOLDER)
     calibration = folder / CALIBRATION_FILE
@@ -88,7 +88,8 @@ def load_graph_model(checkpoint: Path, num_entities: int, num_relations: int) ->
     """Build the model that a link-prediction checkpoint belongs to, and load it.
 
     Raises:
-        CheckpointError: the checkpoint is of another task, incomplete or of other sizes.
+        CheckpointError: If the checkpoint belongs to another task, is incomplete, or has other
+            sizes.
     """
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
@@ -111,7 +112,7 @@ def write_known(path: Path, triples: Triples) -> None:
 
 
 def read_known(path: Path) -> Triples:
-    """Read what `write_known` wrote."""
+    """Read a file written by `write_known`."""
     try:
         table = pq.read_table(path, columns=["head", "relation", "tail"])
     except (pa.ArrowInvalid, KeyError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Finds the names that a mistyped name may have meant, quickly even among a million.
+"""Finds the names most similar to a mistyped name, fast even among a million.
 
-Comparing with every name letter by letter would take minutes. So names are first ranked by the
-pairs of adjacent bytes that they share with the query (Dice's coefficient), a table look-up for
-a whole block of names; only the best of them are compared letter by letter.
+Comparing with every name letter by letter would take minutes. Names are therefore first ranked by
+the pairs of adjacent bytes that they share with the query (Dice's coefficient), which is one table
+look-up for a whole block of names; only the best ones are compared letter by letter.
 """
 
 from difflib import SequenceMatcher
@@ -16,7 +16,7 @@ MINIMUM_RATIO = 0.6
 
 
 def near_matches(query: str, names: pa.StringArray, *, limit: int = 3) -> list[str]:
-    """Return up to `limit` of the names `(name,)` most like the query, the likest first."""
+    """Return up to `limit` of the names `(name,)`, the most similar to the query first."""
     scores = _pair_scores(query, names)
     count = min(NUM_CANDIDATES, len(scores))
     best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
@@ -42,7 +42,7 @@ def _pair_scores(query: str, names: pa.StringArray) -> np.ndarray:
 
 
 def _pair_table(query: str) -> np.ndarray:
-    """Return which pairs of bytes occur in the query in lower or upper case, bool `(65536,)`."""
+    """Return which pairs of bytes occur in the query, in any case, bool `(65536,)`."""
     table = np.zeros(2**16, bool)
     for text in (query, query.lower(), query.upper(), query.title()):
         table[_pairs(np.frombuffer(text.encode("utf-8", "replace"), np.uint8))] = True

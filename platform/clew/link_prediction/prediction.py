@@ -1,7 +1,7 @@
 """Answers link-prediction queries by name: the best tails, or heads, with their probabilities.
 
 The head of a query (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs
-a model that was trained with inverse relations. Everything happens on the CPU in float32.
+a model that was trained with inverse relations. Everything is computed on the CPU in float32.
 """
 
 from collections.abc import Iterator, Sequence, Sized
@@ -31,11 +31,11 @@ class Predictor:
     """A trained model with the names of its entities and relations.
 
     Args:
-        model: The model; it is put into evaluation mode.
+        model: The model; it is set to evaluation mode.
         entities: Names of the entities.
-        relations: Names of the relations, inverses not among them.
-        known: Index of the training triples in both directions, as `index_known` makes it.
-        calibration: Temperature of the probabilities; none: no probabilities.
+        relations: Names of the relations, without inverses.
+        known: Index of the training triples in both directions, from `index_known`.
+        calibration: Temperature of the probabilities; None: no probabilities.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class Predictor:
     def predict(
         self, queries: Sequence[Query], *, top_k: int = 10, filter_known: bool = False
     ) -> list[Prediction]:
-        """Return the `top_k` best answers of each query, the best first.
+        """Return the `top_k` best answers to each query, the best first.
 
         Args:
-            queries: What is asked; names may be labels where only one name has the label.
-            top_k: Answers a query.
-            filter_known: Leave answers out that are known in training.
+            queries: The queries; a label may stand for a name if only one name has that label.
+            top_k: Number of answers per query.
+            filter_known: Leave out answers that are known from training.
 
         Raises:
-            ConfigError: a query is not one, `top_k` is not positive.
-            DataError: a name is unknown, or known answers cannot be told.
+            ConfigError: If a query is incomplete, or `top_k` is not positive.
+            DataError: If a name is unknown, or `filter_known` is set without training triples.
         """
         if top_k < 1:
             raise ConfigError(f"top_k is {top_k}; expected 1 or more")
         if filter_known and self.known is None:
             raise DataError(
-                "filter_known is true, but the training triples are not at hand; ask a registered "
-                "model, or make the data set available under its name or path"
+                "filter_known is true, but the training triples are not available; use a "
+                "registered model, or make the data set available under its name or path"
             )
         resolved = [self.resolve(query) for query in queries]
         heads, relations = (np.array([row[i] for row in resolved], np.int64) for i in (1, 2))
@@ -84,9 +84,9 @@ class Predictor:
         return [Prediction(row[0], found) for row, found in zip(resolved, answers, strict=True)]
 
     def calibrate(self, triples: Triples) -> Calibration | None:
-        """Fit the temperature to held-out triples, both ends of each; none without triples.
+        """Fit the temperature to both ends of held-out triples; return None without triples.
 
-        At most `MAX_CALIBRATION_QUERIES` queries, evenly spaced, take part.
+        At most `MAX_CALIBRATION_QUERIES` evenly spaced queries are used.
         """
         if not len(triples):
             return None
@@ -95,7 +95,7 @@ class Predictor:
         return fit_temperature(self._held_out(triples[::stride], num_sides))
 
     def _held_out(self, triples: Triples, num_sides: int) -> HeldOut:
-        """Return scores and answers of held-out triples; other known answers are no candidates."""
+        """Return scores and answers of held-out triples; other known answers are not candidates."""
         heads = np.concatenate([triples[:, HEAD], triples[:, TAIL]][:num_sides])
         tails = np.concatenate([triples[:, TAIL], triples[:, HEAD]][:num_sides])
         relations = np.concatenate(
@@ -162,11 +162,11 @@ class Predictor:
         if isinstance(bias := self.model.entity_bias, Tensor):
             scores += bias
         if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores)):
-            raise CheckpointError("the model's scores hold NaN or infinity; use another checkpoint")
+            raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
         return scores
 
     def _known(self, heads: np.ndarray, relations: np.ndarray) -> Known | None:
-        """Return which entities are known answers, where the training triples are at hand."""
+        """Return which entities are known answers, if the training triples are available."""
         if self.known is None:
             return None
         rows, entities = self.known.lookup(heads, relations)
@@ -194,7 +194,7 @@ class Predictor:
         return [pairs[start : start + width] for start in range(0, len(pairs), width)]
 
     def resolve(self, query: Query) -> tuple[Query, int, int]:
-        """Return the query under its names, and the table rows that predict its answer."""
+        """Return the query with its names, and the table rows that predict its answer."""
         asks_for = query.asks_for
         relation = _find(self.relations, query.relation)
         entity = _find(self.entities, query.head or query.tail or "")
@@ -203,14 +203,14 @@ class Predictor:
             return Query(name, head=end), entity, relation
         if not self.has_inverses:
             raise DataError(
-                f"heads of ({name}, {end}) asked for, but this model was trained without inverse "
+                f"heads of ({name}, {end}) requested, but this model was trained without inverse "
                 "relations and predicts tails only; train with data.inverse_relations=true"
             )
         return Query(name, tail=end), entity, relation + len(self.relations)
 
 
 def _find(vocabulary: Vocabulary, text: str) -> int:
-    """Return the id of a name, or of the one name that has the text as its label."""
+    """Return the id of a name, or of the only name with the text as its label."""
     if text not in vocabulary and vocabulary.label_array is not None:
         found = np.flatnonzero(pc.equal(vocabulary.label_array, text).fill_null(False))
         if len(found) == 1:

@@ -1,4 +1,4 @@
-"""Questions with the same query gathered, so that each query is encoded and scored once."""
+"""Groups questions with the same query, so that each query is encoded and scored once."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ PairIds = Int[np.ndarray, " pair"]
 
 @dataclass(frozen=True)
 class Questions:
-    """Queries (entity, relation) with one asked answer each; the same query may occur often."""
+    """Queries (entity, relation) with one answer to rank each; a query may occur several times."""
 
     entity: Ids
     relation: Ids
-    """Relation, inverses counted: r + R asks for heads of r."""
+    """Relation, including inverses: r + R asks for heads of r."""
     answer: Ids
 
     def take(self, indices: PairIds) -> "Questions":
@@ -34,29 +34,29 @@ class QueryGroup:
     """Distinct queries that are scored together, those with most answers first."""
 
     entity: Ids
-    """Given entity of each query."""
+    """The given entity of each query."""
     relation: Ids
-    """Relation of each query, inverses counted."""
+    """Relation of each query, including inverses."""
     row: AnswerIds
     """Query of each answer."""
     layer: AnswerIds
-    """Number of each answer among those of its query."""
+    """Position of each answer among the answers of its query."""
     answer: AnswerIds
     """Entity of each answer."""
     place: AnswerIds
-    """Where each answer's rank belongs."""
+    """Position of each answer's rank in the result."""
     hidden: tuple[PairIds, PairIds]
-    """(query, entity) that are no candidates: known answers, the asked ones among them."""
+    """(query, entity) that are not candidates: known answers, including those to rank."""
 
 
 def query_groups(questions: Questions, known: FilterIndex, size: int) -> Iterator[QueryGroup]:
-    """Gather questions with the same query, and yield `size` distinct queries at a time."""
+    """Group questions with the same query, and yield `size` distinct queries at a time."""
     keys = questions.entity * known.num_relations + questions.relation
     distinct, query_of, counts = np.unique(keys, return_inverse=True, return_counts=True)
     by_count = np.argsort(-counts, kind="stable")
     position = np.empty_like(by_count)
     position[by_count] = np.arange(len(by_count))
-    # Answers in the order of their queries, so that a group's answers lie together.
+    # Answers in the order of their queries, so that a group's answers are next to each other.
     place = np.argsort(position[query_of], kind="stable")
     ends = np.cumsum(counts[by_count])
     for start in range(0, len(distinct), size):
@@ -82,7 +82,7 @@ def query_groups(questions: Questions, known: FilterIndex, size: int) -> Iterato
 
 
 class Coordinates:
-    """Pairs (query, entity), found again chunk of entities by chunk of entities."""
+    """Pairs (query, entity), looked up by chunk of entities."""
 
     def __init__(self, row: PairIds, entity: PairIds, *, size: int, device: torch.device) -> None:
         chunk = entity // size
@@ -91,7 +91,7 @@ class Coordinates:
         self.row, self.entity, self.size, self.device = row, entity, size, device
 
     def within(self, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return which pairs lie in a chunk, their rows and their columns in it."""
+        """Return which pairs are in a chunk, their rows and their columns in it."""
         ends = np.concatenate([[0], self.ends])
         at = self.order[ends[min(chunk, len(self.ends))] : ends[min(chunk + 1, len(self.ends))]]
         columns = self.entity[at] - chunk * self.size

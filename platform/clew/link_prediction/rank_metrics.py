@@ -1,4 +1,4 @@
-"""What ranks say of a model: MRR, Hits@k and mean rank, as a whole, by side and by relation."""
+"""Metrics computed from ranks: MRR, Hits@k and mean rank, overall, by side and by relation."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class RankQuality:
 
     @classmethod
     def of(cls, ranks: Ranks) -> "RankQuality":
-        """Average over one rank or more."""
+        """Average over at least one rank."""
         return cls(
             len(ranks),
             float(np.mean(1.0 / ranks)),
@@ -41,7 +41,7 @@ class RankQuality:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the values under their names, without a split."""
+        """Return the values by metric name, without the split."""
         hits = (self.hits_at_1, self.hits_at_3, self.hits_at_10)
         return {
             names.MRR: self.mrr,
@@ -63,16 +63,16 @@ class RelationQuality:
 class RankingResult:
     """Filtered realistic ranks of both sides of some triples.
 
-    The realistic rank is the mean of the optimistic and the pessimistic one (answers with the
-    same score all behind, or all before), so that a constant score earns no good rank.
+    The realistic rank is the mean of the optimistic and the pessimistic one (all answers with the
+    same score come after, or all before), so that a constant score does not get a good rank.
     """
 
     relation: Int[np.ndarray, " triple"]
     """Relation of each triple."""
     head_ranks: Float64[np.ndarray, " triple"]
-    """Rank of each triple's head among all entities, other known heads left out."""
+    """Rank of each triple's head among all entities except other known heads."""
     tail_ranks: Float64[np.ndarray, " triple"]
-    """Rank of each triple's tail."""
+    """Rank of each triple's tail among all entities except other known tails."""
 
     def ranks(self, side: Side) -> Ranks:
         """Return the ranks of one side."""
@@ -85,7 +85,7 @@ class RankingResult:
         return RankQuality.of(np.concatenate([self.head_ranks, self.tail_ranks]))
 
     def by_relation(self) -> list[RelationQuality]:
-        """Return the quality of each relation that occurs and each side, by rising relation."""
+        """Return the quality of each side of each relation that occurs, sorted by relation."""
         order = np.argsort(self.relation, kind="stable")
         found, starts = np.unique(self.relation[order], return_index=True)
         parts = np.split(order, starts[1:]) if len(order) else []
@@ -106,7 +106,7 @@ class RankingResult:
         return values
 
     def write_by_relation(self, path: Path, relations: Vocabulary) -> None:
-        """Write a Parquet file with a row for each relation and side, names and labels included."""
+        """Write a Parquet file with one row per relation and side, including names and labels."""
         rows = [
             {
                 "relation": row.relation,

@@ -1,17 +1,17 @@
 """Filtered ranking of both sides of triples, in memory that does not grow with the graph.
 
-For a query (head, relation) all entities are scored, answers that are known otherwise are left
-out, and the rank of an answer with score s is
+For a query (head, relation) all entities are scored, other known answers are left out, and the rank
+of an answer with score s is
 
     1 + #(score > s) + #(score = s) / 2,
 
 the mean of its optimistic and pessimistic rank. The head of a triple is ranked as the tail of the
-inverse relation; a model without inverse relations scores every entity as the head instead, which
-takes as many forward passes as there are entities, for each relation, so it suits small graphs.
+inverse relation; a model without inverse relations scores every entity as the head instead. This
+needs as many forward passes as there are entities, for each relation, so it suits small graphs.
 
-Equal scores must come out equal, so they are float32, and an answer's own score is taken from the
-same matrix product as those it is compared with. Queries that several triples share are encoded
-and scored once.
+Equal scores must stay equal, so they are float32, and an answer's own score is taken from the same
+matrix product as the scores that it is compared with. Queries that several triples share are
+encoded and scored once.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,9 +40,9 @@ from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 
 Ranks = Float64[np.ndarray, " query"]
 Tiles = Callable[[int], Iterator[Scores]]
-"""Yields the scores of a batch of queries, as many entities at a time as it is asked for."""
+"""Yields the scores of a batch of queries, with the given number of entities at a time."""
 
-# Fewer rows than this make slow matrix products: then entities are split instead of rows.
+# With fewer rows, matrix products are slow: entities are then split instead of rows.
 _MINIMUM_ROWS = 64
 _MINIMUM_CHUNK = 2048
 _BYTES_PER_SCORE = 8  # a float32 score and the result of comparing it
@@ -50,12 +50,12 @@ _BYTES_PER_SCORE = 8  # a float32 score and the result of comparing it
 
 @dataclass(frozen=True)
 class RankingSettings:
-    """How much is done at once; none of it changes a rank."""
+    """How much is computed at once; this does not change any rank."""
 
     batch_size: int = 512
     """Distinct queries scored at once."""
     chunk_bytes: int = 64 * 1024**2
-    """Byte budget for scores and their comparison."""
+    """Budget for scores and their comparison, in bytes."""
 
 
 def rank_triples(
@@ -68,13 +68,13 @@ def rank_triples(
     """Rank heads and tails of triples by a model, on the device that holds it.
 
     Args:
-        model: The model; it is in the mode that it was in when this returns.
-        triples: What is ranked.
-        known: All triples that are true, in both directions: the answers to leave out.
-        settings: How much is done at once.
+        model: The model; its training or evaluation mode is restored afterwards.
+        triples: The triples to rank.
+        known: All known triples in both directions: the answers to leave out.
+        settings: How much is computed at once.
 
     Raises:
-        NonFiniteLossError: the model gives NaN or infinite scores.
+        NonFiniteLossError: If a score of the model is NaN or infinite.
     """
     settings = settings or RankingSettings()
     head, relation, tail = (triples[:, i].astype(np.int64) for i in (HEAD, RELATION, TAIL))
@@ -96,7 +96,7 @@ def _rank_by_query(
     ranks = np.empty(len(questions.answer))
     rows = _rows_at_once(len(table), settings)
     for group in query_groups(questions, known, rows):
-        # Past `__call__`: a compiled forward would be compiled anew for the sizes met here.
+        # Not `model(...)`: a compiled forward would be compiled again for the sizes used here.
         queries = model.forward(
             to_tensor(group.entity, table.device), to_tensor(group.relation, table.device)
         )
@@ -114,7 +114,7 @@ def _rank_by_query(
 def _rank_by_candidate(
     model: GraphModel, questions: Questions, known: FilterIndex, settings: RankingSettings
 ) -> Ranks:
-    """Rank heads by encoding each candidate with the relation, against the tail that is given."""
+    """Rank heads by encoding each candidate with the relation and scoring the given tail."""
     table, bias = model.entity.weight, model.entity_bias
     device, ranks = table.device, np.empty(len(questions.answer))
     rows = _rows_at_once(len(table), settings)
@@ -151,12 +151,13 @@ def _ranks(
     settings: RankingSettings,
 ) -> Ranks:
     """Return the realistic rank of each answer of a group."""
-    size = _chunk_size(len(group.entity), num_entities, settings)
+    fitting = settings.chunk_bytes // (_BYTES_PER_SCORE * len(group.entity))
+    size = min(max(fitting, _MINIMUM_CHUNK), num_entities)
     hidden = Coordinates(*group.hidden, size=size, device=device)
     answers = Coordinates(group.row, group.answer, size=size, device=device)
     own = torch.zeros(len(group.entity), int(group.layer.max()) + 1, device=device)
     layer = to_tensor(group.layer, device)
-    if size < num_entities:  # an answer is compared with chunks that come before its own
+    if size < num_entities:  # an answer is also compared with chunks before its own
         for number, scores in enumerate(tiles(size)):
             at, row, column = answers.within(number)
             own[row, layer[at]] = scores[row, column]
@@ -177,8 +178,8 @@ def _ranks(
 def _count_above(scores: Scores, own: Tensor, depths: list[int], above: Tensor) -> None:
     """Add, for each answer, how many scores are greater plus how many are at least its own.
 
-    Queries have fewer and fewer answers, so the `k`-th answers belong to the first rows. Counts
-    are sums of zeros and ones in float32, exact up to 2^24 entities a chunk.
+    Queries are sorted by falling number of answers, so the `k`-th answers belong to the first rows.
+    Counts are sums of zeros and ones in float32, exact up to 2^24 entities per chunk.
     """
     compared = torch.empty_like(scores)
     for k, depth in enumerate(depths):
@@ -188,35 +189,29 @@ def _count_above(scores: Scores, own: Tensor, depths: list[int], above: Tensor) 
 
 
 def _rows_at_once(num_entities: int, settings: RankingSettings) -> int:
-    """Return how many queries are scored at once: all entities in one chunk, if that goes."""
+    """Return how many queries to score at once: with all entities in one chunk, if possible."""
     fitting = settings.chunk_bytes // (_BYTES_PER_SCORE * num_entities)
     return min(settings.batch_size, fitting) if fitting >= _MINIMUM_ROWS else settings.batch_size
-
-
-def _chunk_size(rows: int, num_entities: int, settings: RankingSettings) -> int:
-    """Return how many entities are scored at once."""
-    fitting = max(settings.chunk_bytes // (_BYTES_PER_SCORE * rows), _MINIMUM_CHUNK)
-    return min(fitting, num_entities)
 
 
 def _check_finite(scores: Scores) -> None:
     smallest, largest = scores.aminmax()
     if not bool(torch.isfinite(smallest) & torch.isfinite(largest)):
         raise NonFiniteLossError(
-            "the model's scores hold NaN or infinity, so they have no ranks; take an earlier "
+            "the model's scores contain NaN or infinity, so they have no ranks; use an earlier "
             "checkpoint, or lower optimizer.learning_rate"
         )
 
 
 @contextmanager
 def _evaluation_mode(model: GraphModel) -> Iterator[None]:
-    """Evaluate in full float32, without gradients; put the model's mode back afterwards."""
+    """Evaluate in full float32 without gradients; restore the model's mode afterwards."""
     was_training, device = model.training, model.entity.weight.device.type
     matmul = torch.backends.cuda.matmul
     precision = matmul.fp32_precision
     model.eval()
     try:
-        if device == "cuda":  # TF32 keeps 10 bits of a score: it makes ties
+        if device == "cuda":  # TF32 keeps only 10 bits of a score, which creates ties
             matmul.fp32_precision = "ieee"
         with torch.no_grad(), torch.autocast(device, enabled=False):
             yield

@@ -1,9 +1,9 @@
-"""From the configuration to a knowledge graph: named data sets, or files.
+"""Finds and reads the knowledge graph of a configuration: a named data set, or files.
 
 A named data set is a folder with `train.txt` and, if it has them, `valid.txt` and `test.txt`, each
-also as `.gz` or `.zst`. `umls` comes with the package; others stand in the folder that the
-environment variable CLEW_DATA names. Labels come from the folder where the configuration names no
-other file: `entity_names.tsv` for entities; `edge_map.json`, `relations.en.json`,
+also as `.gz` or `.zst`. `umls` comes with the package; others are in the folder that the
+environment variable CLEW_DATA names. Labels come from the data set's folder if the configuration
+names no other file: `entity_names.tsv` for entities; `edge_map.json`, `relations.en.json`,
 `relation_names.tsv` or `relation2text.txt` for relations.
 """
 
@@ -40,12 +40,12 @@ def load_graph(config: TripleData) -> KnowledgeGraph:
 
 
 def named_data_sets() -> dict[str, Path]:
-    """Return the folders of all data sets that have a name, in order of their names."""
+    """Return the folders of all named data sets, sorted by name."""
     beside = os.environ.get(DATA_VARIABLE)
     roots = [Path(beside).expanduser()] if beside else []
     found = {
         folder.name: folder
-        for root in [*roots, BUNDLED]  # the bundled ones last: they win
+        for root in [*roots, BUNDLED]  # the bundled ones come last, so they win
         if root.is_dir()
         for folder in root.iterdir()
         if any((folder / name).is_file() for name in _split_names("train"))
@@ -54,12 +54,12 @@ def named_data_sets() -> dict[str, Path]:
 
 
 def find_data_set(name: str) -> Path:
-    """Return the folder of a named data set; an unknown name is an error that lists them all."""
+    """Return the folder of a named data set; the error for an unknown name lists all names."""
     known = named_data_sets()
     if name in known:
         return known[name]
     beside = os.environ.get(DATA_VARIABLE)
-    where = f"{DATA_VARIABLE} is {beside}" if beside else f"set {DATA_VARIABLE} to a folder of more"
+    where = f"{DATA_VARIABLE} is {beside}" if beside else f"set {DATA_VARIABLE} to add more"
     raise ConfigError(
         f"data.name is {name!r}; expected one of {', '.join(known)} ({where}), or data.train with "
         "a file of triples"
@@ -81,7 +81,7 @@ def files_of_folder(folder: Path) -> GraphFiles:
 
 
 def _with_config(files: GraphFiles, config: TripleData) -> GraphFiles:
-    """Replace files by those that the configuration names; an empty text names none."""
+    """Replace files with those named in the configuration; an empty text means no file."""
     named = {
         "valid": config.valid,
         "test": config.test,

@@ -10,7 +10,7 @@ from clew.link_prediction.triples import HEAD, SPLITS, TAIL, KnowledgeGraph, Tri
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """Counts of a graph; degrees count both ends of every training triple."""
+    """Counts of a graph; degrees include both ends of every training triple."""
 
     name: str
     fingerprint: str
@@ -20,13 +20,13 @@ class GraphSummary:
     num_valid: int
     num_test: int
     num_unseen_entities: int
-    """Entities of validation or test triples that no training triple mentions."""
+    """Number of entities in validation or test triples, but in no training triple."""
     num_unused_entities: int
-    """Entities that no triple mentions (only with a dictionary)."""
+    """Number of entities that are in no triple (only with a dictionary)."""
     num_duplicates: int
-    """Triples that repeat an earlier one of their split, over all splits."""
+    """Number of triples that repeat an earlier one of the same split, over all splits."""
     num_leaked: int
-    """Distinct validation and test triples that are training triples too."""
+    """Number of distinct validation and test triples that are also training triples."""
     num_entity_labels: int
     num_relation_labels: int
     mean_degree: float
@@ -39,7 +39,7 @@ class GraphSummary:
 
 
 def describe(graph: KnowledgeGraph) -> GraphSummary:
-    """Count what is in a graph."""
+    """Compute the summary of a graph."""
     degrees = _degrees(graph, graph.train)
     held_out_degrees = _degrees(graph, graph.valid) + _degrees(graph, graph.test)
     seen = degrees[degrees > 0]

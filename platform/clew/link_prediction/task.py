@@ -34,7 +34,7 @@ class LinkPrediction:
     """Predict the tail of (head, relation), and the head as the tail of the inverse relation.
 
     Without inverse relations the model has no query for heads: they are ranked by encoding every
-    entity as a head, for each relation, which costs as many forward passes as there are entities.
+    entity as a head, for each relation, which needs as many forward passes as there are entities.
     """
 
     kind = names.TASK_LINK_PREDICTION
@@ -73,11 +73,11 @@ class LinkPrediction:
         self._results: dict[str, RankingResult] = {}
 
     def describe(self) -> dict[str, str]:
-        """Return what was chosen: the loss implementation in force."""
+        """Return the automatic choices: the implementation of the loss."""
         return {names.TAG_LOSS_IMPLEMENTATION: self._loss_for(self._batch_size).implementation}
 
     def _loss_for(self, batch_size: int) -> OneVsAll:
-        """Return the loss for a batch of a size, where the choice is left to us."""
+        """Return the loss for a batch size; `auto` chooses its implementation by the size."""
         if not self._chooses:
             return self._loss
         implementation = choose_implementation(batch_size, self.graph.num_entities)
@@ -95,7 +95,7 @@ class LinkPrediction:
         )
 
     def train_examples(self) -> OneVsAllExamples | KvsAllExamples:
-        """Return the training rows, one triple or one query each."""
+        """Return the training rows; each is one triple or one query."""
         return self._examples
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:

@@ -1,7 +1,7 @@
-"""Training rows of link prediction: a query (head, relation) and the tails that are right.
+"""Training rows of link prediction: a query (head, relation) and its correct tails.
 
-Right tails are coordinates (row, entity); a matrix of zeros and ones over all entities is never
-made.
+Correct tails are coordinates (row, entity); a matrix of zeros and ones over all entities is never
+built.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class TripleBatch:
     relation: Int64[Tensor, "batch"]
     """Relation of each query; r + R is the inverse of r."""
     row: Int64[Tensor, "positive"]
-    """Query of each positive, rising."""
+    """Query of each positive, in ascending order."""
     entity: Int64[Tensor, "positive"]
     """Tail of each positive."""
     example: Int64[Tensor, "batch"]
@@ -41,11 +41,11 @@ class TripleBatch:
 
     @property
     def count(self) -> int:
-        """What the summed loss is divided by: queries."""
+        """The divisor of the summed loss: the number of queries."""
         return len(self.head)
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on a device; from page-locked memory the copy does not wait."""
+        """Return the batch on a device; copies from page-locked memory are asynchronous."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
@@ -57,7 +57,7 @@ class TripleBatch:
         return {"examples": self.num_examples}
 
     def describe(self) -> str:
-        """Return the first example numbers."""
+        """Return the numbers of the first examples."""
         shown = ", ".join(map(str, self.example[:SHOWN_EXAMPLES].tolist()))
         if self.num_examples == 1:
             return f"1 query (example {shown})"
@@ -69,7 +69,7 @@ class TripleBatch:
 
 
 class OneVsAllExamples:
-    """One training triple an example, its tail the only positive.
+    """One example per training triple; its tail is the only positive.
 
     With inverse relations, example `i + n` of `n` triples asks for the head of triple `i`.
     """
@@ -100,9 +100,9 @@ class OneVsAllExamples:
 
 
 class KvsAllExamples:
-    """One distinct query (head, relation) an example, all its training tails positive.
+    """One example per distinct query (head, relation); all its training tails are positive.
 
-    Queries are numbered by rising head, then relation.
+    Queries are sorted by head, then by relation.
     """
 
     def __init__(self, triples: Triples, num_relations: int, *, inverse_relations: bool) -> None:

@@ -1,8 +1,8 @@
 """Reads knowledge graphs from files of triples `head<TAB>relation<TAB>tail`.
 
-Without dictionaries, ids are the places of the names in code point order over all three files:
+Without dictionaries, ids are the positions of the names of all three files in code point order:
 the same names get the same ids, whatever the order of the lines. Triples keep the order of their
-lines, so that row `i` stands on line `i + 1`; duplicates are kept, counted and warned of.
+lines, so that row `i` is line `i + 1`; duplicates are kept and counted, with a warning.
 """
 
 import logging
@@ -39,7 +39,7 @@ COLUMNS: dict[Kind, list[int]] = {"entity": [HEAD, TAIL], "relation": [RELATION]
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """Where a graph's triples, dictionaries and labels are."""
+    """The paths of a graph's triples, dictionaries and labels."""
 
     train: Path
     valid: Path | None = None
@@ -86,7 +86,7 @@ def count_duplicates(triples: Triples, num_relations: int) -> int:
 
 
 def _sorted_vocabulary(kind: Kind, tables: Sequence[np.ndarray], values: pa.Array) -> Vocabulary:
-    """Name the entities or relations of triples in code point order."""
+    """Return the names of the entities or relations of triples, in code point order."""
     names = values.take(pa.array(_used_codes(kind, tables, len(values))))
     return Vocabulary(kind, names.take(pc.sort_indices(names)))
 
@@ -127,7 +127,7 @@ def _translate(
 def _unknown_name(path: Path, row: int, name: str, vocabulary: Vocabulary) -> DataError:
     message = f"{path}, line {row + 1}: {vocabulary.unknown_name_message(name)}"
     if name.isdecimal() and not vocabulary.fields_may_be_ids:
-        message += "; ids are read only with a dictionary none of whose names is a whole number"
+        message += "; ids need a dictionary in which no name is a whole number"
     return DataError(message)
 
 
@@ -135,7 +135,7 @@ def _refuse_same_file(paths: Sequence[Path]) -> None:
     for first, second in combinations(paths, 2):
         if first.exists() and second.exists() and first.samefile(second):
             raise DataError(
-                f"{second}: is the same file as {first}; expected a file of its own for each of "
+                f"{second}: is the same file as {first}; expected three different files for "
                 "train, valid and test"
             )
 
@@ -144,8 +144,8 @@ def _refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> N
     for (first, rows), (second, others) in combinations(zip(paths, triples, strict=True), 2):
         if np.array_equal(rows, others):
             raise DataError(
-                f"{second}: holds the same {len(rows)} triples as {first}; expected other triples "
-                "in each of train, valid and test"
+                f"{second}: contains the same {len(rows)} triples as {first}; expected different "
+                "triples in train, valid and test"
             )
 
 
@@ -153,7 +153,7 @@ def _warn_of_duplicates(path: Path, triples: Triples, num_relations: int) -> Non
     duplicates = count_duplicates(triples, num_relations)
     if duplicates:
         log.warning(
-            "%s: %d of %d triples repeat an earlier line; they are kept, and count again "
+            "%s: %d of %d triples repeat an earlier line; they are kept, and count several times "
             "in training rows of one triple",
             path,
             duplicates,

@@ -22,7 +22,7 @@ Triples = Int32[np.ndarray, "_triple 3"]
 class KnowledgeGraph:
     """Triples of three splits over shared entities and relations, without inverse relations.
 
-    Triples stand in the order of their files, duplicates included.
+    Triples are in the order of their files, including duplicates.
     """
 
     name: str
@@ -34,12 +34,12 @@ class KnowledgeGraph:
 
     @property
     def num_entities(self) -> int:
-        """Number of entities, those that no triple mentions included."""
+        """Number of entities, including those that are in no triple."""
         return len(self.entities)
 
     @property
     def num_relations(self) -> int:
-        """Number of relations, inverses not counted."""
+        """Number of relations, without inverses."""
         return len(self.relations)
 
     def split(self, name: Split) -> Triples:
@@ -61,7 +61,7 @@ class KnowledgeGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits over names in order of their ids and all triples in their order.
+        """Sixteen hexadecimal digits over names in order of their ids and all triples in order.
 
         Labels, paths, compression and line ends do not change it.
         """

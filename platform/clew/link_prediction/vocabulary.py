@@ -1,4 +1,4 @@
-"""Names of entities or relations and the integers that stand for them."""
+"""Names of entities or relations, and their integer ids."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ ID_FIELDS_KEY = b"clew.fields_may_be_ids"
 class Vocabulary:
     """The names of entities or relations in the order of their ids.
 
-    Names and labels are Arrow string arrays: a million names take some 25 MB, and looking one up
-    is a binary search over an index of 4 bytes a name.
+    Names and labels are Arrow string arrays: a million names need about 25 MB, and looking one up
+    is a binary search over an index of 4 bytes per name.
     """
 
     kind: Kind
     name_array: pa.StringArray
     """Names `(id,)`, all different."""
     label_array: pa.StringArray | None = None
-    """Texts that people read `(id,)`, null where there is none."""
+    """Readable labels `(id,)`; null if there is none."""
     fields_may_be_ids: bool = False
-    """Whether data files may hold ids instead of names: a dictionary assigned the ids, and none
-    of its names is itself a whole number."""
+    """Whether data files may contain ids instead of names: the ids come from a dictionary, and
+    none of its names is itself a whole number."""
 
     @classmethod
     def from_names(cls, kind: Kind, names: list[str]) -> Self:
@@ -55,12 +55,12 @@ class Vocabulary:
         return str(self.name_array[int(id)].as_py())
 
     def label(self, id: SupportsInt) -> str:
-        """Return the text that people read for an id: its label, or its name without one."""
+        """Return the readable text for an id: its label, or its name if it has no label."""
         label = self.label_array[int(id)].as_py() if self.label_array is not None else None
         return str(label) if label else self.name(id)
 
     def id(self, name: str) -> int:
-        """Return the id of a name; an unknown name is an error that proposes near matches."""
+        """Return the id of a name; the error for an unknown name suggests similar names."""
         position = self._position(name)
         if position is None:
             raise DataError(self.unknown_name_message(name))
@@ -77,7 +77,7 @@ class Vocabulary:
         return np.array(positions.fill_null(-1), dtype=np.int32)
 
     def near_matches(self, text: str, *, limit: int = 3) -> list[str]:
-        """Return the names most like a text, also by their labels, the likest first."""
+        """Return names whose name or label is similar to a text, the most similar first."""
         found = near_matches(text, self.name_array, limit=limit)
         if self.label_array is not None and len(found) < limit:
             for label in near_matches(text, self.label_array, limit=limit - len(found)):
@@ -85,15 +85,15 @@ class Vocabulary:
         return list(dict.fromkeys(found))
 
     def unknown_name_message(self, name: str) -> str:
-        """Say that a name is unknown and what may have been meant."""
+        """Return a message that a name is unknown, with similar names."""
         found = self.near_matches(name)
         shown = [self._shown(near) for near in found]
         hint = f"; did you mean {' or '.join(shown)}?" if shown else ""
         plural = {"entity": "entities", "relation": "relations"}[self.kind]
-        return f"unknown {self.kind} {name!r}; it is none of the {len(self):,} {plural}{hint}"
+        return f"unknown {self.kind} {name!r}; it is not one of the {len(self):,} {plural}{hint}"
 
     def with_labels(self, labels: pa.StringArray) -> Self:
-        """Return the same names with labels `(id,)`, null where there is none."""
+        """Return the same names with labels `(id,)`; null means no label."""
         return replace(self, label_array=labels)
 
     def write(self, path: Path) -> None:
@@ -111,7 +111,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, kind: Kind) -> Self:
-        """Read what `write` wrote."""
+        """Read a file written by `write`."""
         if not path.is_file():
             raise DataError(f"{path}: no such file; expected the {kind} vocabulary of a run")
         try:
@@ -134,7 +134,7 @@ class Vocabulary:
 
     @cached_property
     def _order(self) -> np.ndarray:
-        """Ids by rising name, int32 `(id,)`; Arrow compares bytes, which sorts by code point."""
+        """Ids sorted by name, int32 `(id,)`; Arrow compares bytes, which sorts by code point."""
         return np.asarray(pc.sort_indices(self.name_array), dtype=np.int32)
 
     def _position(self, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""One checkpoint of a graph model as the sum over checkpoints sees it: triples in, products out."""
+"""One checkpoint of a graph model in the sum over checkpoints: inner products of triples."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
 
 EVERY_LAYER = 3
-"""So many layers from the end are the whole model."""
+"""This many layers, counted from the end, are the whole model."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TripleRows:
     train: DeltaRows
     test: DeltaRows
     known: FilterIndex | None = None
-    """Tails of training queries, where deltas need them."""
+    """Tails of training queries, if the deltas need them."""
 
 
 class GraphModelCheckpoint:
@@ -64,7 +64,7 @@ class GraphModelCheckpoint:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts that count."""
+        """Names of the selected parts."""
         return self._kernel.parts
 
     @property
@@ -114,5 +114,5 @@ def build_trunk(
 
 
 def options_for(depth: int, operand: torch.dtype | None, *, keep_features: bool) -> KernelOptions:
-    """Return options; every depth of three or more is everything."""
+    """Return options; a depth of three or more selects the whole model."""
     return KernelOptions(min(depth, EVERY_LAYER), MatrixProduct(operand), keep_features)

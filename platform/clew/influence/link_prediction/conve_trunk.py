@@ -13,8 +13,8 @@ and backwards from delta = dL / ds, written g with the name of what it belongs t
     gx1 = col2im(K^T (gu gam1 / sd1))                 [ga; gr] = gx1 gam0 / sd0
 
 Everything up to h, and the loss's part of delta that is the same for all tails, belongs to a query
-and is computed once for all rows that share it. No per-example gradient of a large matrix is ever
-formed; of the small parameters (kernel, normalisations, biases) it is, in one vector w a row.
+and is computed once for all rows that share it. Per-example gradients are never formed for a large
+matrix, only for the small parameters (kernel, normalisations, biases), as one vector w per row.
 """
 
 from dataclasses import dataclass, field
@@ -70,15 +70,15 @@ class Affine:
 
 @dataclass(eq=False)
 class ConvETrunk:
-    """A checkpoint's ConvE with what its factors need, frozen.
+    """The frozen ConvE of a checkpoint, with the values that its factors need.
 
-    Of queries it keeps `image` (xh), `normal` (qh) and, if `keep_features`, `features` (f).
+    For each query it keeps `image` (xh), `normal` (qh) and, if `keep_features`, `features` (f).
     """
 
     model: ConvE
     product: MatrixProduct = field(default_factory=MatrixProduct)
     keep_features: bool = True
-    """Whether feature maps are kept for the backward pass or computed again."""
+    """Whether feature maps are kept for the backward pass; otherwise they are recomputed."""
 
     def __post_init__(self) -> None:
         model = self.model
@@ -102,7 +102,7 @@ class ConvETrunk:
 
     @staticmethod
     def layout(model: ConvE) -> Layout:
-        """Return where ConvE's parameters stand."""
+        """Return the positions of ConvE's parameters in a row's gradients."""
         return LAYOUT
 
     def parts(self, depth: int) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class ConvETrunk:
         return 2 * self.model.config.height, self.model.config.width
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
-        """Return xh, qh and f by name, and h of queries."""
+        """Return xh, qh and f of queries by name, and their h."""
         stacked = torch.cat([self.table[head], self.relations[relation]], dim=1)
         image = (stacked - self.input.mean) / self.input.deviation
         features = self._features(image)
@@ -130,7 +130,7 @@ class ConvETrunk:
     def features(
         self, activations: Activations, index: Tensor | None
     ) -> Float[Tensor, "n feature"]:
-        """Return f of some queries, or of all; computed again where it was not kept."""
+        """Return f of some queries, or of all; recomputed if it was not kept."""
         kept = "features" if "features" in activations else "image"
         rows = activations[kept] if index is None else activations[kept][index]
         return rows if kept == "features" else self._features(rows)
@@ -162,7 +162,7 @@ class ConvETrunk:
         return x1.view(-1, 1, *self.image_shape)
 
     def _columns(self, image: Tensor) -> Float[Tensor, "row weight position"]:
-        """Return U; a copy of a strided view is ten times faster than `unfold` on the CPU."""
+        """Return U; on the CPU, copying a strided view is ten times faster than `unfold`."""
         rows, columns = self.image_shape
         height, width = self.kernel.shape[2:]
         positions = (rows - height + 1, columns - width + 1)
@@ -175,7 +175,7 @@ class ConvETrunk:
     def _to_image(self, grad_u: Float[Tensor, "row channel position"]) -> Float[Tensor, "row n"]:
         """Return gx1: K^T of every position, added up where kernels overlap.
 
-        On the CPU a third of the time of the transposed convolution.
+        On the CPU this takes a third of the time of a transposed convolution.
         """
         rows, columns = self.image_shape
         height, width = self.kernel.shape[2:]

@@ -1,6 +1,6 @@
-r"""What a triple contributes to the gradient with respect to the scores, `delta = dL / ds`.
+r"""The contribution of a triple to the gradient with respect to the scores, `delta = dL / ds`.
 
-A triple is one row a direction: (head, r) -> tail and, with inverse relations, (tail, r + R) ->
+A triple has one row per direction: (head, r) -> tail and, with inverse relations, (tail, r + R) ->
 head. In every case a row's delta has the form
 
     delta = alpha B - beta e_t,        B = P or Y
@@ -14,8 +14,8 @@ indicator of all n known tails of the query.
     kvs_all, binary cross entropy, n > 1             alpha = 0               beta = 1 - eps
     kvs_all, softmax, n > 1                          alpha = beta / n  beta = (1-eps)/(n-1)       Y
 
-The last two are what deleting the triple takes away from its query's gradient: labels are linear
-in binary cross entropy, and normalised by row in softmax cross entropy.
+The last two are the change of the query's gradient if the triple is deleted: labels are linear in
+binary cross entropy, and normalised by row in softmax cross entropy.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ class Directions:
 
     @property
     def num_directions(self) -> int:
-        """Rows of a triple."""
+        """Number of rows per triple."""
         return 1 + self.inverse_relations
 
     @property
     def num_model_relations(self) -> int:
-        """Relations of rows, inverses included."""
+        """Number of relations of rows, including inverses."""
         return self.num_directions * self.num_relations
 
     def rows(self, triples: Triples) -> Triples:
@@ -56,7 +56,7 @@ class Directions:
 
 @dataclass(frozen=True)
 class LossForm:
-    """The loss that trained the model, as far as influence needs it."""
+    """The loss that the model was trained with, as far as influence needs it."""
 
     function: LossFunction
     label_smoothing: float
@@ -65,7 +65,7 @@ class LossForm:
 
     @classmethod
     def from_config(cls, loss: OneVsAllLoss | KvsAllLoss) -> "LossForm":
-        """Take the form from the configuration of the training run."""
+        """Read the form from the configuration of the training run."""
         return cls(loss.function, loss.label_smoothing, loss.kind == "kvs_all")
 
     def base_(self, scores: Float[Tensor, "query entity"]) -> Float[Tensor, "query entity"]:
@@ -98,7 +98,7 @@ class DeltaRows:
 
     @property
     def num_triples(self) -> int:
-        """Number of triples, each with one row a direction."""
+        """Number of triples; each has one row per direction."""
         return len(self.head) // self.num_directions
 
     def of(self, triples: Int[Tensor, "triple"]) -> "DeltaRows":
@@ -128,7 +128,7 @@ class DeltaRows:
 
 
 def own_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRows:
-    """Return rows in which every triple is a row of its own: its loss with one positive."""
+    """Return one separate row per triple and direction, for the loss with a single positive."""
     rows = kind.rows(triples)
     alpha = np.ones(len(rows))
     return _rows(rows, alpha, (1.0 - form.label_smoothing) * alpha, kind)

@@ -1,4 +1,4 @@
-"""Inner products of a graph model's per-row gradients, part by part.
+"""Inner products of a graph model's per-row gradients, computed part by part.
 
 With h a query vector, delta = dL / ds (`de`), and ga, gr, gq the gradients of head, relation and
 last layer, for rows i and j,
@@ -39,11 +39,11 @@ class Grid:
         return a @ b.T
 
     def query_dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `(a, b)`, computed once a pair of queries."""
+        """Return `(a, b)`, computed once per pair of queries."""
         return self._spread(a @ b.T)
 
     def feature_dot(self, scale: Tensor | None) -> Tensor:
-        """Return `(a, b)`, computed once a pair of queries; `scale` is the second side's."""
+        """Return `(a, b)`, computed once per pair of queries; `scale` is the second side's."""
         trunk, left, right = self.trunk, self.left.queries, self.right.queries
         other = trunk.features(right.activations, None)
         if scale is not None:
@@ -53,7 +53,7 @@ class Grid:
         return self._spread(torch.cat(products))
 
     def base_dot(self, b: Tensor) -> Tensor:
-        """Return `(a, b)`, computed once a pair of queries."""
+        """Return `(a, b)`, computed once per pair of queries."""
         products = self.trunk.product(self.left.queries.base, b.T)
         columns = products[:, self.right.queries.base_row[self.right.query]]
         return columns[self.left.queries.base_row[self.left.query]]
@@ -96,8 +96,8 @@ class Aligned:
         return self.dot(a[self.left.query], b[self.right.query])
 
     def feature_dot(self, scale: Tensor | None) -> Tensor:
-        """Return `(row,)`, a chunk of rows at a time; `scale` is the second side's."""
-        if self.left is self.right:  # once a query, not once a row
+        """Return `(row,)`, computed in chunks of rows; `scale` is the second side's."""
+        if self.left is self.right:  # once per query, not once per row
             every = _every(self.left.queries)
             return self._feature_dot(every, every, scale)[self.left.query]
         return self._feature_dot(self.left.query, self.right.query, scale)
@@ -111,11 +111,11 @@ class Aligned:
         return torch.cat(pieces)
 
     def base_dot(self, b: Tensor) -> Tensor:
-        """Return `(row,)`, a chunk of rows at a time."""
+        """Return `(row,)`, computed in chunks of rows."""
         left = self.left.queries.base_row[self.left.query]
         right = self.right.queries.base_row[self.right.query]
         base = self.left.queries.base
-        if self.left is self.right:  # once a query, not once a row
+        if self.left is self.right:  # once per query, not once per row
             return torch.einsum("ne,ne->n", base, b)[left]
         return torch.cat(
             [torch.einsum("ne,ne->n", base[i], b[j]) for i, j in self._chunks(left, right)]
@@ -144,7 +144,7 @@ class Aligned:
 
 
 Meeting = Grid | Aligned
-"""Which rows of two sides meet; results have the shape of the pairs."""
+"""Which rows of two sides are paired; results have the shape of the pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ class Kernel:
 
     Args:
         trunk: The checkpoint.
-        parts: Parts that count.
+        parts: The selected parts.
         scale: Preconditioner of the second side, or None.
     """
 

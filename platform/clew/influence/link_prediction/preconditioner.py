@@ -6,9 +6,9 @@ table and the projection, v is replaced by the rank-1 matrix of its row and colu
 and Stern, 2018, arXiv 1804.04235, algorithm 1), so that D = r c^T scales both factors of an outer
 product; for everything else D is exact, element by element.
 
-The biases before a batch normalisation are left out, D = 0: in training the normalisation takes
-them away again, so their gradient is rounding noise, and dividing by its size would let noise
-outweigh every other parameter.
+The biases before a batch normalisation are left out, D = 0: in training the normalisation cancels
+them, so their gradient is rounding noise, and dividing by its size would let noise outweigh every
+other parameter.
 """
 
 from collections.abc import Mapping
@@ -52,11 +52,11 @@ class Preconditioner:
 
     table: RankOne
     dense: RankOne | None
-    """Of the fully connected layer, where a model has one."""
+    """D of the fully connected layer, if the model has one."""
     relation: Tensor
     small: Tensor
     vectors: Mapping[str, Tensor]
-    """Biases of entities and projection, where the model has them."""
+    """D of the biases of entities and projection, if the model has them."""
 
     @classmethod
     def from_moments(

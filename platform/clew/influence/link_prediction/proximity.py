@@ -1,14 +1,14 @@
 """Which training triples are near a test triple: a neighbourhood index and its queries.
 
-The graph is taken without directions. A triple is a candidate if one of its ends is within
+The graph is treated as undirected. A triple is a candidate if one of its ends is within
 `n_hops - 1` edges of the test's head or tail, so that the triple itself is at most the `n_hops`-th
 edge; or, with strict path filtering, if it lies on a path of at most `2 n_hops` edges between
 head and tail that visits neither of them on the way and takes no step straight back (up to four
 edges, such a path visits no entity twice). Entities with fewer than `min_degree` edges are not
 passed through.
 
-The index is a compressed sparse matrix (entity, edge) that also carries edge numbers: built once a
-graph, kept on disk under the graph's fingerprint.
+The index is a compressed sparse matrix (entity, edge) that also stores edge numbers. It is built
+once per graph and kept on disk, named after the graph's fingerprint.
 """
 
 import logging
@@ -31,7 +31,7 @@ CACHE_VERSION = 1
 
 @dataclass(frozen=True)
 class Filtering:
-    """What counts as near."""
+    """Defines which triples are near."""
 
     n_hops: int = 2
     min_degree: int = 1
@@ -39,12 +39,12 @@ class Filtering:
 
     @classmethod
     def from_config(cls, config: InfluenceConfig) -> "Filtering":
-        """Take the settings of `batch_tracin`."""
+        """Read the settings of `batch_tracin`."""
         return cls(config.n_hops, config.min_degree, config.strict_path_filtering)
 
 
 class Neighbourhood:
-    """Edges by entity.
+    """The edges of each entity.
 
     Args:
         offsets: Where each entity's edges begin, `(entity + 1,)`.
@@ -78,14 +78,14 @@ class Neighbourhood:
 
     @classmethod
     def cached(cls, graph: KnowledgeGraph, folder: Path) -> "Neighbourhood":
-        """Read the graph's index from `folder`, or build it and keep it there."""
+        """Read the graph's index from `folder`, or build it and save it there."""
         path = folder / f"neighbourhood-{graph.fingerprint}-v{CACHE_VERSION}.npz"
         if path.is_file():
             try:
                 with np.load(path, allow_pickle=False) as stored:
                     return cls(stored["offsets"], stored["neighbours"], stored["edges"])
             except (OSError, ValueError, KeyError) as error:
-                logger.warning("%s cannot be read (%s) and is built anew", path, error)
+                logger.warning("%s cannot be read (%s); it is built again", path, error)
         index = cls.build(graph.train, graph.num_entities)
         folder.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
@@ -107,14 +107,14 @@ class Neighbourhood:
     def candidates(
         self, head: int, tail: int, filtering: Filtering
     ) -> Int[np.ndarray, "candidate"]:
-        """Return the training triples near a test triple, by rising index."""
+        """Return the training triples near a test triple, in ascending order of index."""
         if filtering.strict_paths:
             return self._on_paths(head, tail, filtering)
         reached = self._reach([head, tail], filtering.n_hops - 1, filtering.min_degree)
         return self._edges_at(np.concatenate(reached))
 
     def _on_paths(self, head: int, tail: int, filtering: Filtering) -> np.ndarray:
-        """Return edges on a path, walked either way round.
+        """Return edges on a path, in either direction.
 
         Edge (u, v) is on one if d(head, u) without v, plus 1, plus d(v, tail) without u is at most
         `2 n_hops`. All entities of such a path are within `n_hops` of one of its ends.
@@ -131,7 +131,7 @@ class Neighbourhood:
         u = np.repeat(np.arange(len(inside)), np.diff(start))
         v = np.minimum(np.searchsorted(inside, other), len(inside) - 1)
         whole = np.flatnonzero((inside[v] == other) & (u != v))
-        # Both incidences of an edge are there, so they stand side by side in order of edges.
+        # Both incidences of an edge are present, so sorting by edge puts them side by side.
         forth, back = np.argsort(edge[whole], kind="stable").reshape(-1, 2).T
         u, v, edge = u[whole], v[whole], edge[whole]
         ends = np.searchsorted(inside, [head, tail]).tolist()
@@ -146,9 +146,9 @@ class Neighbourhood:
     def _reach(
         self, sources: list[int], limit: int, min_degree: int, blocked: int | None = None
     ) -> list[np.ndarray]:
-        """Return the entities at distance 0, 1, ... `limit` of the nearest source.
+        """Return the entities at distance 0, 1, ... `limit` from the nearest source.
 
-        `blocked` and entities of small degree are neither entered nor passed.
+        Paths do not enter `blocked` or entities of small degree.
         """
         levels = [np.unique(np.array(sources, np.int64))]
         self._distance[levels[0]] = 0
@@ -168,7 +168,7 @@ class Neighbourhood:
         return levels
 
     def _edges_at(self, entities: np.ndarray) -> np.ndarray:
-        """Return the edges with an end among `entities`, each once, rising."""
+        """Return the edges with an end among `entities`, each once, in ascending order."""
         edges = self._incidences(entities)[2]
         if len(edges) < len(self._seen) // 16:
             return np.unique(edges)
@@ -189,7 +189,7 @@ class Neighbourhood:
 def _without_partner(  # noqa: PLR0917
     u: np.ndarray, v: np.ndarray, count: int, source: int, blocked: int, length: int
 ) -> np.ndarray:
-    """Return the distance from `source` to u without v, for each incidence (u, v), u rising.
+    """Return the distance from `source` to u without v, for each incidence (u, v), sorted by u.
 
     It is one more than the smallest distance among u's other neighbours.
 
@@ -197,9 +197,9 @@ def _without_partner(  # noqa: PLR0917
         u: Entity of each incidence, `(incidence,)`.
         v: Its other end.
         count: Number of entities.
-        source: Where distances begin.
-        blocked: Entity that no path passes.
-        length: Distances from this on do not matter.
+        source: Entity that distances are measured from.
+        blocked: Entity that paths must avoid.
+        length: Distances of this size or more do not matter.
     """
     far = length + 1
     distance = np.full(count, far)

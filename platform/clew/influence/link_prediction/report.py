@@ -26,17 +26,17 @@ from clew.runs.records import (
 from clew.training.checkpoints import CheckpointRecord
 
 JSON_ENTRIES = 100_000
-"""Entries that the JSON file holds at most where every score was kept; the strongest first."""
+"""Largest number of entries in the JSON file if every score was kept; the strongest first."""
 SIGNIFICANT_DIGITS = 7
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What was found for test triples, in their order."""
+    """The results for test triples, in their order."""
 
     tests: Triples
     explanations: Sequence[Explanation]
-    """Each for some consecutive tests."""
+    """Each covers some consecutive tests."""
     scores: np.ndarray
     ranks: np.ndarray
     candidates: np.ndarray
@@ -44,7 +44,7 @@ class Findings:
     seconds: float
 
     def only(self, test: int) -> "Findings":
-        """Return what was found for one test triple; it took its share of the time."""
+        """Return the results for one test triple, with its share of the time."""
         first = 0
         for explanation in self.explanations:
             size = len(explanation.self_influence)
@@ -59,12 +59,12 @@ class Findings:
                     self.seconds / len(self.tests),
                 )
             first += size
-        raise IndexError(f"test {test} given, {first} are there")
+        raise IndexError(f"test {test} given, but there are only {first}")
 
 
 @dataclass(frozen=True, eq=False)
 class ReportSource:
-    """What all tests of a report have in common."""
+    """The data that all tests of a report share."""
 
     graph: KnowledgeGraph
     task: str
@@ -76,7 +76,7 @@ class ReportSource:
 
     @property
     def model(self) -> ReportModel:
-        """Which model was explained."""
+        """The explained model."""
         weights = tuple(
             CheckpointWeight(record.epoch, record.step, record.learning_rate_weight)
             for record in self.checkpoints
@@ -116,7 +116,7 @@ def write_report(folder: Path, source: ReportSource, findings: Findings) -> Infl
 
 
 def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
-    """Put findings into words and numbers that need nothing else to be read."""
+    """Turn findings into a report that is readable without any other file."""
     limit = max(1, JSON_ENTRIES // max(1, len(findings.tests)))
     tests: list[TestInfluence] = []
     for explanation in findings.explanations:
@@ -133,7 +133,7 @@ def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
 
 
 def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
-    """Return all pairs that were kept, by falling score within each test."""
+    """Return all kept pairs, in descending order of score within each test."""
     steps = tuple(record.step for record in source.checkpoints)
     rows, first = [], 0
     for explanation in findings.explanations:
@@ -180,7 +180,7 @@ def _test(  # noqa: PLR0917
 
 
 def _places(explanation: Explanation, row: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return where a test's proponents and opponents stand in their lists, strongest first."""
+    """Return the positions of a test's proponents and opponents in their lists, strongest first."""
     if not explanation.complete:
         lists = (explanation.proponents, explanation.opponents)
         found = [np.flatnonzero(scored.train[row] >= 0) for scored in lists]
@@ -217,7 +217,7 @@ def _entries(
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
-    """Round to the digits that float32 holds, so that JSON shows no noise."""
+    """Round to the precision of float32, so that JSON shows no noise."""
     values = values.astype(np.float64)
     size = np.abs(values)
     exponent = np.floor(np.log10(np.where(size > 0, size, 1.0)))

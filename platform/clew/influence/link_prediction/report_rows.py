@@ -1,7 +1,7 @@
 """Pairs of test and training triples as table rows: for the CSV and the Parquet file.
 
-Names are put together once a training triple, not once a pair: a hundred tests on thirty thousand
-triples are three million rows, written in seconds.
+Names are joined once per training triple, not once per pair: a hundred tests on thirty thousand
+triples are three million rows, which are written in seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,12 +32,12 @@ from clew.runs.records import (
 
 ROW_GROUP = 500_000
 FORMULA_STARTS = "^[=+\\-@\t\r]"
-"""What a spreadsheet takes for a formula at the beginning of a cell."""
+"""Characters at the start of a cell that a spreadsheet treats as a formula."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairRows:
-    """The pairs of some test triples, by falling score within each."""
+    """The pairs of some test triples, in descending order of score within each test."""
 
     first_test: int
     """Index of the first test triple in the report."""
@@ -50,12 +50,12 @@ class PairRows:
     """Step of each checkpoint."""
 
     def kept(self, test: int) -> np.ndarray:
-        """Return the places of a test's entries, without padding."""
+        """Return the positions of a test's entries, without padding."""
         return np.flatnonzero(self.scored.train[test] >= 0)
 
 
 class NameTable:
-    """Names of a graph's triples, in the shapes that the two files need."""
+    """Names of a graph's triples, in the form that each of the two files needs."""
 
     def __init__(self, graph: KnowledgeGraph) -> None:
         self._graph = graph
@@ -74,7 +74,7 @@ class NameTable:
         return columns
 
     def csv_fragments(self, triples: Triples) -> pa.Array:
-        """Return `head,head_label,relation,...` of triples, ready to be joined to a line."""
+        """Return `head,head_label,relation,...` of triples, ready to be joined into lines."""
         pieces = []
         for column in (HEAD, RELATION, TAIL):
             names, labels = self._csv_cells[self._vocabulary(column).kind]
@@ -89,8 +89,8 @@ class NameTable:
     def _csv_cells(self) -> dict[str, tuple[pa.Array, pa.Array]]:
         """Return names and labels of each vocabulary as CSV cells.
 
-        A name is never altered, or it could not be found again. A label is for people, who may
-        open the file in a spreadsheet: one that looks like a formula gets an apostrophe.
+        Names are never changed, so that they can be looked up. Labels are for people, who may open
+        the file in a spreadsheet: a label that looks like a formula gets an apostrophe.
         """
         cells: dict[str, tuple[pa.Array, pa.Array]] = {}
         for vocabulary in (self._graph.entities, self._graph.relations):
@@ -102,7 +102,7 @@ class NameTable:
 
 
 def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> None:
-    """Write the pairs under the header of the contract, strongest first within a test."""
+    """Write the pairs below the documented header, strongest first within each test."""
     names = NameTable(graph)
     fragments = names.csv_fragments(graph.train)
     with path.open("wb") as file:
@@ -122,21 +122,19 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
 def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> None:
     """Write the pairs with ids, ranks and contributions."""
     writer: pq.ParquetWriter | None = None
+    # Names are stored once; numbers hardly repeat, so a dictionary of them is not tried.
+    repeated = [*TERM_COLUMNS, *ID_COLUMNS, TEST_INDEX_COLUMN]
     names = NameTable(graph)
     try:
         for pairs in rows:
             for table in _tables(names, graph, pairs):
-                writer = writer or _parquet_writer(path, table.schema)
+                writer = writer or pq.ParquetWriter(
+                    path, table.schema, compression="lz4", use_dictionary=repeated
+                )
                 writer.write_table(table, row_group_size=ROW_GROUP)
     finally:
         if writer is not None:
             writer.close()
-
-
-def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a file whose names are stored once; numbers hardly repeat, so trying is a waste."""
-    repeated = [*TERM_COLUMNS, *ID_COLUMNS, TEST_INDEX_COLUMN]
-    return pq.ParquetWriter(path, schema, compression="lz4", use_dictionary=repeated)
 
 
 def _tables(names: NameTable, graph: KnowledgeGraph, pairs: PairRows) -> Iterator[pa.Table]:
@@ -174,7 +172,7 @@ def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice
 
 
 def _ranks(test: np.ndarray, influence: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Return places among all candidates: from the front, for opponents from the end."""
+    """Return ranks among all candidates, counted from the start, for opponents from the end."""
     first = np.searchsorted(test, test, side="left")
     behind = np.searchsorted(test, test, side="right") - np.arange(len(test))
     from_front = np.arange(len(test)) - first + 1
@@ -183,7 +181,7 @@ def _ranks(test: np.ndarray, influence: np.ndarray, candidates: np.ndarray) -> n
 
 
 def _labels(vocabulary: Vocabulary) -> pa.StringArray:
-    """Return the texts that people read: labels, and names where there is none."""
+    """Return the labels, or the name if there is no label."""
     labels = vocabulary.label_array
     if labels is None:
         return vocabulary.name_array
@@ -192,7 +190,7 @@ def _labels(vocabulary: Vocabulary) -> pa.StringArray:
 
 
 def _cells(texts: pa.StringArray) -> pa.StringArray:
-    """Quote what CSV (RFC 4180) requires to be quoted."""
+    """Quote the cells that CSV (RFC 4180) requires to be quoted."""
     special = pc.match_substring_regex(texts, '[",\r\n]')
     doubled = pc.replace_substring(texts, '"', '""')
     quoted = pc.binary_join_element_wise('"', doubled, '"', "")

@@ -1,4 +1,4 @@
-"""Rows of triples with everything that their gradients are made of."""
+"""Rows of triples with all the factors of their gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, 
 from clew.link_prediction.filters import FilterIndex
 
 ROW_CHUNK = 256
-"""Rows that go backwards through the convolution at once: their feature maps stay in the cache."""
+"""Rows per backward pass through the convolution; few enough that feature maps stay in cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,18 +37,18 @@ class Rows:
 class RowBuilder:
     """Turns rows of triples into factors, for one checkpoint.
 
-    `known` gives the tails of training queries where deltas need them (softmax with kvs_all).
+    `known` gives the tails of training queries if the deltas need them (softmax with kvs_all).
     """
 
     trunk: Trunk
     scorer: Scorer
     form: LossForm
     depth: int = 3
-    """1: only the scorer counts, 2: the projection too, 3: everything."""
+    """1: only the scorer, 2: also the projection, 3: everything."""
     known: FilterIndex | None = None
 
     def build(self, rows: DeltaRows) -> Rows:
-        """Compute queries once each, then rows in chunks."""
+        """Compute each query once, then rows in chunks."""
         num_relations = self.trunk.model.relation.num_embeddings
         key = rows.head * num_relations + rows.relation
         distinct, query = torch.unique(key, return_inverse=True)
@@ -75,7 +75,7 @@ class RowBuilder:
         return Queries(head, relation, activations, hidden, base, base_row, pulled)
 
     def _base(self, head: Tensor, relation: Tensor, hidden: Tensor) -> Tensor:
-        """Return B of queries: P, or Y where a query has several known tails."""
+        """Return B of queries: P, or Y if a query has several known tails."""
         base = self.form.base_(self.scorer.scores(hidden))
         if self.known is None:
             return base

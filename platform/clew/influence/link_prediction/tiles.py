@@ -1,4 +1,4 @@
-"""How much is computed at once: tiles of training triples, passes over test triples.
+"""How much is computed at once: tiles of training triples, and test triples per pass.
 
 Tiles hold triples of one relation with neighbouring heads where possible, because rows that share
 (head, relation) share their whole trunk, and so do inverse rows that share (tail, relation).
@@ -15,7 +15,7 @@ from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 LARGEST_TILE, SMALLEST_TILE = 1024, 16
 FLOAT_BYTES = 4
 TEST_SHARE = 0.5
-"""Share of the budget that the factors of test triples may take."""
+"""Share of the budget that the factors of test triples may use."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ def plan_tiles(
     budget_mib: float,
     tile_triples: int | None = None,
 ) -> Plan:
-    """Choose the tile, and the tests that one pass over the training triples serves.
+    """Choose the tile size, and the number of tests per pass over the training triples.
 
-    A row holds its scores and feature maps; a test holds them at every checkpoint; a pair of
-    triples holds one product a part and direction, and the sums.
+    A row needs memory for its scores and feature maps; a test for these at every checkpoint; a
+    pair of triples for one product per part and direction, and for the sums.
     """
     budget = budget_mib * 2**20
     num_entities, dim = model.entity.weight.shape
@@ -60,7 +60,7 @@ def tiles(triples: Triples, candidates: np.ndarray | None, size: int) -> Iterato
 
     Args:
         triples: All training triples.
-        candidates: Indices that count; None: all.
+        candidates: Indices to include; None: all.
         size: Triples in a tile.
     """
     chosen = np.arange(len(triples)) if candidates is None else candidates

@@ -4,8 +4,8 @@ The influence of training triple i on test triple j (Pruthi et al., 2020, arXiv 
 
     sum over checkpoints k of w_k <grad L_i(theta_k), grad L_j(theta_k)>
 
-with gradients of summed losses in evaluation mode and w_k the learning-rate weight that the
-checkpoint carries. Positive: training on i lowered the loss of j (a proponent).
+with gradients of summed losses in evaluation mode and w_k the learning-rate weight stored in the
+checkpoint. A positive value means that training on i lowered the loss of j (a proponent).
 """
 
 import logging
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 CLEANUP_INTERVAL_TILES = 8
 SAMPLE_TRIPLES, SAMPLE_TESTS = 1000, 8
 RANKED_TESTS = 16
-"""Test triples whose scores of all entities are held at once."""
+"""Number of test triples whose scores of all entities are held at once."""
 DETAILS_LIMIT_MIB = 1024.0
 
 
@@ -66,8 +66,8 @@ class Explanation:
     opponents: Scored
     """Strongest first."""
     complete: bool
-    """Whether every score was kept: `proponents` and `opponents` are then one and the same list
-    of all candidates by falling influence."""
+    """Whether every score was kept: `proponents` and `opponents` are then the same list of all
+    candidates, in descending order of influence."""
     self_influence: Float[np.ndarray, "test"]
     parts: tuple[str, ...]
     num_pairs: int
@@ -89,9 +89,9 @@ class Tracer:
     Args:
         task: The graph, the network and its losses.
         config: The training run's configuration.
-        settings: How to explain.
-        checkpoints: In order of their steps.
-        device: Where to compute.
+        settings: Settings of the explanation.
+        checkpoints: Checkpoints in order of their steps.
+        device: Device to compute on.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Tracer:
 
     @property
     def depth(self) -> int:
-        """Layers that count, from the output."""
+        """Number of selected layers, counted from the output."""
         settings = self.settings
         return settings.num_last_layers if settings.use_last_layers_only else EVERY_LAYER
 
@@ -135,13 +135,13 @@ class Tracer:
 
     @property
     def operand(self) -> torch.dtype | None:
-        """Half-precision type of the operands, None in float32."""
+        """Half-precision type of the operands; None: float32."""
         if not self.settings.use_mixed_precision:
             return None
         return half_precision_for(self.device, self.settings.mixed_precision_dtype)
 
     def plan(self, num_tests: int) -> Plan:
-        """Choose tile and tests per pass by the memory budget."""
+        """Choose the tile size and the tests per pass from the memory budget."""
         settings = self.settings
         return plan_tiles(
             self.models[0],
@@ -165,11 +165,11 @@ class Tracer:
 
         Args:
             tests: Test triples `(test, 3)`.
-            candidates: Pairs that count, `(test, train)`, bool; None: all.
-            progress: Told training triples done and to do, over all passes.
+            candidates: Pairs to include, `(test, train)`, bool; None: all.
+            progress: Called with the number of training triples done and in total, over all passes.
 
         Returns:
-            One explanation for each pass over the training triples, of consecutive tests.
+            One explanation for each pass over the training triples; each covers consecutive tests.
         """
         plan = self.plan(len(tests))
         passes = range(0, len(tests), plan.tests_per_pass)
@@ -196,7 +196,7 @@ class Tracer:
     ) -> Summation:
         """Return the sum over checkpoints for these test triples.
 
-        `half` allows half precision where the settings ask for it.
+        `half` allows half precision if the settings ask for it.
         """
         settings = self.settings
         return Summation(
@@ -210,11 +210,11 @@ class Tracer:
     def half_precision_deviation(self, tests: Triples) -> dict[str, float]:
         """Return how far half precision is from float32 on a sample of pairs.
 
-        `relative_error` is the largest error over the largest score, `spearman_top_100` the mean
-        rank correlation over each test's 100 largest scores by size.
+        `relative_error` is the largest error divided by the largest score, `spearman_top_100` the
+        mean rank correlation over the 100 scores of largest size of each test.
         """
         if self.operand is None:
-            raise ConfigError("influence.use_mixed_precision is false; there is nothing to compare")
+            raise ConfigError("influence.use_mixed_precision is false; set it to true to compare")
         train = np.arange(len(self.graph.train))[:: max(1, len(self.graph.train) // SAMPLE_TRIPLES)]
         sample = tests[:SAMPLE_TESTS]
         half = self.summation(sample).tile(train).influence
@@ -225,7 +225,7 @@ class Tracer:
     def scores_and_ranks(self, tests: Triples) -> tuple[np.ndarray, np.ndarray]:
         """Return each test triple's score at the last checkpoint and its filtered rank as a tail.
 
-        Known tails of the query, of all splits, are left out; ties count half.
+        Known tails of the query from all splits are left out; ties count half.
         """
         model = self.models[-1]
         bias = 0.0 if model.entity_bias is None else model.entity_bias
@@ -284,13 +284,13 @@ class Tracer:
         )
 
     def _keeps_details(self, num_tests: int, num_train: int) -> bool:
-        """Whether contributions of every pair fit into memory when every score is kept."""
+        """Whether the contributions of all pairs fit into memory if every score is kept."""
         numbers = len(self.checkpoints) + self._num_parts
         size_mib = 4.0 * num_tests * num_train * numbers / 2**20
         if self.settings.top_k == 0 and size_mib > DETAILS_LIMIT_MIB:
             logger.warning(
-                "contributions by part and checkpoint of %d x %d scores would take %.0f MiB and "
-                "are left out; the scores are all there",
+                "contributions by part and checkpoint of %d x %d scores would need %.0f MiB and "
+                "are left out; the scores are complete",
                 num_tests,
                 num_train,
                 size_mib,
@@ -324,7 +324,7 @@ class Tracer:
         if not isinstance(optimizer, Adam):
             raise ConfigError(
                 f"influence.score is preconditioned, but the model was trained with "
-                f"{optimizer.kind}; it needs adam or adamw. Take raw or cosine"
+                f"{optimizer.kind}; it needs adam or adamw. Use raw or cosine"
             )
         return read_preconditioner(
             record.path,

@@ -1,4 +1,4 @@
-"""How queries are computed and differentiated: what the inner products need of a graph model.
+"""How queries are computed and differentiated: what the inner products need from a graph model.
 
 `AutogradTrunk` works for every graph model, with autograd over the model's `encode`. A model may
 have a faster one: ConvE has `conve_trunk`, which must give the same numbers.
@@ -17,16 +17,16 @@ from clew.influence.products import MatrixProduct
 from clew.link_prediction.models.base import GraphModel
 
 Activations = Mapping[str, Tensor]
-"""What a trunk keeps of each query for its backward pass, by name; every tensor `(query, ...)`."""
+"""What a trunk keeps for the backward pass of queries, by name; tensors are `(query, ...)`."""
 
 SCORER_PARTS = ("entity_output", "entity_cross", "entity_input", "relation")
 NETWORK_PART = "network"
-"""All parameters besides the tables and the entity bias, where a model has some."""
+"""All parameters except the tables and the entity bias, if a model has any."""
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """What the rows of a query share."""
+    """The values that all rows of a query share."""
 
     head: Int[Tensor, "query"]
     relation: Int[Tensor, "query"]
@@ -37,24 +37,24 @@ class Queries:
     """P or Y of the queries that need it, see `base_row`."""
     base_row: Int[Tensor, "query"]
     pulled: Float[Tensor, "query dim"]
-    """W^T B; zero where no base is needed."""
+    """W^T B; zero if no base is needed."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowGradients:
-    """Activation gradients of rows; below the last layer only where they are needed."""
+    """Activation gradients of rows; below the last layer only if they are needed."""
 
     projected: Float[Tensor, "row dim"] | None = None
-    """Before the last normalisation, where a model has a fully connected layer: gq"""
+    """gq, before the last normalisation, if a model has a fully connected layer."""
     head: Float[Tensor, "row dim"] | None = None
     """ga"""
     relation: Float[Tensor, "row dim"] | None = None
     """gr"""
     small: Float[Tensor, "row small"] | None = None
-    """w: of all other parameters, one after another"""
+    """w, of all other parameters, one after another."""
 
     def part(self, rows: slice) -> "RowGradients":
-        """Return those of some rows."""
+        """Return the gradients of some rows."""
 
         def picked(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows]
@@ -66,14 +66,14 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parameters of a model's network stand in the gradients of a row."""
+    """Positions of the parameters of a model's network in the gradients of a row."""
 
     dense: str | None
     """Weight of the fully connected layer; its gradient stays factored."""
     small: tuple[str, ...]
     """Parameters in the order of a row's small vector."""
     without_effect: tuple[str, ...] = ()
-    """Biases that a batch normalisation takes away again in training."""
+    """Biases that a batch normalisation cancels in training."""
 
 
 @runtime_checkable
@@ -92,25 +92,25 @@ class Trunk(Protocol):
 
     @property
     def keep_features(self) -> bool:
-        """Whether `features` are kept for the backward pass or computed again."""
+        """Whether `features` are kept for the backward pass; otherwise they are recomputed."""
         ...
 
     @property
     def dense_bias(self) -> Tensor | None:
-        """Bias of the fully connected layer, where there is one."""
+        """Bias of the fully connected layer, if there is one."""
         ...
 
     @staticmethod
     def layout(model: Any) -> Layout:
-        """Return where the model's parameters stand in the gradients of a row."""
+        """Return the positions of the model's parameters in the gradients of a row."""
         ...
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the parts that count when the last `depth` layers do; three are everything."""
+        """Return the parts of the last `depth` layers; three layers are everything."""
         ...
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
-        """Return what to keep of queries, and their vectors `(query, dim)`."""
+        """Return the activations to keep, and the query vectors `(query, dim)`."""
         ...
 
     def features(self, activations: Activations, index: Tensor | None) -> Tensor:
@@ -123,10 +123,10 @@ class Trunk(Protocol):
         """Return the activation gradients of rows from those of their query vectors.
 
         Args:
-            queries: What the rows share.
+            queries: The queries that the rows share.
             index: Query of each row.
             grad_hidden: W^T delta of each row, `(row, dim)`.
-            deep: Whether to go below the last layer, to embeddings and network.
+            deep: Whether to continue below the last layer, to embeddings and network.
         """
         ...
 
@@ -153,8 +153,8 @@ class AutogradTrunk:
 
     Args:
         model: In evaluation mode.
-        product: How large matrix products are computed; here only the scorer has some.
-        keep_features: Without effect: nothing larger than the embeddings is kept.
+        product: How large matrix products are computed; only the scorer uses it here.
+        keep_features: Has no effect: nothing larger than the embeddings is kept.
     """
 
     dense_bias: Tensor | None = None
@@ -171,12 +171,12 @@ class AutogradTrunk:
 
     @staticmethod
     def layout(model: GraphModel) -> Layout:
-        """Return all parameters but the tables and the entity bias, in the model's order."""
+        """Return all parameters except the tables and the entity bias, in the model's order."""
         scored = {"entity.weight", "relation.weight", "entity_bias"}
         return Layout(None, tuple(n for n, _ in model.named_parameters() if n not in scored))
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the scorer alone for one layer, else everything."""
+        """Return only the scorer for one layer, else everything."""
         if depth == 1:
             return SCORER_PARTS[:1]
         return (*SCORER_PARTS, NETWORK_PART) if self._network else SCORER_PARTS
@@ -188,7 +188,7 @@ class AutogradTrunk:
         return rows, self.model.encode(**rows)
 
     def features(self, activations: Activations, index: Tensor | None) -> Tensor:
-        """No layer is kept apart here."""
+        """Raise an error: this trunk has no fully connected layer."""
         raise AssertionError("a model without a fully connected layer has no features")
 
     def backward(

@@ -1,4 +1,4 @@
-"""Checks that the fast kernel and a task mean the same gradients, before anything is scored."""
+"""Checks that the fast kernel and a task compute the same gradients, before scoring."""
 
 import logging
 
@@ -28,14 +28,14 @@ def verify_task(
     """Compare inner products of two training rows' gradients with the task's own, by autograd.
 
     Raises:
-        InfluenceError: they differ, or a trainable parameter is not covered by the kernel.
+        InfluenceError: If they differ, or if the kernel does not cover a trainable parameter.
     """
     _require_covered(model)
     table_mib = model.entity.weight.numel() * model.entity.weight.element_size() / 2**20
     if (NUM_ROWS + 1) * table_mib > budget_mib:
         logger.warning(
-            "the kernel was not compared with autograd: whole gradients would take %.0f MiB, the "
-            "memory budget is %.0f MiB",
+            "the kernel was not compared with autograd: full gradients would need %.0f MiB, but "
+            "the memory budget is %.0f MiB",
             (NUM_ROWS + 1) * table_mib,
             budget_mib,
         )
@@ -47,8 +47,8 @@ def verify_task(
     if not bool(error <= TOLERANCE):
         raise InfluenceError(
             f"task {task.kind}: gradients of its example losses differ from the influence kernel's "
-            f"by a share of {float(error):.2g} on two training triples; the task's loss or model "
-            "is not the one that the configuration names"
+            f"by a relative error of {float(error):.2g} on two training triples; the task's loss "
+            "or model is not the one in the configuration"
         )
 
 
@@ -80,15 +80,15 @@ def _dot(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:
 
 
 def _require_covered(model: GraphModel) -> None:
-    """Refuse parameters that a model of this project does not have, and frozen ones."""
+    """Refuse parameters that the kernel does not know, and frozen ones."""
     plain = build_graph_model(model.config, 1, 1).state_dict().keys()
     for name, parameter in model.named_parameters():
         if name not in plain:
             raise InfluenceError(
-                f"trainable parameter {name} is covered by no use that the {model.config.kind} "
-                "kernel knows; use the generic engine for changed models"
+                f"trainable parameter {name} is not covered by the {model.config.kind} kernel; "
+                "use the generic engine for modified models"
             )
         if not parameter.requires_grad:
             raise InfluenceError(
-                f"parameter {name} is frozen, but influence counts all; unfreeze it"
+                f"parameter {name} is frozen, but influence needs all parameters; unfreeze it"
             )

@@ -1,1 +1,1 @@
-"""Losses over all entities, with and without their matrix."""
+"""Losses over all entities, with and without keeping all scores."""

@@ -10,12 +10,12 @@ from clew.layers.chunks import chunks
 from clew.layers.products import product
 
 MINIMUM_CHUNK = 2048
-# Larger tiles leave the cache between a product and the arithmetic on its result.
+# Larger tiles would leave the cache between a product and the arithmetic on its result.
 _CPU_TILE_BYTES = 8 * 1024**2
 
 
 def chunk_size(batch: int, entities: int, *, chunk_bytes: int, device: torch.device) -> int:
-    """Return how many entities a chunk has, so that chunks are of nearly equal size.
+    """Return the number of entities per chunk, so that chunks have nearly equal size.
 
     Two float32 tiles `(batch, chunk)` are held at once.
     """
@@ -28,14 +28,14 @@ def chunk_size(batch: int, entities: int, *, chunk_bytes: int, device: torch.dev
 
 
 class Workspace:
-    """Buffers that one chunk after another uses: on a CPU, fresh memory is dear."""
+    """Buffers that are reused by every chunk: on a CPU, allocating memory is expensive."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the buffer of a name, uninitialised or with what the last chunk left."""
+        """Return the buffer with a name; its content is undefined."""
         size = math.prod(shape)
         buffer = self.buffers.get((name, dtype))
         if buffer is None or len(buffer) < size:
@@ -44,7 +44,7 @@ class Workspace:
         return buffer[:size].view(shape)
 
     def product(self, name: str, a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """Return the product a b, in a type that may be wider than that of its factors."""
+        """Return the product a b; its type may be wider than that of its factors."""
         if a.dtype == dtype:
             return product(a, b)
         if a.is_cuda:
@@ -55,7 +55,7 @@ class Workspace:
 
 
 class EntityChunks:
-    """Products of one chunk of entities after another; whatever bias there is comes later."""
+    """Products with one chunk of entities after another; a bias is added later."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class EntityChunks:
         self.workspace = Workspace(table.device)
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, to overwrite."""
+        """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, a buffer."""
         operand, exact = self.queries.dtype, self.table.dtype
         for entities in chunks(len(self.table), self.size):
             rows = self.table[entities]

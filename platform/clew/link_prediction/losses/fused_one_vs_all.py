@@ -1,4 +1,4 @@
-"""Losses over all entities without their scores: in chunks of entities, gradients in the forward.
+"""Losses over all entities in chunks, without keeping scores; gradients come with the forward.
 
 Both losses are a normaliser minus a part that is linear in the scores s = X W^T + b:
 
@@ -9,18 +9,18 @@ For a chunk c of entities, with G = dN/ds over it, three matrix products give th
 
     S = X W_c^T + b_c,    dX += G W_c,    dW_c = G^T X,    db_c = sum_rows G
 
-The softmax needs its log-sum-exp first, so a second look at the scores: four products. The linear
+The softmax needs its log-sum-exp first, so scores are computed twice: four products. The linear
 part, sum_e y_e s_e, needs no scores at all: its positives are gathered rows, and its smoothing is
-(eps / E) X . sum_e W_e. Nothing of size (batch, entity) ever exists; two chunks do.
+(eps / E) X . sum_e W_e. Only two chunks are in memory, never anything of size (batch, entity).
 
 Apple's cut-cross-entropy (arXiv 2411.09009) does this for softmax; unlike it, nothing small is
-dropped from the gradient: terms of size 1 / E matter in sum.
+dropped from the gradient: the sum of many terms of size 1 / E matters.
 
 Precision: under autocast the products take half-precision operands; scores, losses and gradients
-are float32. float16 holds nothing below 6e-8, and a sigmoid may be smaller, so G is stored times
-2^12 there. On a CPU, float16 products would be slow: they are made in float32 instead.
+are float32. float16 has no numbers below 6e-8, and a sigmoid may be smaller, so G is stored times
+2^12 there. On a CPU, float16 products would be slow: they are computed in float32 instead.
 
-What lies between the products is in `slopes`: on CUDA one Triton kernel a chunk.
+The steps between the products are in `slopes`: on CUDA, one Triton kernel per chunk.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ def fused_loss(
     function: LossFunction,
     chunk_bytes: int,
 ) -> Float[Tensor, ""]:
-    """Return the loss summed over rows; its gradients are ready when it is.
+    """Return the loss summed over rows; its gradients are computed at the same time.
 
     Args:
         queries: Query vectors X.
@@ -55,12 +55,12 @@ def fused_loss(
         bias: Entity bias b, or None.
         targets: Labels of the rows.
         function: Which normaliser.
-        chunk_bytes: Budget for the chunks of scores, which hold about 2,048 entities
-            even where the budget is smaller.
+        chunk_bytes: Budget for the chunks of scores; a chunk has about 2,048 entities
+            even if the budget is smaller.
     """
     operand = _operand_type(table)
     size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
-    # Inside an autograd function gradients are off, so whether they are wanted is asked here.
+    # Inside an autograd function gradients are off, so this checks here whether they are needed.
     wanted = tuple(
         torch.is_grad_enabled() and x is not None and x.requires_grad
         for x in (queries, table, bias)
@@ -114,7 +114,7 @@ class _FusedLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError(
                 "the fused loss was backpropagated a second time; it scales its gradients in "
-                "place, so compute the loss anew or use implementation='plain'"
+                "place, so compute the loss again or use implementation='plain'"
             )
         queries, table, bias = (g if g is None else g.mul_(upstream) for g in ctx.gradients)
         ctx.gradients = None
@@ -124,7 +124,7 @@ class _FusedLoss(torch.autograd.Function):
 
 
 class _Gradients:
-    """Gradients of queries, table and bias, those that are wanted, filled chunk by chunk."""
+    """The requested gradients of queries, table and bias, filled chunk by chunk."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Gradients:
     def add_linear_part(self, queries: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
         """Return sum y s over all rows and entities, and subtract its gradient.
 
-        The part of smoothing in `dw` and `db` is in `add` already.
+        The smoothing's part of `dw` and `db` is already included by `add`.
         """
         row, entity, weight = self.targets.row, self.targets.entity, self.targets.weight
         x = queries.to(table.dtype)

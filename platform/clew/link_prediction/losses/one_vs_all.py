@@ -7,7 +7,7 @@ With scores s = X W^T + b of query vectors X `(batch, dim)` against the entity t
     softmax cross entropy    (sum_e y_e) log sum_e exp(s_e)     - sum_e y_e s_e
 
 summed over rows and, for the first, over entities: nothing is averaged here. The plain
-implementation below keeps all scores, `(batch, entity)`; the fused one keeps none of them.
+implementation below keeps all scores, `(batch, entity)`; the fused one keeps none.
 """
 
 from dataclasses import dataclass
@@ -29,24 +29,24 @@ from clew.link_prediction.losses.targets import (
 
 Implementation = Literal["plain", "fused"]
 
-# What autograd keeps of a plain loss, in scores: scores, softplus, their gradients, one copy.
+# Copies of the scores kept by autograd for a plain loss: scores, softplus, gradients, one copy.
 _SCORES_HELD = 5
 _PLAIN_LIMIT_BYTES = 8 * 1024**2
 
 
 @dataclass(frozen=True)
 class OneVsAll:
-    """Which loss, and how it is computed."""
+    """Which loss to compute, and how."""
 
     function: LossFunction = "binary_cross_entropy"
     label_smoothing: float = 0.0
     implementation: Implementation = "fused"
     chunk_bytes: int = 64 * 1024**2
-    """Byte budget of the fused loss for its chunks of scores."""
+    """Budget of the fused loss for its chunks of scores, in bytes."""
 
 
 def choose_implementation(batch: int, entities: int) -> Implementation:
-    """Return `plain` where all scores and their gradients stay in the cache, else `fused`."""
+    """Return `plain` if all scores and their gradients stay in the cache, else `fused`."""
     held = _SCORES_HELD * batch * entities * torch.float32.itemsize
     return "plain" if held <= _PLAIN_LIMIT_BYTES else "fused"
 

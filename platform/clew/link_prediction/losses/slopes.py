@@ -1,8 +1,8 @@
 """What happens to a tile of scores between the matrix products of the fused losses.
 
 A tile P = X W_c^T `(batch, chunk)` becomes, with the bias added, a part of the normaliser N and its
-slope G = dN/ds, in the type and scale of the next products. Here by PyTorch, one operation after
-another: the CPU's path, and the reference of the CUDA kernels in `triton_slopes`.
+slope G = dN/ds, in the type and scale of the next products. This module uses PyTorch, one operation
+after another, for the CPU and as the reference of the CUDA kernels in `triton_slopes`.
 """
 
 import importlib.util
@@ -41,14 +41,14 @@ class Slopes:
         self._workspace, self._operand, self._gain = workspace, operand, gain
 
     def softplus(self, scores: Tile, bias: TileBias | None) -> Float[Tensor, ""]:
-        """Sum log(1 + exp(s)) over the tile, in float64."""
+        """Return the sum of log(1 + exp(s)) over the tile, in float64."""
         scores = _biased(scores, bias)
         softplus = self._workspace.take("softplus", tuple(scores.shape), scores.dtype)
         torch.ops.aten.softplus.out(scores, 1.0, SOFTPLUS_THRESHOLD, out=softplus)
         return softplus.sum().double()
 
     def sigmoid(self, scores: Tile, bias: TileBias | None) -> tuple[Float[Tensor, ""], Slope]:
-        """Sum log(1 + exp(s)) over the tile, in float64, and give its slope 1 / (1 + exp(-s))."""
+        """Return the sum of log(1 + exp(s)) in float64, and its slope 1 / (1 + exp(-s))."""
         total = self.softplus(scores, bias)
         return total, self._slope(scores.sigmoid_())
 
@@ -79,7 +79,7 @@ def _biased(scores: Tensor, bias: Tensor | None) -> Tensor:
 def slopes_for(
     workspace: Workspace, exact: torch.dtype, operand: torch.dtype, gain: float
 ) -> Slopes:
-    """Return the CUDA kernels where they can run, else PyTorch's operations."""
+    """Return the CUDA kernels if they can run, else PyTorch's operations."""
     if workspace.device.type == "cuda" and exact == torch.float32 and _triton_is_installed():
         from clew.link_prediction.losses.triton_slopes import TritonSlopes
 
@@ -92,7 +92,7 @@ def _triton_is_installed() -> bool:
     found = importlib.util.find_spec("triton") is not None
     if not found:
         logger.warning(
-            "the package triton is not installed: the fused loss runs on PyTorch's operations; "
+            "the package triton is not installed: the fused loss uses PyTorch's slower operations; "
             "pip install triton"
         )
     return found

@@ -4,9 +4,9 @@ With eps the label smoothing and E the number of entities, a row's label of enti
 
     y_e = weight at its positives + floor,    floor = eps / E
 
-where a positive weighs 1 - eps for binary cross entropy, and (1 - eps) / (positives of the row)
-for softmax cross entropy, whose labels are a distribution (so LibKGE: labels normalised by row).
-The matrix y is never built: both losses are linear in y, so its two parts are added apart.
+where the weight is 1 - eps for binary cross entropy, and (1 - eps) / (positives of the row) for
+softmax cross entropy, whose labels are a distribution (as in LibKGE: labels normalised by row).
+The matrix y is never built: both losses are linear in y, so its two parts are added separately.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor
 
 LossFunction = Literal["binary_cross_entropy", "softmax_cross_entropy"]
 
-# torch's softplus returns s itself above 20 by default: wrong by 2e-9, which float64 sees.
+# By default torch's softplus returns s itself above 20: an error of 2e-9, visible in float64.
 SOFTPLUS_THRESHOLD = 40.0
 
 

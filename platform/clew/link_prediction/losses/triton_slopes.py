@@ -1,8 +1,9 @@
-"""Slopes of the fused losses as Triton kernels for CUDA: each tile is read once, written once.
+"""Slopes of the fused losses as Triton kernels for CUDA: each tile is read and written once.
 
 PyTorch's operations read and write a tile about ten times: bias, softplus, its sum, sigmoid, column
-sums, gain, conversion. Here one kernel does it all. A program owns a block of columns and walks
-down the rows, so that sums over rows stay in registers: no atomics, the same result every time.
+sums, gain, conversion. Here one kernel does everything. A program handles a block of columns and
+loops over the rows, so that sums over rows stay in registers: no atomics, and the same result every
+time.
 
 Tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
 """
@@ -21,7 +22,7 @@ LOG_SUM_ROWS, LOG_SUM_COLUMNS = 4, 512
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _softplus(s: Any) -> Any:
-    """Compute max(s, 0) + log(1 + exp(-|s|)), the logarithm exact for small arguments (Kahan)."""
+    """Return max(s, 0) + log(1 + exp(-|s|)); the logarithm is exact for small arguments (Kahan)."""
     e = tl.exp(-tl.abs(s))
     u = 1.0 + e
     small = u == 1.0
@@ -47,7 +48,7 @@ def _slopes(  # noqa: PLR0917 - Triton passes by position
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write a block of columns: slopes, their sums over rows, the sum of softplus."""
+    """Write slopes, their sums over rows and the sum of softplus for a block of columns."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns
     shift = tl.zeros((COLUMNS,), dtype=tl.float32)
@@ -86,7 +87,7 @@ def _log_sums(  # noqa: PLR0917
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write log sum exp of a block of rows, in one walk along the columns."""
+    """Write log sum exp of a block of rows, in one pass over the columns."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
@@ -109,11 +110,11 @@ class TritonSlopes(Slopes):
     """Slopes by the kernels above; scores are contiguous float32."""
 
     def softplus(self, scores: Tile, bias: TileBias | None) -> Tensor:
-        """Sum log(1 + exp(s)) over the tile, in float64."""
+        """Return the sum of log(1 + exp(s)) over the tile, in float64."""
         return self._run(scores, bias, None, slope=False)[0]
 
     def sigmoid(self, scores: Tile, bias: TileBias | None) -> tuple[Tensor, Slope]:
-        """Sum log(1 + exp(s)) over the tile, in float64, and give its slope 1 / (1 + exp(-s))."""
+        """Return the sum of log(1 + exp(s)) in float64, and its slope 1 / (1 + exp(-s))."""
         return self._run(scores, bias, None)
 
     def log_sum(self, scores: Tile, bias: TileBias | None) -> Tensor:

@@ -1,7 +1,7 @@
-"""What losses, ranking, prediction, export and influence know of a graph model.
+"""What losses, ranking, prediction, export and influence need from a graph model.
 
 The score of (head, relation, tail) is the inner product of a query vector with the tail's row of
-the entity table, plus the tail's bias where there is one:
+the entity table, plus the tail's bias if there is one:
 
     s(h, r, t) = q(h, r) . e_t + b_t
 
@@ -63,7 +63,7 @@ class GraphModel(nn.Module, ABC):
 
     @property
     def floats_per_query(self) -> int:
-        """Numbers that the forward pass of one query keeps for its backward pass."""
+        """Return how many numbers the forward pass of one query keeps for the backward pass."""
         return 4 * self.config.embedding_dim
 
 

@@ -1,8 +1,8 @@
 """ConvE: link prediction by a convolution over the stacked images of head and relation.
 
 Notable choices: the scores are a matrix product of the returned queries with the entity table, so
-that losses and ranking may go through entities in chunks and never hold all scores; both tables
-are drawn xavier-normal as in the authors' code; inverse relations are ordinary rows of the
+that losses and ranking can process entities in chunks and never keep all scores; both tables are
+initialised xavier-normal as in the authors' code; inverse relations are ordinary rows of the
 relation table, numbered after the relations themselves.
 """
 
@@ -36,7 +36,7 @@ class ConvE(GraphModel, kind="conve"):
     Args:
         num_entities: Rows of the entity table.
         num_relations: Rows of the relation table, inverse relations included.
-        config: Every dimension, validated.
+        config: The model's settings.
     """
 
     config: ConvEModel
@@ -61,7 +61,8 @@ class ConvE(GraphModel, kind="conve"):
 
     def encode(self, head: Rows, relation: Rows) -> Queries:
         """Return the query vector of each pair of embeddings, `(batch, dim)`."""
-        image = self._image(head, relation)
+        rows = torch.cat([head, relation], dim=1)
+        image = rows.view(-1, 1, 2 * self.config.height, self.config.width)
         if self.recomputes and self.training and torch.is_grad_enabled():
             hidden = recomputed(self._convolve, image, within=self)
         else:
@@ -70,22 +71,17 @@ class ConvE(GraphModel, kind="conve"):
 
     @property
     def floats_per_query(self) -> int:
-        """The feature maps."""
+        """Return the size of the feature maps."""
         return self.config.num_features
 
-    def _image(self, head: Rows, relation: Rows) -> Image:
-        """Stack the embeddings of head and relation, `(batch, 1, 2 * height, width)`."""
-        rows = torch.cat([head, relation], dim=1)
-        return rows.view(-1, 1, 2 * self.config.height, self.config.width)
-
     def enable_gradient_checkpointing(self) -> None:
-        """Compute the convolution's activations again in the backward pass; in training only."""
+        """Recompute the convolution's activations in the backward pass; in training only."""
         self.recomputes = True
 
     def _normalise(self, hidden: Queries) -> Queries:
         """Normalise over the batch.
 
-        One row alone, as the last of an epoch may be, has no statistics of its own: it takes the
+        A single row, as in the last batch of an epoch, has no statistics of its own; it uses the
         running ones.
         """
         norm = self.projection_norm

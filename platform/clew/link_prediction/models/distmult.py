@@ -13,7 +13,7 @@ class DistMult(GraphModel, kind="distmult"):
 
         s(h, r, t) = sum_k h_k r_k t_k
 
-    It scores (h, r, t) and (t, r, h) alike; inverse relations give each direction its own rows.
+    (h, r, t) and (t, r, h) get the same score; inverse relations give each direction its own row.
     """
 
     config: DistMultModel
