@@ -112,7 +112,7 @@ def test_a_run_holds_all_that_the_contract_names(clew: Clew, store: Path, tmp_pa
         for name in ("mrr", "hits_at_1", "hits_at_3", "hits_at_10", "mean_rank"):
             assert f"{split}/{name}" in metrics
     for name in (
-        "train/loss", "train/learning_rate", "train/grad_norm", "time/epoch_seconds",
+        "train/loss", "train/epoch", "train/learning_rate", "train/grad_norm", "time/epoch_seconds",
         "time/step_milliseconds", "time/data_milliseconds", "time/total_seconds",
         "throughput/examples_per_second", "throughput/mfu", "memory/process_peak_gib",
     ):  # fmt: skip
