@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 import zstandard
 
 from clew.errors import ConfigError, DataError
@@ -196,7 +197,6 @@ def test_bytes_round_trip():
 
 
 def test_a_local_bpe_vocabulary(tmp_path: Path):
-    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     path, output = tmp_path / "a.txt", tmp_path / "packed"
     path.write_text("the cat sat on the mat, the cat sat\n" * 50)
     chosen = settings(path, tokenizer="bpe", vocabulary_size=280)
@@ -217,7 +217,6 @@ def test_a_local_bpe_vocabulary(tmp_path: Path):
 
 
 def test_a_tokenizer_that_did_not_pack_the_data_is_refused(tmp_path: Path):
-    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     path = tmp_path / "a.txt"
     path.write_text("the cat sat on the mat\n" * 50)
     pretokenize(settings(path, tokenizer="bpe", vocabulary_size=270), tmp_path / "bpe")
@@ -263,11 +262,10 @@ WORDS = ["the", "cat", "sat", "on", "mat", "Grüße", "straße", "€uro", END_O
 
 def write_word_tokenizer(path: Path, **options: object) -> Path:
     """Write a tokenizer of whole words in lower case, which knows nothing of bytes."""
-    library = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     vocabulary = {word.lower(): i for i, word in enumerate(WORDS)} | {"[UNK]": len(WORDS)}
-    tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = library.normalizers.Lowercase()
-    tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=5)
     content = json.loads(tokenizer.to_str())
@@ -278,7 +276,6 @@ def write_word_tokenizer(path: Path, **options: object) -> Path:
 
 
 def test_end_of_text_in_a_document_ends_nothing(tmp_path: Path):
-    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     texts = ["a web page about <|endoftext|> tokens " * 9, "<|endoftext|>", "an ordinary one\n" * 9]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
@@ -310,7 +307,6 @@ def test_a_tokenizer_file_neither_cuts_nor_pads(tmp_path: Path):
 
 def test_bpe_is_trained_on_the_training_text_alone(tmp_path: Path):
     """The held-out text repeats a word that a vocabulary trained on it would hold."""
-    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     path = tmp_path / "a.txt"
     path.write_text("the cat sat on the mat\n" * 900 + "zyxwvu zyxwvu\n" * 150)
     chosen = settings(path, tokenizer="bpe", vocabulary_size=300, held_out_fraction=0.1)
@@ -329,7 +325,6 @@ def test_bpe_is_trained_on_the_training_text_alone(tmp_path: Path):
 
 
 def test_bpe_of_a_limited_pack_sees_no_more_than_its_windows(tmp_path: Path):
-    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     path = tmp_path / "a.txt"
     path.write_text("".join(f"line {i} of a text\n" for i in range(2000)))
     manifest = pretokenize(
@@ -364,14 +359,13 @@ def test_the_bytes_of_tokens_that_are_no_bytes_are_those_of_the_text(
 
 
 def test_byte_level_tokenizers_that_change_the_text_are_counted_by_its_bytes(tmp_path: Path):
-    library = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"text": "wörd word"}) for _ in range(50)))
     pretokenize(settings(path, tokenizer="bpe", vocabulary_size=270), tmp_path / "bpe")
     content = json.loads((tmp_path / "bpe" / "tokenizer.json").read_text())
     content["pre_tokenizer"]["add_prefix_space"] = True
     (tmp_path / "prefix.json").write_text(json.dumps(content))
-    assert library.Tokenizer.from_file(str(tmp_path / "prefix.json"))
+    assert tokenizers.Tokenizer.from_file(str(tmp_path / "prefix.json"))
     assert load_tokenizer(str(tmp_path / "prefix.json")).byte_lengths() is None
     pretokenize(settings(path, tokenizer=str(tmp_path / "prefix.json")), tmp_path / "packed")
     lengths = open_packed(tmp_path / "packed").lengths

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -341,10 +342,9 @@ def test_a_model_that_resets_trains_and_is_evaluated(make_config: Any, tmp_path:
 
 def test_bits_per_byte_are_of_the_very_text(make_config: Any, tmp_path: Path):
     """Words of very different lengths: the mean of the corpus would be far from the test text."""
-    library = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     words = {"a": 0, "incomprehensibilities": 1, "[UNK]": 2}
-    tokenizer = library.Tokenizer(library.models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "words.json"))
     (tmp_path / "words.txt").write_text("a " * 900 + "incomprehensibilities " * 100)
     config = make_config(
