@@ -122,8 +122,11 @@ def main(rounds: int, chosen: list[str]) -> None:
             print(f"round {turn + 1}, {case}: {found}", flush=True)
     rows = [_row(case, measured) for case in cases]
     print_table(rows)
-    results = {"rounds": rounds, "cases": rows}
-    print(f"written to {write_results(NAME, results, packages=['torch'])}")
+    kept = [
+        row | {"runs": [vars(run) for run in measured[case]]}
+        for case, row in zip(cases, rows, strict=True)
+    ]
+    write_results(NAME, {"rounds": rounds, "cases": kept}, packages=["torch"])
 
 
 def _row(case: Case, measured: dict[Case, list[Measured]]) -> dict[str, object]:

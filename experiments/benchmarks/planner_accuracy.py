@@ -6,8 +6,9 @@ Each configuration is trained for a few steps by `clew train`'s own workflow, in
 own with a store of its own, without evaluation. Predicted and measured are that run's
 `memory/predicted_gib` and, on the CPU, `memory/process_peak_gib` (resident peak), on a GPU
 `memory/gpu_peak_allocated_gib`. `error_above` is the error where what the process held when it
-started to train (interpreter and libraries) is left out of both. Random text and random graphs of
-given sizes stand for data, so that no data set is needed.
+started to train (interpreter and libraries) is left out of both. Random text, graphs and frames of
+given sizes stand for data, so that no data set is needed. Windows of `small_32k` are shorter than
+its own: a training on a CPU would take hours.
 """
 
 import os

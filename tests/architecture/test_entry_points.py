@@ -29,7 +29,7 @@ PARAMETERS = {
     "main": "",
     "train": f"{TRAIN} resume checkpoint_dir output_dir",
     "plan": f"{TRAIN} device memory_gib num_processes devices num_entities num_relations "
-    "frame_shape",
+    "vocabulary_size frame_shape",
     "evaluate": "model split",
     "tracin": TRACIN,
     "batch_tracin": f"{TRACIN} output_dir n_hops min_degree strict_path_filtering "

@@ -15,7 +15,7 @@ from clew.cli import cli
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
-from clew.errors import ConfigError, OutOfMemoryError
+from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.devices import GPU_GB, find_device
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import Trainer
@@ -140,8 +140,7 @@ def test_a_graph_of_a_million_entities_is_planned_without_its_data() -> None:
 def test_text_is_planned_without_its_text() -> None:
     config = "--config=experiments/language_modeling/small_32k.yaml"
     small, large = (
-        planned(config, "--device=A100", f"data.vocabulary_size={size}")
-        for size in (10_000, 50_257)
+        planned(config, "--device=A100", f"--vocabulary-size={size}") for size in (10_000, 50_257)
     )
     more = [v["variants"][0]["parts_gib"]["weights"] for v in (small, large)]
     assert (more[1] - more[0]) * 2**30 == 4 * 1024 * 40_257
@@ -165,13 +164,18 @@ def test_images_are_planned_by_the_shape_of_a_frame() -> None:
         (["--set=data.name=nowhere"], "to plan without data, give --num-entities and --num-rel"),
         (
             ["--config=experiments/language_modeling/nano.yaml", "--num-entities=5"],
-            "expected no size: window and vocabulary are in the configuration",
+            "--num-entities given, and data.kind is tokens; expected --vocabulary-size",
+        ),
+        (
+            ["--config=experiments/language_modeling/small_32k.yaml"],
+            "no manifest.json there; pack a corpus into it with clew pretokenize; to plan without "
+            "data, give --vocabulary-size",
         ),
     ],
 )
 def test_sizes_that_do_not_fit_the_data_are_refused(options: list[str], message: str) -> None:
     done = CliRunner().invoke(cli, ["plan", *options])
-    assert isinstance(done.exception, ConfigError)
+    assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
 
 

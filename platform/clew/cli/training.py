@@ -108,6 +108,8 @@ class PlanOptions(Configured):
     """Plan for so many entities, without the data."""
     num_relations: Annotated[int | None, Field(ge=1)] = None
     """Plan for so many relations, inverses not counted, without the data."""
+    vocabulary_size: Annotated[int | None, Field(ge=1)] = None
+    """Plan for so many tokens; those of the packed text or its tokenizer unless given."""
     frame_shape: Annotated[str, Field(pattern=r"^([1-9]\d*x[1-9]\d*x[1-9]\d*)?$")] = ""
     """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
     as_json: JsonFlag = False
@@ -129,6 +131,7 @@ def plan(options: PlanOptions) -> int:
         sizes=DataSizes(
             num_entities=options.num_entities,
             num_relations=options.num_relations,
+            vocabulary_size=options.vocabulary_size,
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),
     )

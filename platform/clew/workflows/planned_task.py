@@ -46,13 +46,14 @@ class DataSizes:
     num_entities: int | None = None
     num_relations: int | None = None
     """Without inverse relations."""
+    vocabulary_size: int | None = None
     frame_shape: tuple[int, int, int] | None = None
     """Channels, height and width."""
 
 
 _SIZES_OF_KIND = {
     "triples": {"num_entities", "num_relations"},
-    "tokens": set[str](),
+    "tokens": {"vocabulary_size"},
     "image_sequences": {"frame_shape"},
 }
 
@@ -70,18 +71,17 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
     given = {name for name, value in vars(sizes).items() if value is not None}
     if given and given != needed:
         raise ConfigError(
-            f"{_options(given)} given, and data.kind is {data.kind}; expected "
-            f"{_options(needed) or 'no size: window and vocabulary are in the configuration'}"
+            f"{_options(given)} given, and data.kind is {data.kind}; expected {_options(needed)}"
         )
-    if isinstance(data, TokenData):
-        assert isinstance(config.model, EigenstateLMModel)
-        splits = _tokens(_vocabulary_size(data), config.model.max_seq_len)
-        return LanguageModeling(splits, config), None
     if sizes.num_entities and sizes.num_relations:
         return LinkPrediction(_graph(sizes.num_entities, sizes.num_relations), config), None
     if isinstance(data, ImageSequenceData) and sizes.frame_shape:
         return SequenceRegression(_frames(data, sizes.frame_shape), config), None
     try:
+        if isinstance(data, TokenData):
+            assert isinstance(config.model, EigenstateLMModel)
+            size = sizes.vocabulary_size or _vocabulary_size(data)
+            return LanguageModeling(_tokens(size, config.model.max_seq_len), config), None
         task = build_task(config)
     except UsageError as error:
         raise type(error)(f"{error}; to plan without data, give {_options(needed)}") from None

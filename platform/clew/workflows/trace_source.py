@@ -130,13 +130,14 @@ def open_checkpoints(
         if reference.startswith(REGISTRY_SCHEME):
             version = find_version(reference)
             run_id = version.run_id
-        local = folder_meant(reference)
-        if version is None and local is not None:
+        local = None if version else folder_meant(reference)
+        if local is not None:
             run_id, records = None, _of_folder(local)
         else:
             records = _of_run(run_id or "", Path(folder))
         config = _common_config(records, overrides)
         _refuse_average(records, config)
+        records = _complete(records, local, run_id)
         manifest = read_manifest(records[-1].path)
         model = ModelSource(
             reference,
@@ -190,7 +191,7 @@ def _of_run(run_id: str, folder: Path) -> list[CheckpointRecord]:
     records = list_checkpoints(download_artifact(run_id, names.ARTIFACT_CHECKPOINTS, folder))
     if not records:
         raise CheckpointError(f"run {run_id}: {names.ARTIFACT_CHECKPOINTS} is empty; train again")
-    return without_gaps(records, f"run {run_id}")
+    return records
 
 
 def _of_folder(folder: Path) -> list[CheckpointRecord]:
@@ -203,6 +204,21 @@ def _of_folder(folder: Path) -> list[CheckpointRecord]:
         raise CheckpointError(
             f"{folder}: no checkpoints; expected folders with {MANIFEST_FILE}, such as epoch-0005"
         )
+    return records
+
+
+def _complete(
+    records: list[CheckpointRecord], folder: Path | None, run_id: str | None
+) -> list[CheckpointRecord]:
+    """Return all of a run's checkpoints; one that was named by itself stands for itself.
+
+    Raises:
+        CheckpointError: one is missing, or nobody could tell.
+    """
+    if folder is None:
+        return without_gaps(records, f"run {run_id}")
+    if records[0].path == folder:
+        return records
     unlinked = [record.path.name for record in records if record.previous_step is None]
     if unlinked:
         run_id = read_manifest(records[-1].path).run_id
