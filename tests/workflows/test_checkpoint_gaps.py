@@ -87,6 +87,17 @@ def test_the_output_folder_explains_as_the_run_does(clew: Clew) -> None:
     assert all(checkpoint.weight > 0 for checkpoint in by_run.model.checkpoints)
 
 
+def test_a_folder_kept_during_training_stays_whole_beside_one_written_at_its_end(
+    clew: Clew,
+) -> None:
+    train(clew, "--checkpoint-dir", "kept")
+    kept, out = explain(clew, "kept", "by-kept"), explain(clew, "out", "by-out")
+    assert len(kept.model.checkpoints) == 3
+    assert kept.tests == out.tests
+    for name in ("config.yaml", "best/manifest.json"):
+        assert Path("kept", name).read_bytes() == Path("out", name).read_bytes()
+
+
 def test_a_folder_with_a_gap_or_a_foreign_checkpoint_is_refused(clew: Clew) -> None:
     run_id = train(clew)
     folder = Path("out/checkpoints")

@@ -235,7 +235,7 @@ def _run(
         trainer.history.write(folder / names.ARTIFACT_HISTORY)
         tracker.artifact(folder / names.ARTIFACT_HISTORY)
         if output_dir is not None:
-            _move_outputs(folder, output_dir)
+            _copy_outputs(folder, output_dir)
     latest = {entry.key: entry.value for entry in trainer.history.entries}
     return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest)
 
@@ -284,16 +284,11 @@ def _write_run_files(trainer: Trainer[Any], config: RunConfig, folder: Path) -> 
         tracker.artifact(path)
 
 
-def _move_outputs(folder: Path, output_dir: Path) -> None:
+def _copy_outputs(folder: Path, output_dir: Path) -> None:
     output_dir.mkdir(parents=True, exist_ok=True)
-    for name in (
-        names.ARTIFACT_CONFIG_YAML,
-        names.ARTIFACT_CONFIG_JSON,
-        names.ARTIFACT_HISTORY,
-        names.ARTIFACT_BEST,
-        names.ARTIFACT_CHECKPOINTS,
-    ):
-        if (folder / name).exists():
-            shutil.move(folder / name, output_dir / name)
-    for path in (folder / RUN_FILES).iterdir():
-        shutil.move(path, output_dir / path.name)
+    for name in (names.ARTIFACT_CONFIG_YAML, names.ARTIFACT_CONFIG_JSON, names.ARTIFACT_HISTORY):
+        shutil.copy2(folder / name, output_dir / name)
+    for name in (names.ARTIFACT_BEST, names.ARTIFACT_CHECKPOINTS):
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, output_dir / name)
+    shutil.copytree(folder / RUN_FILES, output_dir, dirs_exist_ok=True)
