@@ -1,7 +1,7 @@
 """The training facts of an explanation: table, graph and bars that share one selection.
 
 The selected fact is in the address under `fact`, by its rank. A click in one picture changes the
-address and lets the others be drawn anew.
+address and lets the others be drawn again.
 """
 
 from typing import Any

@@ -80,7 +80,7 @@ class Job:
         return lines[-1].removeprefix("clew: error: ") if lines else ""
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the JSON objects that it printed, one a line."""
+        """Return the JSON objects that it printed, one per line."""
         return list(_objects(self.output().splitlines()))
 
     def result(self) -> dict[str, Any] | None:

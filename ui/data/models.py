@@ -48,7 +48,7 @@ def versions(model: RegisteredModel) -> list[Version]:
 
 
 def forget() -> None:
-    """Read the registry anew next time, after a promotion."""
+    """Read the registry again next time, after a promotion."""
     _models.clear()
     _versions.clear()
 

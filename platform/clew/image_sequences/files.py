@@ -65,7 +65,7 @@ class FrameTable:
     group: np.ndarray
     """What is held out together, `(frame,)`, text."""
     recording: np.ndarray
-    """The file's own groups, `(frame,)`: time starts anew in each."""
+    """The file's own groups, `(frame,)`: time starts again in each."""
     scalars: np.ndarray
     """`(frame, scalar)`, float64."""
     scalar_names: tuple[str, ...]

@@ -4,7 +4,7 @@ Notable choices: GroupNorm, so that a frame's features do not depend on its batc
 x (1 + gamma) + beta with gamma and beta zero at first (Perez et al., 2018, arXiv 1709.07871); every
 convolution halves height and width, so that nothing as large as the frame is kept; channels last.
 Normalisation takes the level of a frame away, which for temperatures says most: the mean of the
-pixels and of their squares therefore reaches the feature vector by a way of its own.
+pixels and of their squares therefore reaches the feature vector on a separate path.
 """
 
 import itertools

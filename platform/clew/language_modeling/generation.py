@@ -24,7 +24,7 @@ def generate(
         prompt: One token or more for each text.
         num_tokens: How many to add.
         temperature: Divides the logits; 0 takes the likeliest token.
-        top_k: Draw among so many likeliest tokens only.
+        top_k: Draw only among this many of the most likely tokens.
         generator: Source of randomness.
     """
     hidden, state = model.advance(prompt, None)

@@ -1,6 +1,6 @@
 """Packs a corpus once, to train on it many times.
 
-The corpus is cut into units; each is tokenized into a file of its own under `parts/`, written
+The corpus is cut into units; each is tokenized into a separate file under `parts/`, written
 under a temporary name and renamed, so that a killed run goes on where it was. At the end the parts
 are joined in order, hashed on the way, and the manifest is written.
 
@@ -73,7 +73,7 @@ def pretokenize(
         settings: What to pack.
         output: Folder to write.
         num_proc: Processes that tokenize.
-        force: Begin anew, whatever the folder holds.
+        force: Start again, whatever the folder contains.
 
     Raises:
         DataError: the corpus is empty or malformed, or the folder holds another pack.

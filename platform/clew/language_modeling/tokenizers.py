@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of tokens `(token,)`; the end of a text becomes a line of its own."""
+        """Return the text of tokens `(token,)`; the end of a text becomes a separate line."""
         ...
 
 

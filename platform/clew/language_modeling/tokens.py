@@ -3,7 +3,7 @@
 A window of T tokens is read as T + 1, so that every token has its successor; unless a stride is
 given, window i starts at token i T. The stream is split by position: training first, then
 validation, then test.
-Documents are told apart by the end-of-text token alone; a window may hold parts of several, and
+Only the end-of-text token separates documents; a window may hold parts of several, and
 the model reads on across their ends unless `model.reset_at_documents` is set.
 """
 

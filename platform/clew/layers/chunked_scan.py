@@ -10,7 +10,7 @@ A pass takes C vectorised steps over all chunks at once, and the carries are sca
 algorithm, so that T steps cost about 2 C log(T) / log(C) operations. Only products of lambda with
 itself occur: with |lambda| <= 1 nothing overflows, and lambda = 0 needs no logarithm.
 
-Where a sequence begins anew, lambda is multiplied by 0; a chunk in which one does hands nothing on.
+Where a new sequence begins, lambda is multiplied by 0; a chunk in which one does hands nothing on.
 """
 
 import torch

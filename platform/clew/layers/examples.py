@@ -1,4 +1,4 @@
-"""Parameters whose gradient can be told apart by example."""
+"""Parameters whose gradient can be separated by example."""
 
 import torch
 from torch import Tensor

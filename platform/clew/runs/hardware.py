@@ -61,7 +61,7 @@ class Machine:
 
 
 def describe_machine(*, torch_version: str | None = None) -> Machine:
-    """Describe this machine; the torch version is told by whoever has torch loaded."""
+    """Describe this machine; the caller gives the torch version where torch is loaded."""
     gpus, driver = _gpus()
     return Machine(
         cpu=_cpu_model(),

@@ -204,7 +204,7 @@ class Journal:
             file.write(json.dumps(record) + "\n")
 
     def close(self, *, keep: bool = False) -> None:
-        """Let go of the journal; if the store has it all, remove it unless told to `keep` it."""
+        """Close the journal; if the store has all of it, remove it unless `keep`."""
         self._file.close()
         if not keep and self.num_waiting_bytes == 0 and self.num_refused == 0:
             for name in ("journal.jsonl", "sent", "run.json", "lock"):

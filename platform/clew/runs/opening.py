@@ -53,7 +53,7 @@ def open_run(
     """Go on with the run `run_id`, adopt the one that `mlflow run` opened, or create one.
 
     `MLFLOW_RUN_ID` is taken out of the environment when it is adopted, as MLflow itself does, so
-    that a second run of this process is a run of its own.
+    that a second run of this process is a separate run.
 
     Raises:
         TrackingError: The run or the experiment cannot be used.

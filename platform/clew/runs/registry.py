@@ -1,7 +1,7 @@
 """The write side of the model registry: versions, their tags and files, and moves of aliases.
 
 MLflow sets an alias unconditionally, one at a time. So whoever moves aliases first sets a claim, a
-tag of the model with a key of its own, reads the model back, and goes on only if no other live
+tag of the model under its own key, reads the model back, and goes on only if no other live
 claim is there. Each sets before it reads, so of two at once at least one reads the other's claim:
 never do both go on. Then the aliases are compared with what the decision was based on, the claim
 gets the plan, and the alias that counts moves first. That one write is the decision. Before it
@@ -107,7 +107,7 @@ def using(uri: str, what: str) -> Iterator[None]:
     """Turn whatever a store raises into one line that says what could not be done.
 
     Raises:
-        TrackingError: it could not.
+        TrackingError: If the store or the network fails.
     """
     try:
         yield

@@ -56,7 +56,7 @@ def available_samplers() -> tuple[list[Sampler], list[str]]:
 class SystemMetrics(threading.Thread):
     """Samples the machine and hands the values to `record`, from the first minute until stopped.
 
-    What cannot be sampled is told to `warn`: it is no error.
+    What cannot be sampled is reported through `warn`; it is not an error.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ class BatchLoader(Generic[B]):
     """Hands out the microbatches of one epoch after another, in an order that is the epoch's own.
 
     Persistent workers live as long as the loader. They hold the examples; which ones make up a
-    batch is sent to them, so that each epoch may have a plan of its own.
+    batch is sent to them, so that each epoch may have its own plan.
 
     Args:
         source: The examples.

@@ -25,7 +25,7 @@ _LARGEST_MMAP_THRESHOLD = 32 * 1024**2
 def keep_allocator_pages() -> bool:
     """Tell glibc to keep freed memory in the process; return whether that was possible.
 
-    By default every tensor above 128 KiB is mapped anew and unmapped when freed, and the kernel
+    By default every tensor above 128 KiB is mapped again and unmapped when freed, and the kernel
     clears its pages each time. Kept pages are reused as they are.
     """
     if not sys.platform.startswith("linux"):
@@ -70,7 +70,7 @@ class MemoryCleanup:
     """Returns cached memory now and then, as the option promises.
 
     On a GPU this hands the caching allocator's free blocks back to the driver: other processes
-    see more free memory, this one allocates anew. It does not lower the peak of what is in use.
+    see more free memory, this one allocates again. It does not lower the peak of what is in use.
     """
 
     enabled: bool
@@ -87,7 +87,7 @@ class MemoryCleanup:
 
 
 def reset_gpu_peaks(device: torch.device) -> None:
-    """Start measuring the GPU's peaks anew."""
+    """Reset the GPU's peaks."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -86,7 +86,7 @@ class Throughput:
             torch.cuda.synchronize(self.device)
 
     def close_epoch(self) -> dict[str, float]:
-        """Return the epoch's metrics and start counting anew."""
+        """Return the epoch's metrics and start counting again."""
         values = {names.TIME_EPOCH_SECONDS: self.epoch_seconds}
         if self.timed_steps and self.timed_seconds > 0:
             values[names.TIME_STEP_MILLISECONDS] = 1e3 * self.timed_seconds / self.timed_steps

@@ -1,7 +1,7 @@
 """The loop: one trainer for every task.
 
 It receives its parts and builds none. `train` reads top to bottom in the order of happening; each
-optimization lives in a file of its own beside this one and is applied once, before the loop, in
+optimization lives in a separate file beside this one and is applied once, before the loop, in
 the order memory, compilation, data parallelism; precision is a context in the step.
 """
 
@@ -139,7 +139,7 @@ class Trainer(Generic[B]):
             leave=False,
             disable=None if self.world.is_main else True,
         )
-        # iter() once: every one of a progress bar is a pass of its own
+        # iter() once: each call on a progress bar starts a new pass
         stream = self.throughput.waiting_for(iter(bar))
         while window := list(itertools.islice(stream, self.settings.gradient_accumulation)):
             yield window

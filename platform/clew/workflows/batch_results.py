@@ -185,7 +185,7 @@ def _join_csv(folders: Sequence[Path], target: Path) -> None:
 
 
 def _join_parquet(folders: Sequence[Path], target: Path) -> None:
-    """Join tables, test triples numbered anew; one row group would hold one test otherwise."""
+    """Join tables, and number test triples again; otherwise each row group would hold one test."""
     tables = []
     for place, folder in enumerate(folders):
         path = folder / names.INFLUENCE_PARQUET

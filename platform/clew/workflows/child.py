@@ -1,4 +1,4 @@
-"""Runs a training or an explanation in a process of its own, whose memory peak is its own."""
+"""Runs a training or an explanation in a separate process, so that its memory peak is its own."""
 
 import json
 import os

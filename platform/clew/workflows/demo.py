@@ -109,7 +109,7 @@ def promotion(results: Sequence[TrainResult]) -> Iterator[str]:
 
 
 def comparison(results: Sequence[TrainResult]) -> Iterator[str]:
-    """Yield a table of runs, one a line, and the ratios of the later ones to the first."""
+    """Yield a table of runs, one per line, and the ratios of the later ones to the first."""
     yield f"{'':12}" + "".join(f"{title:>12}" for title, _, _ in COLUMNS) + "  run"
     for result in results:
         cells = "".join(f"{_cell(result, key, form):>12}" for _, key, form in COLUMNS)

@@ -14,7 +14,7 @@ from clew.link_prediction.summary import describe
 
 
 def describe_data(config: str | None, name: str | None) -> str:
-    """Return the counts of a configuration's data section, or of a named data set, one a line.
+    """Return the counts of a configuration's data section, or of a named data set, one per line.
 
     Raises:
         ConfigError: none or both of them given, or the configuration's data are text.

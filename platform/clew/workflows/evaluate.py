@@ -32,14 +32,14 @@ class EvaluateResult:
     metrics: dict[str, float]
 
     def table(self) -> str:
-        """Return the metrics, one a line."""
+        """Return the metrics, one per line."""
         shown = [f"model: {self.model}", f"run {self.run_id or '(not recorded)'}"]
         shown += [f"  {key:28} {value:.6f}" for key, value in sorted(self.metrics.items())]
         return "\n".join(shown)
 
 
 def evaluate(model: str, split: str = "test") -> EvaluateResult:
-    """Evaluate a model on a split of its own data, and record it as a run of kind `evaluate`.
+    """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`.
 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.

@@ -14,7 +14,7 @@ from clew.workflows.planned_task import DataSizes, task_to_plan
 
 AS_CONFIGURED = "as configured"
 SEARCHED_TIMES = 32
-"""The largest microbatch is looked for up to so many times the configured one."""
+"""The largest microbatch is looked for up to this many times the configured one."""
 SWITCHES = {"use_mixed_precision": "mixed precision", "use_gradient_checkpointing": "checkpointing"}
 Settings = Mapping[str, Any]
 
@@ -171,7 +171,7 @@ def largest_divisor(
 
     Every step then sees the same examples as with one large batch, and since losses are sums that
     the trainer divides once, by the count of the whole step, gradients are those of the large batch
-    too (but for batch normalisation, which sees one microbatch at a time).
+    too (except batch normalisation, which sees one microbatch at a time).
 
     Raises:
         OutOfMemoryError: not even the smallest microbatch up to `most` fits.

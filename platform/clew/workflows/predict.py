@@ -112,7 +112,7 @@ def asked(head: str, relation: str, tail: str) -> Asked:
 
 
 def read_queries(path: Path) -> list[Asked]:
-    """Read a file of queries: JSON objects, one a line, or `head<TAB>relation<TAB>tail`.
+    """Read a file of queries: JSON objects, one per line, or `head<TAB>relation<TAB>tail`.
 
     In tab-separated lines the end that is asked for is `?`, or missing if it is the tail.
 

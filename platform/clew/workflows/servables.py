@@ -64,7 +64,7 @@ class Servable(Protocol):
         ...
 
     def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Whether two answers to a request are the same but for rounding."""
+        """Whether two answers to a request are the same except for rounding."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A study's cells: each runs in a process of its own, unless an earlier run of it is finished."""
+"""A study's cells: each runs in a separate process, unless an earlier run of it is finished."""
 
 import hashlib
 import logging

@@ -51,9 +51,9 @@ def trace_sequence(
         model: A run id or a folder of checkpoints.
         frame: Last frame of the test window; None: the one with the largest error.
         overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Count only so many modules from the end; None: all.
+        num_last_layers: Count only this many modules from the end; None: all.
         output: Where else to write the report, as JSON.
-        progress: Told windows done and to do.
+        progress: Called with the number of windows done and in total.
 
     Raises:
         UsageError: the model is none of image sequences, or the frame ends no test window.

@@ -50,9 +50,9 @@ def trace_text(
         prompt: Text before the continuation.
         continuation: Text whose likelihood is explained; empty: what the model writes.
         overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Count only so many modules from the end; None: all.
+        num_last_layers: Count only this many modules from the end; None: all.
         output: Where else to write the report.
-        progress: Told windows done and to do.
+        progress: Called with the number of windows done and in total.
 
     Raises:
         UsageError: the model is none of language, or its checkpoints or text cannot be used.

@@ -89,7 +89,7 @@ def tracin(
         overrides: Settings of the explanation, `influence.key` to value.
         files: Files that must be the model's own.
         output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
-        progress: Told training triples done and to do.
+        progress: Called with the number of training triples done and in total.
 
     Raises:
         UsageError: the model, its checkpoints, its data or the triples cannot be used.

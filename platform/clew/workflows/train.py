@@ -58,7 +58,7 @@ class TrainResult:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Return the metrics, one a line."""
+        """Return the metrics, one per line."""
         shown = [f"run {self.run_id or '(not recorded)'}  {self.variant}"]
         shown += [f"  {key:36} {value:.6g}" for key, value in sorted(self.metrics.items())]
         return "\n".join(shown)

@@ -3,7 +3,7 @@
 A report is up to three files side by side. The JSON file has the head: model, settings, and each
 test triple with its score and rank. The Parquet file has every training fact and is read by test;
 where it is missing, the facts are those of the JSON file's lists, or of the CSV file. The
-explanation of a text is one file of its own, see `clew.runs.window_records`.
+explanation of a text is a separate file, see `clew.runs.window_records`.
 """
 
 from collections.abc import Mapping
@@ -147,7 +147,7 @@ def _texts(triple: TripleRecord) -> tuple[str, ...]:
 
 
 def _tests_of_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the test triples that occur in rows, with what can be told without the JSON file."""
+    """Return the test triples that occur in rows, with what is known without the JSON file."""
     grouped = rows.groupby(TEST_INDEX_COLUMN, sort=True)
     tests = grouped[list(TERM_COLUMNS[:6])].first()
     tests.columns = pd.Index(TRIPLE_COLUMNS)

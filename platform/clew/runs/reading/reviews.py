@@ -1,6 +1,6 @@
 """Reviews of explanations: what a person thought of one, kept with the run for good.
 
-Each review is a JSON file of its own under a name that nobody else has, so two reviewers at once
+Each review is a separate JSON file under a name that nobody else has, so two reviewers at once
 lose nothing and nothing is ever overwritten. This is all that the dashboard writes by itself.
 """
 
