@@ -462,7 +462,7 @@ class Frozen(DoubleTask):
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [(Wider, "extra is covered by no use"), (Frozen, r"relation\.weight is frozen")],
+    [(Wider, "extra is not covered"), (Frozen, r"relation\.weight is frozen")],
 )
 def test_changed_models_are_refused(small, changed, message):
     task = changed(small.task.graph, config_of())

@@ -188,7 +188,7 @@ def test_a_verdict_on_memory_names_the_memory() -> None:
         ),
         ({"claims": [{"variant": "mixed", "metric": SPEED, "text": "t"}]}, "at_least or at_most"),
         ({"seed": [1]}, "valid: name, command"),
-        ({"command": "tracin"}, "belong together"),
+        ({"command": "tracin"}, "go together"),
         ({"command": "tracin", "tests": "t.txt"}, "variant 'mixed' sets optimizations"),
         (
             {"claims": [CLAIM | {"against": "x"}]},

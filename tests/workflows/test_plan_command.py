@@ -18,7 +18,7 @@ from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.devices import GPU_GB, find_device
 from clew.training.memory_plan import MemoryPlanner
-from clew.training.trainer import Trainer
+from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard
 from clew.workflows.memory_guard import resolve_batch_size
 from clew.workflows.plan import plan, with_settings
@@ -235,8 +235,8 @@ def losses(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seen: list[float] = []
     log = Trainer._log
 
-    def spy(trainer: Trainer[Any], total: float, count: float, *rest: Any) -> None:
-        seen.append(total / count)
+    def spy(trainer: Trainer[Any], total: StepLoss, count: float, *rest: Any) -> None:
+        seen.append(float(total.total) / count)
         log(trainer, total, count, *rest)
 
     with monkeypatch.context() as patch:
