@@ -6,6 +6,7 @@ killed itself at the end of its first epoch.
 """
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -97,10 +98,16 @@ class Recorded:
 
 
 def record(folder: Path, num_epochs: int = NUM_EPOCHS) -> Recorded:
-    """Fill a store in a new folder, in a process of its own; take one that is there as it is."""
+    """Fill a store in a folder, in a process of its own; take one that is there as it is.
+
+    Test processes that share the folder wait for the one that fills it.
+    """
     runs = folder / "runs.json"
-    if not runs.is_file():
-        _fill(folder, num_epochs)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not runs.is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+            _fill(folder, num_epochs)
     return Recorded(folder, json.loads(runs.read_text(encoding="utf-8")))
 
 
