@@ -32,7 +32,7 @@ demo: $(INSTALLED)
 	@$(BIN)/clew demo
 
 test: $(INSTALLED_FOR_TESTS)
-	@$(BIN)/python -m pytest -ra $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 ui: $(INSTALLED)
 	@$(BIN)/clew ui

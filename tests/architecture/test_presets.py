@@ -56,7 +56,9 @@ def test_a_path_for_another_folder_takes_the_preset_and_says_so(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert load("configs/colab_optimized.yaml") == load("colab_optimized")
-    assert "configs/colab_optimized.yaml does not exist; the colab_optimized that" in caplog.text
+    assert (
+        "configs/colab_optimized.yaml does not exist; using the colab_optimized that" in caplog.text
+    )
 
 
 def test_a_file_wins_over_a_preset(elsewhere: Path) -> None:

@@ -90,7 +90,7 @@ def test_unknown_name_lists_what_is_there(data_folder: Path, write) -> None:
 
 def test_unknown_name_says_how_to_have_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLEW_DATA", raising=False)
-    with pytest.raises(ConfigError, match=r"expected one of umls \(set CLEW_DATA to a folder"):
+    with pytest.raises(ConfigError, match=r"expected one of umls \(set CLEW_DATA to add more"):
         load_graph(TripleData(name="fb15k"))
 
 
