@@ -25,8 +25,8 @@ help:
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
 	@echo "make lint    ruff, types, import contracts"
 	@echo "make bench   the benchmarks: tables here, JSON in experiments/benchmarks/results"
-	@echo "make figures the benchmarks that README quotes, three rounds each, 40 minutes"
-	@echo "make studies the guides' claims, 35 minutes: JSON in experiments/studies/results"
+	@echo "make figures the benchmarks that README quotes, three rounds each, about 40 minutes (estimate)"
+	@echo "make studies the guides' claims, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
 	@$(BIN)/clew demo
