@@ -17,6 +17,8 @@ A message is one line: what was given, what was expected, what to do.
 
 from typing import ClassVar
 
+from pydantic import ValidationError
+
 
 class ClewError(Exception):
     """Root of every deliberate error."""
@@ -68,3 +70,17 @@ class Interrupted(ClewError):
     """Stopped by the user; the last checkpoint is kept."""
 
     exit_code: ClassVar[int] = 130
+
+
+def described(error: BaseException) -> str:
+    """Say in one line, of at most 300 characters, what a library's error says.
+
+    Of a pydantic error it is the first problem: the key and what is wrong with it, without the
+    value, which may be long or secret.
+    """
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(map(str, problem["loc"]))
+        reason = problem["msg"].removeprefix("Value error, ")
+        return f"{key}: {reason}".removeprefix(": ")[:300]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

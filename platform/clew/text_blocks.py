@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from tqdm import tqdm
 
-from clew.errors import DataError
+from clew.errors import DataError, described
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 BLOCK_BYTES = 16 * 2**20
@@ -66,7 +66,7 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
                 yield block
     except OSError as error:
         expected = f"expected a whole {kind} file" if kind else "expected a readable file"
-        raise DataError(f"{path}: cannot be read ({_one_line(error)}); {expected}") from None
+        raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
 
 
 def _check_is_file(path: Path) -> None:
@@ -76,7 +76,3 @@ def _check_is_file(path: Path) -> None:
         near = sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))[:3]
         hint = f"; similar files: {', '.join(near)}" if near else ""
         raise DataError(f"{path}: no such file; check the path{hint}")
-
-
-def _one_line(error: OSError) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

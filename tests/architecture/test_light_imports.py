@@ -35,7 +35,7 @@ CASES = [
     ("clew.config", ["torch", "mlflow", "streamlit", "numpy", "pandas", "pyarrow"]),
     ("clew.errors", ["torch", "mlflow", "streamlit", "numpy"]),
     ("clew.runs.store", ["torch", "mlflow", "streamlit"]),
-    ("clew.runs.records", ["torch", "mlflow", "streamlit"]),
+    ("clew.runs.influence_report", ["torch", "mlflow", "streamlit"]),
     ("clew.names", ["torch", "mlflow", "streamlit", "numpy"]),
     ("clew.cli", ["torch", "mlflow", "streamlit", "pandas"]),
     ("clew.__main__", ["torch", "mlflow", "streamlit", "pandas"]),

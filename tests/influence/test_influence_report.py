@@ -12,7 +12,7 @@ from clew.influence.link_prediction.tracin import Explanation
 from clew.influence.scores import Scored
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.records import CONVE_PARTS, CSV_COLUMNS, read_influence_json
+from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json
 from clew.training.checkpoints import CheckpointRecord
 
 NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]

@@ -36,7 +36,7 @@ from clew.influence.products import MatrixProduct
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_row_losses
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.models.conve import ConvE
-from clew.runs.records import CONVE_PARTS
+from clew.runs.influence_report import CONVE_PARTS
 
 ENTITIES, RELATIONS = 6, 3
 PART_OF = {

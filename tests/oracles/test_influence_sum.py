@@ -27,7 +27,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.records import CONVE_PARTS
+from clew.runs.influence_report import CONVE_PARTS
 from clew.training.checkpoints import (
     MANIFEST_FILE,
     MODEL_FILE,

@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 
 from clew.runs import delivery
 from clew.runs.delivery import Delivery, RunGoneError, groups
-from clew.runs.journal import Entry, Journal
+from clew.runs.journal import Journal, JournalEntry
 from clew.runs.messages import (
     Artifact,
     Checkpoint,
@@ -44,8 +44,8 @@ MESSAGES = st.lists(
 )
 
 
-def entries(messages: list[Message]) -> list[Entry]:
-    return [Entry(message, end) for end, message in enumerate(messages)]
+def entries(messages: list[Message]) -> list[JournalEntry]:
+    return [JournalEntry(message, end) for end, message in enumerate(messages)]
 
 
 @given(MESSAGES)

@@ -287,19 +287,6 @@ def test_system_metrics_are_sampled_unless_unwanted(
     assert open_run(tracking={"log_system_metrics": False})._system_metrics is None
 
 
-def test_without_psutil_the_run_starts_and_says_so(
-    open_run: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(system_metrics.importlib.util, "find_spec", lambda name: None)
-    tracker = open_run()
-    assert tracker._system_metrics is not None
-    tracker._system_metrics.join(60)
-    assert read_mlflow(tracker).warnings == [
-        "psutil is not installed: no system metrics; pip install psutil"
-    ]
-
-
 PROGRAM = """
 import sys
 from clew.config.services import TrackingConfig

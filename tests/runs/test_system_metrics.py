@@ -35,8 +35,8 @@ def test_a_device_that_goes_away_ends_its_metrics_alone(
     monkeypatch.setattr(system_metrics, "SAMPLING_SECONDS", 0.01)
     recorded: list[tuple[dict[str, float], int]] = []
     gone = Unplugged()
-    monkeypatch.setattr(system_metrics, "available_samplers", lambda: ([gone, Steady()], []))
-    sampling = SystemMetrics(lambda values, step: recorded.append((dict(values), step)), print)
+    monkeypatch.setattr(system_metrics, "available_samplers", lambda: [gone, Steady()])
+    sampling = SystemMetrics(lambda values, step: recorded.append((dict(values), step)))
     sampling.start()
     while len(recorded) < 3:
         time.sleep(0.01)
@@ -51,10 +51,8 @@ def test_a_device_that_goes_away_ends_its_metrics_alone(
 
 def test_a_run_of_less_than_a_minute_loads_no_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(
-        system_metrics, "available_samplers", lambda: (loaded.append("samplers"), [])
-    )
-    sampling = SystemMetrics(lambda values, step: loaded.append("values"), print)
+    monkeypatch.setattr(system_metrics, "available_samplers", lambda: [loaded.append("samplers")])
+    sampling = SystemMetrics(lambda values, step: loaded.append("values"))
     sampling.start()
     sampling.stop()
     assert system_metrics.FIRST_SECONDS == 60.0

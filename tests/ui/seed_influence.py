@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew import names
-from clew.runs.records import (
+from clew.runs.influence_report import (
     CHECKPOINT_PREFIX,
     CONVE_PARTS,
     COSINE_COLUMN,
@@ -24,11 +24,11 @@ from clew.runs.records import (
     TEST_INDEX_COLUMN,
     TRAIN_INDEX_COLUMN,
     CheckpointWeight,
+    ExplainedTriple,
     InfluenceEntry,
     InfluenceReport,
     ReportModel,
     Term,
-    TestInfluence,
     TripleRecord,
     write_influence_json,
 )
@@ -181,11 +181,11 @@ def write_report(
     _write_parquet(explained, folder / names.INFLUENCE_PARQUET)
 
 
-def _test(query: tuple[int, int, int], pairs: list[Pair], top_k: int) -> TestInfluence:
+def _test(query: tuple[int, int, int], pairs: list[Pair], top_k: int) -> ExplainedTriple:
     draw = random.Random(f"test {query} {len(pairs)}")
     falling = [pair for pair in pairs if pair.score > 0]
     rising = [pair for pair in reversed(pairs) if pair.score < 0]
-    return TestInfluence(
+    return ExplainedTriple(
         test=triple_record(query),
         score=draw.uniform(-1, 6),
         rank=float(draw.choice([1, 1, 1, 2, 2, 3, 7, 12.5])),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from clew.runs.window_records import (
+from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     SequenceInfluenceReport,
@@ -35,7 +35,7 @@ def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceRepor
 def content(report: str, picture: str) -> None:
     from pathlib import Path
 
-    from clew.runs.window_records import SequenceInfluenceReport
+    from clew.runs.window_report import SequenceInfluenceReport
     from ui.components import sequence_report
 
     found = SequenceInfluenceReport.read(Path(report))

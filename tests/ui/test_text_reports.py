@@ -10,7 +10,7 @@ from clew import names
 from clew.errors import DataError
 from clew.runs.reading.report_files import report_files
 from clew.runs.reading.texts import read_text_report, windows_of
-from clew.runs.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport
+from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
 from ui.components import influence_charts, markup

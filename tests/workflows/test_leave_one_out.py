@@ -11,8 +11,8 @@ from clew.__main__ import run
 from clew.cli import cli
 from clew.config.load import load
 from clew.image_sequences.errors import RegressionResult
-from clew.runs.reading.cells import find_cell
 from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
+from clew.runs.reading.search import find_cell
 from clew.workflows.child import train_in_child
 from clew.workflows.leave_one_out import train_each_group
 from tests.image_sequences.sequence_files import sequence_columns, write_folder

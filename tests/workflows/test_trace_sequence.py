@@ -7,7 +7,7 @@ import pytest
 from clew.config.load import from_mapping
 from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
-from clew.runs.window_records import SequenceInfluenceReport
+from clew.runs.window_report import SequenceInfluenceReport
 from clew.workflows.trace_sequence import trace_sequence
 from clew.workflows.trace_windows import WindowTrace
 from clew.workflows.train import train

@@ -10,7 +10,7 @@ from clew.config.load import from_mapping
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.window_records import TextInfluenceReport
+from clew.runs.window_report import TextInfluenceReport
 from clew.workflows.export import export
 from clew.workflows.predict import asked, predict
 from clew.workflows.trace_text import trace_text

@@ -15,7 +15,7 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.link_prediction.sources import BUNDLED
-from clew.runs.records import CONVE_PARTS, CSV_COLUMNS, read_influence_json
+from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json
 from clew.training.checkpoints import MANIFEST_FILE
 from clew.workflows import batch_tracin as batch_module
 from clew.workflows.batch_request import BatchRequest

@@ -13,11 +13,11 @@ import streamlit as st
 
 from clew import names
 from clew.errors import DataError
+from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.agreement import Agreement, agreement
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
-from clew.runs.records import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.window_records import TEXT_INFLUENCE_JSON
+from clew.runs.window_report import TEXT_INFLUENCE_JSON
 from ui.data import store
 from ui.data.runs import RunQuery, RunRecord, runs_page
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import streamlit as st
 
 from clew.errors import UsageError
+from clew.processes import child_environment
 from clew.runs.store import project_root
 from ui.data import store
 
@@ -164,15 +165,14 @@ def jobs() -> Jobs:
 
 
 def _spawn(arguments: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
-    environment |= {"MLFLOW_TRACKING_URI": store.uri(), "PYTHONUNBUFFERED": "1"}
+    more = {"MLFLOW_TRACKING_URI": store.uri(), "PYTHONUNBUFFERED": "1"}
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "clew", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            env=environment,
+            env=child_environment(more),
             cwd=project_root(),
             start_new_session=True,
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from clew.runs.window_records import SequenceInfluenceReport
+from clew.runs.window_report import SequenceInfluenceReport
 
 __all__ = ["SequenceInfluenceReport"]
 

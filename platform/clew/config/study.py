@@ -11,7 +11,7 @@ from clew.config.base import Section
 from clew.config.load import from_mapping, read_yaml
 from clew.config.presets import find_configuration, find_study
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError
+from clew.errors import ConfigError, described
 
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
@@ -197,11 +197,9 @@ def load_study(
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(map(str, problem["loc"]))
-        valid = f"; valid: {', '.join(Study.model_fields)}" if "extra" in problem["type"] else ""
-        reason = problem["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: {key + ': ' if key else ''}{reason}{valid}") from None
+        extra = "extra" in error.errors()[0]["type"]
+        valid = f"; valid: {', '.join(Study.model_fields)}" if extra else ""
+        raise ConfigError(f"{path}: {described(error)}{valid}") from None
     if size or QUICK in study.sizes:
         study = study.sized(size or QUICK)
     if seeds is not None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from clew.errors import DataError
+from clew.files import write_whole
 from clew.language_modeling.tokenizers import BYTES, Tokenizer
 
 SCHEMA_VERSION = 2
@@ -54,9 +55,7 @@ class PackManifest:
 
     def write(self, folder: Path) -> None:
         """Write the manifest whole or not at all."""
-        temporary = folder / f".{MANIFEST_FILE}.tmp"
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        temporary.rename(folder / MANIFEST_FILE)
+        write_whole(folder / MANIFEST_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def is_packed(folder: Path) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from clew.errors import DataError
+from clew.files import replacing, write_whole
 from clew.language_modeling.documents import Unit, plan_units, read_unit
 from clew.language_modeling.pack_settings import PackSettings, plan_text
 from clew.language_modeling.packed_tokens import (
@@ -136,7 +137,7 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
     elif settings.tokenizer not in {BPE, BYTES}:
         load_tokenizer(settings.tokenizer)
         shutil.copyfile(Path(settings.tokenizer).expanduser(), output / TOKENIZER_FILE)
-    _write_whole(path, plan)
+    write_whole(path, plan)
     return _tokenizer_of(settings, output)
 
 
@@ -206,8 +207,12 @@ def _tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Pa
     end = np.array([tokenizer.end_of_text], dtype=dtype)
     keeps_lengths = tokenizer.byte_lengths() is None
     num_bytes = num_documents = num_tokens = without_token = 0
-    temporary, lengths = path.with_suffix(".tmp"), path.with_suffix(LENGTHS_SUFFIX)
-    with temporary.open("wb") as file, lengths.open("wb") as beside:
+    lengths = path.with_suffix(LENGTHS_SUFFIX)
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as file,
+        lengths.open("wb") as beside,
+    ):
         for piece in read_unit(unit, settings.text_column):
             if keeps_lengths:
                 tokens, num_each = tokenizer.encode_with_bytes(piece.text)
@@ -228,16 +233,8 @@ def _tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Pa
             num_tokens += len(tokens)
             num_bytes += len(piece.text)
     part = _Part(num_tokens, num_documents, num_bytes)
-    temporary.rename(path)
-    _write_whole(counts, json.dumps(asdict(part)))
+    write_whole(counts, json.dumps(asdict(part)))
     return part
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.rename(path)
 
 
 def _join(
@@ -303,13 +300,11 @@ def _join(
 def _concatenate(paths: list[Path], target: Path, num_bytes: int) -> str:
     """Write the first `num_bytes` of the parts into a file; return their hash."""
     digest, left = hashlib.sha256(), num_bytes
-    temporary = target.with_name(f".{target.name}.tmp")
-    with temporary.open("wb") as joined:
+    with replacing(target) as temporary, temporary.open("wb") as joined:
         for path in paths:
             with path.open("rb") as file:
                 while left and (block := file.read(min(COPY_BYTES, left))):
                     joined.write(block)
                     digest.update(block)
                     left -= len(block)
-    temporary.rename(target)
     return digest.hexdigest()

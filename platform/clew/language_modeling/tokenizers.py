@@ -15,6 +15,7 @@ import numpy as np
 import tokenizers
 
 from clew.errors import DataError
+from clew.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -191,9 +192,7 @@ def train_bpe(texts: Iterator[str], vocabulary_size: int, path: Path) -> None:
     found: int = tokenizer.get_vocab_size()
     if found < vocabulary_size:
         logger.warning("the text yields a vocabulary of %d, not %d", found, vocabulary_size)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(tokenizer.to_str(), encoding="utf-8")
-    temporary.rename(path)
+    write_whole(path, tokenizer.to_str())
 
 
 def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from clew.config.data import TripleData
 from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.load import from_mapping
-from clew.errors import CheckpointError, DataError
+from clew.errors import CheckpointError, DataError, described
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel, build_graph_model
@@ -116,8 +116,7 @@ def read_known(path: Path) -> Triples:
     try:
         table = pq.read_table(path, columns=["head", "relation", "tail"])
     except (pa.ArrowInvalid, KeyError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: not a file of known triples ({reason})") from None
+        raise DataError(f"{path}: not a file of known triples ({described(error)})") from None
     return np.stack([column.to_numpy() for column in table.columns], axis=1).astype(np.int32)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clew.errors import DataError
+from clew.errors import DataError, described
 from clew.link_prediction.near_matches import near_matches
 
 Kind = Literal["entity", "relation"]
@@ -118,8 +118,7 @@ class Vocabulary:
             table = pq.read_table(path)
             names, labels = (_single_array(table.column(c)) for c in ("name", "label"))
         except (pa.ArrowInvalid, KeyError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{path}: not a vocabulary of a run ({reason})") from None
+            raise DataError(f"{path}: not a vocabulary of a run ({described(error)})") from None
         metadata = table.schema.metadata or {}
         return cls(
             kind,

@@ -113,9 +113,6 @@ class Tracker:
         """Log a warning and record it on the run."""
         logger.warning("%s", message)
 
-    def heartbeat(self) -> None:
-        """Say that the run is alive; implementations limit how often it is sent."""
-
     def flush(self) -> None:
         """Wait until the store has everything, or until it is clear that it does not answer."""
 

@@ -35,7 +35,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
-from clew.runs.journal import Entry, Journal, UnusableMessageError
+from clew.runs.journal import Journal, JournalEntry, UnusableMessageError
 from clew.runs.messages import (
     Artifact,
     Checkpoint,
@@ -230,9 +230,9 @@ class Delivery:
             self.client.log_batch(self.run_id, metrics=metrics, synchronous=True)
 
 
-def groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+def groups(entries: Iterable[JournalEntry]) -> Iterator[list[JournalEntry]]:
     """Yield consecutive metrics, parameters and tags together, every other message alone."""
-    group: list[Entry] = []
+    group: list[JournalEntry] = []
     num_values = 0
     for entry in entries:
         size = len(getattr(entry.message, "values", ())) or VALUES_PER_GROUP

@@ -14,6 +14,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from clew.runs.processor import num_cores
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ def hardware_summary() -> str:
 
 def memory_gib() -> float:
     """Return the memory that this process may use: the machine's, or its container's if less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError, ValueError):  # no container, or "max"
         total = min(total, int(CGROUP_MEMORY_LIMIT.read_text()))
     return total / GIB
@@ -90,23 +92,15 @@ def memory_gib() -> float:
 
 def available_gib() -> float:
     """Return the memory that can still be had: the machine's, or its container's if less."""
-    total, found = memory_gib(), memory_gib()
-    with contextlib.suppress(OSError, ValueError):
-        for line in (PROC / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found = int(line.split()[1]) * 1024 / GIB
+    total, found = memory_gib(), float(psutil.virtual_memory().available) / GIB
     with contextlib.suppress(OSError, ValueError):
         found = min(found, total - int(CGROUP_MEMORY_USED.read_text()) / GIB)
     return max(0.0, min(total, found))
 
 
 def process_gib() -> float:
-    """Return the resident size of this process now; 0 where the system does not tell."""
-    try:
-        pages = int((PROC / "self/statm").read_text().split()[1])
-    except OSError:
-        return 0.0
-    return pages * resource.getpagesize() / GIB
+    """Return the resident size of this process now."""
+    return float(psutil.Process().memory_info().rss / GIB)
 
 
 def process_peak_gib() -> float:

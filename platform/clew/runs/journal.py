@@ -27,7 +27,8 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from clew.errors import TrackingError
+from clew.errors import TrackingError, described
+from clew.files import replacing
 from clew.runs.messages import (
     MESSAGES,
     ORIGINS,
@@ -39,7 +40,7 @@ from clew.runs.messages import (
 )
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """A waiting message, and the journal's length up to and including it."""
 
     message: Message
@@ -113,8 +114,8 @@ class Journal:
             origin = ORIGINS.validate_json((folder / "run.json").read_bytes())
         except (OSError, ValidationError) as error:
             raise TrackingError(
-                f"{folder / 'run.json'}: not readable ({_reason(error)}); expected a spool folder "
-                "as this version of Clew writes it"
+                f"{folder / 'run.json'}: not readable ({described(error)}); expected a spool "
+                "folder as this version of Clew writes it"
             ) from None
         if origin.run_id != folder.name:
             raise TrackingError(
@@ -171,7 +172,7 @@ class Journal:
                 raise UnusableMessageError(f"{part}: no plain file or folder in the spool")
         return path
 
-    def waiting(self) -> Iterator[Entry]:
+    def waiting(self) -> Iterator[JournalEntry]:
         """Yield the messages that the store does not have yet, in order."""
         end = self.sent
         with self._path.open("rb") as file:
@@ -181,11 +182,13 @@ class Journal:
                     return
                 end += len(line)
                 try:
-                    yield Entry(MESSAGES.validate_json(line), end)
+                    yield JournalEntry(MESSAGES.validate_json(line), end)
                 except ValidationError as error:
-                    yield Entry(Unreadable(line.decode(errors="replace"), _reason(error)), end)
+                    yield JournalEntry(
+                        Unreadable(line.decode(errors="replace"), described(error)), end
+                    )
 
-    def mark_sent(self, entry: Entry) -> None:
+    def mark_sent(self, entry: JournalEntry) -> None:
         """Remember that the store has everything up to `entry`, and drop its staged files."""
         _write_whole(self.folder / "sent", b"%d" % entry.end)
         self.sent = entry.end
@@ -254,10 +257,8 @@ def _read_sent(path: Path, length: int) -> int:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "wb", opener=_private) as file:
+    with replacing(path) as temporary, open(temporary, "wb", opener=_private) as file:
         file.write(content)
-    temporary.replace(path)
 
 
 def _private(path: str, flags: int) -> int:
@@ -270,11 +271,3 @@ def _link_or_copy(source: str | Path, target: str | Path) -> object:
     except OSError:  # another file system, or one without hard links
         return shutil.copy2(source, target)
     return target
-
-
-def _reason(error: OSError | ValidationError) -> str:
-    """Say in one line what is wrong, without the content that a file may hold."""
-    if isinstance(error, OSError):
-        return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")

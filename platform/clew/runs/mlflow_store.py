@@ -183,7 +183,7 @@ class MlflowTracker(Tracker):
 
     def start_system_metrics(self) -> None:
         """Sample the machine, once the run has lasted a minute."""
-        self._system_metrics = SystemMetrics(self.metrics, self.warn)
+        self._system_metrics = SystemMetrics(self.metrics)
         self._system_metrics.start()
 
     def flush(self) -> None:

@@ -9,8 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,7 +17,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils import mlflow_tags
-from sqlalchemy.exc import SQLAlchemyError
 
 from clew.errors import TrackingError
 from clew.runs import store
@@ -36,7 +34,7 @@ def connect(uri: str) -> MlflowClient:
     """
     store.check_answers(uri)
     store.check_writable(uri)
-    with _refusing(uri), store.creation_lock(uri):
+    with store.using("opening it", uri), store.creation_lock(uri):
         if store.is_missing(uri):
             _create_database(uri)
         return MlflowClient(uri)
@@ -59,7 +57,7 @@ def open_run(
         TrackingError: The run or the experiment cannot be used.
     """
     adopted = os.environ.get("MLFLOW_RUN_ID")
-    with _refusing(client.tracking_uri):
+    with store.using("opening the run", client.tracking_uri):
         if run_id is not None:
             return _continue_run(client, run_id, "run", run_name, tags)
         if adopted:
@@ -91,15 +89,6 @@ def find_experiment(client: MlflowClient, name: str) -> Experiment:
             "name"
         )
     return experiment
-
-
-@contextmanager
-def _refusing(uri: str) -> Iterator[None]:
-    """Turn what MLflow or the database raises into one line that names the store."""
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, ImportError) as error:
-        raise store.unusable(uri, error) from None
 
 
 def _create_database(uri: str) -> None:

@@ -15,13 +15,14 @@ from types import ModuleType
 from typing import Any
 
 import clew
-from clew.errors import TrackingError
+from clew.errors import TrackingError, described
 
 PACKAGES = (
     "mlflow",
     "jaxtyping",
     "numpy",
     "pandas",
+    "psutil",
     "pyarrow",
     "pydantic",
     "pyyaml",
@@ -72,8 +73,7 @@ def ask_servable(folder: Path, queries: Sequence[Mapping[str, str]]) -> list[dic
             model = pyfunc.load_model(str(folder))
             return list(model.predict(_frame(queries)))
         except Exception as error:
-            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise TrackingError(f"MLflow cannot serve {folder.name}: {first_line}") from error
+            raise TrackingError(f"MLflow cannot serve {folder.name}: {described(error)}") from error
         finally:
             sys.path[:] = before  # MLflow put the model's own copy of the package first
 

@@ -1,6 +1,6 @@
 """Where runs are kept: the tracking store, its artifacts, and the spool of what is not sent yet.
 
-Nothing here imports mlflow, so a store that cannot be used is refused in milliseconds.
+Importing this does not import mlflow: a store that cannot be used is refused in milliseconds.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from filelock import FileLock
 
-from clew.errors import TrackingError
+from clew.errors import TrackingError, described
 
 PROJECT_FILE = "MLproject"
 PROBE_SECONDS = 5.0
@@ -94,7 +94,7 @@ def address(uri: str) -> str:
 
 def first_line(error: Exception) -> str:
     """Return what an error says in its first line, without secrets."""
-    return shown((str(error).strip() or type(error).__name__).splitlines()[0])[:500]
+    return shown(described(error))
 
 
 def is_missing(uri: str) -> bool:
@@ -136,18 +136,38 @@ def creation_lock(uri: str) -> Iterator[None]:
         lock.release()
 
 
-def unusable(uri: str, error: Exception) -> TrackingError:
-    """Return what to raise where MLflow cannot use a store: one line that names it."""
-    if isinstance(error, ImportError):
-        return TrackingError(
-            f"tracking store {shown(uri)}: its driver is not installed ({first_line(error)}); "
-            "install it, or set MLFLOW_TRACKING_URI to another store"
-        )
-    code = getattr(error, "error_code", type(error).__name__)
-    return TrackingError(
-        f"tracking store {shown(uri)}: {first_line(error)} ({code}); check "
-        "MLFLOW_TRACKING_URI and what the store holds"
-    )
+@contextmanager
+def using(what: str, uri: str | None = None) -> Iterator[None]:
+    """Turn what MLflow, the database or the network raises into one line.
+
+    Args:
+        what: What is wanted of the store, for people: `the list of runs`, `moving an alias`.
+        uri: The store's address; None: the store in use.
+
+    Raises:
+        TrackingError: the store cannot be used, or what is wanted is not there.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    where = f"tracking store {shown(uri or tracking_uri())}"
+    try:
+        yield
+    except ImportError as error:
+        raise TrackingError(
+            f"{where}: its driver is not installed ({first_line(error)}); install it, or set "
+            "MLFLOW_TRACKING_URI to another store"
+        ) from None
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        code = getattr(error, "error_code", type(error).__name__)
+        if code == "RESOURCE_DOES_NOT_EXIST":
+            raise TrackingError(
+                f"{where}: {what}: not there ({first_line(error)}); it may have been deleted"
+            ) from None
+        raise TrackingError(
+            f"{where}: {what}: {first_line(error)} ({code}); check that the store answers and that "
+            "MLFLOW_TRACKING_URI names the one you mean, then try again"
+        ) from None
 
 
 def probe(uri: str) -> str | None:

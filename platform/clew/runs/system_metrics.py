@@ -5,7 +5,6 @@ here without it. They are loaded once a run has lasted a minute: a shorter one p
 them, and has no curve worth looking at.
 """
 
-import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -35,10 +34,8 @@ class Sampler(Protocol):
         ...
 
 
-def available_samplers() -> tuple[list[Sampler], list[str]]:
-    """Return what can be sampled on this machine, and a line for each thing that cannot."""
-    if importlib.util.find_spec("psutil") is None:
-        return [], ["psutil is not installed: no system metrics; pip install psutil"]
+def available_samplers() -> list[Sampler]:
+    """Return what can be sampled on this machine."""
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
     from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
@@ -50,23 +47,15 @@ def available_samplers() -> tuple[list[Sampler], list[str]]:
         samplers.append(GPUMonitor())  # type: ignore[no-untyped-call]
     except Exception as error:  # no NVML, or a driver that does not answer
         logger.debug("no GPU among the system metrics: %s", error)
-    return samplers, []
+    return samplers
 
 
 class SystemMetrics(threading.Thread):
-    """Samples the machine and hands the values to `record`, from the first minute until stopped.
+    """Samples the machine and hands the values to `record`, from the first minute until stopped."""
 
-    What cannot be sampled is reported through `warn`; it is not an error.
-    """
-
-    def __init__(
-        self,
-        record: Callable[[Mapping[str, float], int], None],
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, record: Callable[[Mapping[str, float], int], None]) -> None:
         super().__init__(name="clew-system-metrics", daemon=True)
         self._record = record
-        self._warn = warn
         self._samplers: list[Sampler] = []
         self._stopped = threading.Event()
 
@@ -74,9 +63,7 @@ class SystemMetrics(threading.Thread):
         """Sample until stopped; the step of a value is its number."""
         if self._stopped.wait(FIRST_SECONDS):
             return
-        self._samplers, warnings = available_samplers()
-        for message in warnings:
-            self._warn(message)
+        self._samplers = available_samplers()
         step = 0
         while self._samplers and not self._stopped.wait(SAMPLING_SECONDS):
             self._record(self._sample(), step)

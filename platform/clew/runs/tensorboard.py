@@ -64,10 +64,6 @@ class TensorBoardTracker(Tracker):
         """Pass on."""
         self.inner.warn(message)
 
-    def heartbeat(self) -> None:
-        """Pass on."""
-        self.inner.heartbeat()
-
     def flush(self) -> None:
         """Write event files out, and pass on."""
         self._writer.flush()

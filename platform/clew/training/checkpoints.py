@@ -16,7 +16,6 @@ one, so that a missing one is noticed before the sum is taken.
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from clew.errors import CheckpointError
+from clew.files import replacing
 
 SCHEMA_VERSION = 1
 MODEL_FILE = "model.safetensors"
@@ -104,24 +104,19 @@ def write_checkpoint(
     manifest: Manifest,
     training: TrainingState | None = None,
 ) -> CheckpointRecord:
-    """Write a checkpoint to `folder`, atomically: under a temporary name, synced, then renamed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    save_file(_contiguous(model.state_dict()), temporary / MODEL_FILE)
-    if training is not None:
-        save_file(_contiguous(training.optimizer), temporary / OPTIMIZER_FILE)
-        save_file(_contiguous(training.tensors), temporary / TRAINING_TENSORS_FILE)
-        if training.average:
-            save_file(_contiguous(training.average), temporary / AVERAGE_FILE)
-        _write_json(temporary / TRAINING_STATE_FILE, training.values)
-    _write_json(temporary / MANIFEST_FILE, asdict(manifest))
-    for path in temporary.iterdir():
-        _sync(path)
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
+    """Write a checkpoint to `folder`, whole or not at all: synced before it gets its name."""
+    with replacing(folder) as temporary:
+        temporary.mkdir()
+        save_file(_contiguous(model.state_dict()), temporary / MODEL_FILE)
+        if training is not None:
+            save_file(_contiguous(training.optimizer), temporary / OPTIMIZER_FILE)
+            save_file(_contiguous(training.tensors), temporary / TRAINING_TENSORS_FILE)
+            if training.average:
+                save_file(_contiguous(training.average), temporary / AVERAGE_FILE)
+            _write_json(temporary / TRAINING_STATE_FILE, training.values)
+        _write_json(temporary / MANIFEST_FILE, asdict(manifest))
+        for path in temporary.iterdir():
+            _sync(path)
     _sync(folder.parent)
     return CheckpointRecord.of(manifest, folder)
 

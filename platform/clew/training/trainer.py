@@ -257,7 +257,6 @@ class Trainer(Generic[B]):
 
     def _log(self, loss: StepLoss, count: float, rate: float, grad_norm: Tensor | None) -> None:
         """Record the mean loss of the interval, and the step's rate and gradient norm."""
-        self.history.tracker.heartbeat()
         self._unread.append(loss)
         self.progress.interval_count += count
         if self.progress.step % self.settings.log_every_steps:

@@ -11,7 +11,6 @@ The last two cover the whole folder, so that a file of test triples can be expla
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ import pyarrow.parquet as pq
 
 from clew import names
 from clew.errors import ConfigError
+from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
-from clew.runs.records import (
+from clew.runs.influence_report import (
     CSV_COLUMNS,
     TEST_INDEX_COLUMN,
     InfluenceReport,
@@ -97,13 +97,9 @@ class OutputFolder:
 
     def write(self, index: int, text: str, source: ReportSource, findings: Findings) -> None:
         """Write the results of one test triple, whole or not at all."""
-        folder = self._folder(index)
-        temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        write_report(temporary, source, findings)
-        _write_json(temporary / NOTE_FILE, {"index": index, "text": text})
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
+        with replacing(self._folder(index)) as temporary:
+            write_report(temporary, source, findings)
+            _write_json(temporary / NOTE_FILE, {"index": index, "text": text})
 
     def kept(self, index: int, text: str, folder: Path) -> Outcome:
         """Return the outcome of a test triple that an earlier run finished."""
@@ -174,14 +170,12 @@ class OutputFolder:
 
 
 def _join_csv(folders: Sequence[Path], target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.tmp")
-    with temporary.open("wb") as file:
+    with replacing(target) as temporary, temporary.open("wb") as file:
         file.write((",".join(CSV_COLUMNS) + "\n").encode())
         for folder in folders:
             with (folder / names.INFLUENCE_CSV).open("rb") as part:
                 part.readline()
                 shutil.copyfileobj(part, file)
-    temporary.replace(target)
 
 
 def _join_parquet(folders: Sequence[Path], target: Path) -> None:
@@ -198,13 +192,10 @@ def _join_parquet(folders: Sequence[Path], target: Path) -> None:
     if not tables:
         target.unlink(missing_ok=True)
         return
-    temporary = target.with_name(f".{target.name}.tmp")
-    pq.write_table(pa.concat_tables(tables).unify_dictionaries(), temporary, compression="lz4")
-    temporary.replace(target)
+    table = pa.concat_tables(tables).unify_dictionaries()
+    with replacing(target) as temporary:
+        pq.write_table(table, temporary, compression="lz4")
 
 
 def _write_json(path: Path, content: object) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

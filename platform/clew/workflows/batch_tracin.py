@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.errors import ClewError, DataError, Interrupted
+from clew.errors import ClewError, DataError, Interrupted, described
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.link_prediction.triples import Triples
-from clew.runs.records import InfluenceReport
+from clew.runs.influence_report import InfluenceReport
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_results import Outcome, OutputFolder
 from clew.workflows.outputs import check_folder
@@ -196,8 +196,7 @@ class _Batch:
                 return [outcome for item in group for outcome in self._group([item])]
             test = group[0][0]
             logger.warning("line %d (%s): %s", test.index + 1, test.text, error)
-            message = str(error).splitlines()[0] if str(error) else type(error).__name__
-            return [Outcome(test.index, test.text, "failed", message)]
+            return [Outcome(test.index, test.text, "failed", described(error))]
 
     def _explain(self, group: Sequence[tuple[TestTriple, np.ndarray]]) -> list[Outcome]:
         mask = np.zeros((len(group), len(self._source.task.graph.train)), bool)

@@ -1,12 +1,8 @@
 """Runs a training or an explanation in a separate process, so that its memory peak is its own."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, Interrupted, ProtectedStop, UsageError
+from clew.processes import run_child
 from clew.workflows.train import TrainResult
 
 _ERRORS: dict[int, type[ClewError]] = {2: UsageError, 3: ProtectedStop, 130: Interrupted}
@@ -56,30 +53,13 @@ def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:
 
 
 def _run(command: list[str], what: str) -> str:
-    """Run a command and return what it prints; a SIGTERM to us is one to it.
-
-    Without that, killing a study would leave its training behind.
+    """Run a command and return what it prints.
 
     Raises:
         ClewError: it ended with an error, under the class of its exit code.
     """
-    with subprocess.Popen(
-        command, env=_environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main:
-            before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        try:
-            printed, _ = process.communicate()
-        finally:
-            if is_main:
-                signal.signal(signal.SIGTERM, before)
-    if process.returncode:
-        kind = _ERRORS.get(process.returncode, ClewError)
-        raise kind(f"{what} ended with exit code {process.returncode}; its message is above")
+    code, printed = run_child(command, capture=True)
+    if code:
+        kind = _ERRORS.get(code, ClewError)
+        raise kind(f"{what} ended with exit code {code}; its message is above")
     return printed
-
-
-def _environment() -> dict[str, str]:
-    """Our environment, less the run that `mlflow run` opened for us: the child's is its own."""
-    return {k: v for k, v in os.environ.items() if k != "MLFLOW_RUN_ID"}

@@ -1,11 +1,10 @@
 """Serves the dashboard as a child process over the same tracking store."""
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 
 from clew.errors import UsageError
+from clew.processes import run_child
 from clew.runs.store import tracking_uri
 
 
@@ -19,8 +18,7 @@ def serve_dashboard(*, port: int, address: str) -> int:
         raise UsageError("the package ui is not found; install the project with its dashboard")
     command = [sys.executable, "-m", "ui.serve"]
     command += ["--server.port", str(port), "--server.address", address]
-    environment = os.environ | {"MLFLOW_TRACKING_URI": tracking_uri()}
     try:
-        return subprocess.run(command, env=environment, check=False).returncode
+        return run_child(command, environment={"MLFLOW_TRACKING_URI": tracking_uri()})[0]
     except KeyboardInterrupt:
         return 130

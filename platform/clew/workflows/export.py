@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from clew import __version__
+from clew.errors import described
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import open_model
@@ -144,7 +145,7 @@ def export_program(model: GraphModel, path: Path) -> ProgramCheck:
         difference = _difference(scorer, path)
     except Exception as error:  # whatever torch cannot export, it says in many ways
         path.unlink(missing_ok=True)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        reason = described(error)
         logger.warning("torch.export does not work for this model: %s", reason)
         return ProgramCheck(False, reason=reason)
     if not difference <= MAX_DIFFERENCE:

@@ -10,8 +10,8 @@ from clew.config.study import Study
 from clew.errors import ClewError, Interrupted
 from clew.runs.hardware import describe_machine, git_commit
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.cells import find_cell
 from clew.runs.reading.runs import find_run
+from clew.runs.reading.search import find_cell
 from clew.workflows.child import trace_in_child, train_in_child
 
 logger = logging.getLogger(__name__)

@@ -1,14 +1,16 @@
 """Where an explanation's files go besides its run, and whose results are never written over."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clew import names
 from clew.errors import ConfigError
+from clew.files import replacing
 from clew.influence.link_prediction.report import ReportSource
 from clew.link_prediction.triples import Triples
-from clew.runs.records import ReportModel, read_influence_json
+from clew.runs.influence_report import ReportModel, read_influence_json
 from clew.workflows.outputs import check_file, check_folder
 
 REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
@@ -81,10 +83,8 @@ def copy_files(folder: Path, output: Path) -> None:
         found = folder / f"influence{target.suffix}"
         if not found.is_file():
             continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        temporary.write_bytes(found.read_bytes())
-        temporary.replace(target)
+        with replacing(target) as temporary:
+            shutil.copyfile(found, temporary)
 
 
 def _targets(output: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
 from clew.influence.scores import Scored
 from clew.influence.windows import WindowTracer
-from clew.runs.window_records import (
+from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     FrameWindow,

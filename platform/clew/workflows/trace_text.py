@@ -13,7 +13,7 @@ from clew.influence.windows import WindowTracer
 from clew.language_modeling.generation import generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
-from clew.runs.window_records import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
+from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.workflows.model_source import LoadedModel
 from clew.workflows.outputs import check_file
 from clew.workflows.trace_source import open_checkpoints

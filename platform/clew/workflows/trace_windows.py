@@ -15,7 +15,7 @@ from clew.errors import ConfigError
 from clew.influence.scores import Scored
 from clew.influence.windows import WindowExplanation, WindowTracer
 from clew.runs.base import Tracker
-from clew.runs.window_records import WindowReport, WindowScore
+from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
 from clew.training.task import B

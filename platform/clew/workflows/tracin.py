@@ -15,7 +15,7 @@ from clew import names
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
-from clew.runs.records import InfluenceReport, TripleRecord
+from clew.runs.influence_report import InfluenceReport, TripleRecord
 from clew.training.checkpoints import CheckpointRecord
 from clew.workflows.test_triples import read_test_triples, usable
 from clew.workflows.trace_output import check_output, check_place, copy_files

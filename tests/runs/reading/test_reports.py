@@ -1,7 +1,7 @@
 """Reading influence reports: all three files, parts of them, and files that are none."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,15 @@ import pandas as pd
 import pytest
 
 from clew.errors import DataError
+from clew.runs.influence_report import (
+    ScoredTriple,
+    read_explained_triple,
+    read_influence_json,
+    read_influence_outline,
+)
 from clew.runs.reading.agreement import agreement
 from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.report_json import cut_report, read_report_head, read_report_test
 from clew.runs.reading.reports import add_hops, read_facts, read_head
-from clew.runs.records import read_influence_json
 from tests.recorded import NUM_HOSTILE_FACTS as NUM_PAIRS
 from tests.recorded import NUM_HOSTILE_TESTS as NUM_TESTS
 from tests.recorded import Recorded
@@ -69,46 +73,28 @@ def test_facts_are_ordered(files: ReportFiles) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 0, 3])
-def test_the_json_file_is_cut_whatever_its_layout(
+def test_parts_of_the_json_file_are_read_whatever_its_layout(
     files: ReportFiles, tmp_path: Path, indent: int | None
 ) -> None:
     assert files.json is not None
     content = json.loads(files.json.read_text())
-    path = tmp_path / "influence.json"
-    path.write_text(json.dumps(content, indent=indent))
-    cut = cut_report(path.read_text())
-    assert cut is not None
-    assert len(cut.tests) == NUM_TESTS
-    whole = read_influence_json(path)
-    heads = tuple(replace(test, proponents=(), opponents=()) for test in whole.tests)
-    assert read_report_head(path) == replace(whole, tests=heads)
-    for place in range(NUM_TESTS):
-        assert read_report_test(path, place).tests == (whole.tests[place],)
-
-
-def test_names_cannot_be_taken_for_structure(files: ReportFiles, tmp_path: Path) -> None:
-    assert files.json is not None
-    content = json.loads(files.json.read_text())
-    trap = '"}]}, {"test": {"head": 1}, "proponents": [], "tests": ['
-    content["settings"] = {"test": trap, "tests": [{"test": 1}]}
-    content["tests"][0]["test"]["head"]["label"] = trap
-    content["tests"][1]["proponents"][0]["train"]["tail"]["label"] = trap
-    path = tmp_path / "influence.json"
-    path.write_text(json.dumps(content))
-    whole = read_influence_json(path)
-    assert [t.test for t in read_report_head(path).tests] == [t.test for t in whole.tests]
-    assert read_report_test(path, 1).tests == (whole.tests[1],)
-
-
-def test_another_order_of_keys_is_read_as_a_whole(files: ReportFiles, tmp_path: Path) -> None:
-    assert files.json is not None
-    content = json.loads(files.json.read_text())
     turned = dict(reversed(content.items()))
     turned["tests"] = [dict(reversed(test.items())) for test in content["tests"]]
+    whole = read_influence_json(files.json)
     path = tmp_path / "influence.json"
-    path.write_text(json.dumps(turned))
-    assert len(read_report_head(path).tests) == NUM_TESTS
-    assert read_report_test(path, 2).tests == (read_influence_json(path).tests[2],)
+    for layout in (content, turned):
+        path.write_text(json.dumps(layout, indent=indent))
+        assert read_influence_json(path) == whole
+        outline = read_influence_outline(path)
+        assert outline.model == whole.model
+        assert outline.settings == whole.settings
+        for place, test in enumerate(whole.tests):
+            shared = [field.name for field in fields(ScoredTriple)]
+            told = outline.tests[place]
+            assert [getattr(told, f) for f in shared] == [getattr(test, f) for f in shared]
+            frame, one = read_explained_triple(path, place)
+            assert one == test
+            assert frame.model == whole.model
 
 
 def test_without_the_json_file(files: ReportFiles) -> None:

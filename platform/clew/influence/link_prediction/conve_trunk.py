@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from clew.influence.link_prediction.trunk import Activations, Layout, Queries, RowGradients
 from clew.influence.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
-from clew.runs.records import CONVE_PARTS
+from clew.runs.influence_report import CONVE_PARTS
 
 LAYOUT = Layout(
     dense="projection.weight",

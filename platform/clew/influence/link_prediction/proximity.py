@@ -12,7 +12,6 @@ once per graph and kept on disk, named after the graph's fingerprint.
 """
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from jaxtyping import Int
 from scipy.sparse import csr_matrix
 
 from clew.config.services import InfluenceConfig
+from clew.files import replacing
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 
 logger = logging.getLogger(__name__)
@@ -87,12 +87,8 @@ class Neighbourhood:
             except (OSError, ValueError, KeyError) as error:
                 logger.warning("%s cannot be read (%s); it is built again", path, error)
         index = cls.build(graph.train, graph.num_entities)
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
-        np.savez(
-            temporary, offsets=index._offsets, neighbours=index._neighbours, edges=index._edges
-        )
-        temporary.replace(path)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, offsets=index._offsets, neighbours=index._neighbours, edges=index._edges)
         return index
 
     @property

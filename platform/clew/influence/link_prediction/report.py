@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.influence.link_prediction.report_rows import PairRows, write_csv, write_parquet
+from clew.files import replacing
+from clew.influence.link_prediction.report_table import PairRows, write_csv, write_parquet
 from clew.influence.link_prediction.tracin import Explanation
 from clew.influence.scores import Scored, side_by_side
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.records import (
+from clew.runs.influence_report import (
     CheckpointWeight,
+    ExplainedTriple,
     InfluenceEntry,
     InfluenceReport,
     ReportModel,
     Term,
-    TestInfluence,
     TripleRecord,
     write_influence_json,
 )
@@ -101,7 +102,6 @@ class ReportSource:
 
 def write_report(folder: Path, source: ReportSource, findings: Findings) -> InfluenceReport:
     """Write `influence.json`, `influence.csv` and `influence.parquet` into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     report = build_report(source, findings)
     rows = pair_rows(source, findings)
     write_influence_json(report, folder / names.INFLUENCE_JSON)
@@ -109,22 +109,21 @@ def write_report(folder: Path, source: ReportSource, findings: Findings) -> Infl
         (names.INFLUENCE_CSV, write_csv),
         (names.INFLUENCE_PARQUET, write_parquet),
     ):
-        temporary = folder / f".{name}.tmp"
-        write(temporary, source.graph, rows)
-        temporary.replace(folder / name)
+        with replacing(folder / name) as temporary:
+            write(temporary, source.graph, rows)
     return report
 
 
 def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
     """Turn findings into a report that is readable without any other file."""
     limit = max(1, JSON_ENTRIES // max(1, len(findings.tests)))
-    tests: list[TestInfluence] = []
+    tests: list[ExplainedTriple] = []
     for explanation in findings.explanations:
         for row in range(len(explanation.self_influence)):
             tests.append(_test(source, findings, explanation, row, len(tests), limit))
     return InfluenceReport(
         model=source.model,
-        settings=source.settings,
+        settings=dict(source.settings),
         train_size=len(source.graph.train),
         seconds=findings.seconds,
         device=source.device,
@@ -164,10 +163,10 @@ def _test(  # noqa: PLR0917
     row: int,
     index: int,
     limit: int,
-) -> TestInfluence:
+) -> ExplainedTriple:
     proponents, opponents = _places(explanation, row, limit)
     candidates = int(findings.candidates[index])
-    return TestInfluence(
+    return ExplainedTriple(
         test=source.triple(findings.tests[index]),
         score=float(findings.scores[index]),
         rank=float(findings.ranks[index]),

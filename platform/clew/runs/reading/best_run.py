@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from clew import names
 from clew.config.directions import maximizes
 from clew.errors import TrackingError
+from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client
-from clew.runs.reading.search import RunQuery, list_experiments, reading, search_runs
+from clew.runs.reading.search import RunQuery, list_experiments, search_runs
 
 PAGE = 100
 
@@ -68,7 +69,7 @@ def value_at_best(run: RunRecord, metric: str, *, uri: str | None = None) -> flo
     best_step = run.tags.get(names.TAG_BEST_STEP, "")
     if not metric.startswith("valid/") or not best_step.isdigit():
         return run.metrics[metric]
-    with reading(f"metric {metric} of run {run.run_id}", uri):
+    with store.using(f"metric {metric} of run {run.run_id}", uri):
         history = client(uri).get_metric_history(run.run_id, metric)
     at_best = [entry.value for entry in history if entry.step == int(best_step)]
     return float(at_best[-1]) if at_best else run.metrics[metric]

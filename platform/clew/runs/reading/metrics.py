@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from clew.config.directions import direction_of
+from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client
-from clew.runs.reading.search import reading
 
 MAX_POINTS = 600
 NUM_THREADS = 8
@@ -30,7 +30,7 @@ def metric_histories(
     having = [run for run in runs if key in run.metrics]
 
     def read(run: RunRecord) -> pd.DataFrame:
-        with reading(f"metric {key} of run {run.run_id}", uri):
+        with store.using(f"metric {key} of run {run.run_id}", uri):
             history = connected.get_metric_history(run.run_id, key)
         frame = pd.DataFrame(
             {

@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
-from clew.errors import DataError, TrackingError
+from clew.errors import DataError, TrackingError, described
+from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, download_artifact
-from clew.runs.reading.search import find_runs, quoted, reading
+from clew.runs.reading.search import find_runs, quoted
 
 VOCABULARY_FOLDER = "vocabulary"
 MAX_VERSIONS = 200
@@ -57,7 +58,7 @@ class Vocabulary:
 
 def list_models(*, uri: str | None = None) -> list[RegisteredModel]:
     """Return the registered models, by name."""
-    with reading("the list of registered models", uri):
+    with store.using("the list of registered models", uri):
         found = client(uri).search_registered_models(max_results=200)
         return [
             RegisteredModel(
@@ -72,7 +73,7 @@ def list_models(*, uri: str | None = None) -> list[RegisteredModel]:
 
 def list_versions(model: RegisteredModel, *, uri: str | None = None) -> list[Version]:
     """Return the versions of a model with the runs they came from, the latest first."""
-    with reading(f"the versions of model {model.name}", uri):
+    with store.using(f"the versions of model {model.name}", uri):
         found = client(uri).search_model_versions(
             f"name = {quoted(model.name)}",
             max_results=MAX_VERSIONS,
@@ -117,7 +118,7 @@ def _terms(path: Path) -> tuple[tuple[str, str], ...]:
     except FileNotFoundError:
         raise TrackingError(f"{path.name} is missing from the run's {VOCABULARY_FOLDER}") from None
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({str(error)[:200]})") from None
+        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
     pairs = ((str(n), str(label or n)) for n, label in zip(*columns.values(), strict=True))
     return tuple(sorted(pairs, key=lambda pair: pair[1].casefold()))
 

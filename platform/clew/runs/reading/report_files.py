@@ -10,8 +10,7 @@ from clew import names
 from clew.errors import DataError, TrackingError
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
-from clew.runs.reading.search import reading
-from clew.runs.window_records import (
+from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     TEXT_INFLUENCE_JSON,
@@ -68,7 +67,7 @@ def report_files(run_id: str, folder: Path, *, uri: str | None = None) -> Report
         TrackingError: there is no such run, or it has no report that can be fetched.
     """
     run = find_run(run_id, uri)
-    with reading(f"the explanations of run {run_id}", uri):
+    with store.using(f"the explanations of run {run_id}", uri):
         infos = client(uri).list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
     sizes = {info.path: info.file_size for info in infos}
     found: dict[str, Path] = {}

@@ -3,7 +3,7 @@
 A report is up to three files side by side. The JSON file has the head: model, settings, and each
 test triple with its score and rank. The Parquet file has every training fact and is read by test;
 where it is missing, the facts are those of the JSON file's lists, or of the CSV file. The
-explanation of a text is a separate file, see `clew.runs.window_records`.
+explanation of a text is a separate file, see `clew.runs.window_report`.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from clew.errors import DataError
-from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.report_json import read_report_head, read_report_test
-from clew.runs.records import (
+from clew.errors import DataError, described
+from clew.runs.influence_report import (
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
     CSV_COLUMNS,
@@ -30,9 +28,12 @@ from clew.runs.records import (
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
     CheckpointWeight,
-    InfluenceReport,
+    ReportOutline,
     TripleRecord,
+    read_explained_triple,
+    read_influence_outline,
 )
+from clew.runs.reading.report_files import ReportFiles
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -75,7 +76,7 @@ def read_head(files: ReportFiles) -> ReportHead:
     problem = ""
     if files.json is not None:
         try:
-            return _head_of(read_report_head(files.json))
+            return _head_of(read_influence_outline(files.json))
         except DataError as error:
             problem = str(error)
             if files.parquet is None and files.csv is None:
@@ -124,7 +125,7 @@ def add_hops(facts: pd.DataFrame, head_id: str, tail_id: str) -> pd.DataFrame:
     return facts.assign(hops=pd.Series(hops, dtype="Int64").where(lambda found: found <= MAX_HOPS))
 
 
-def _head_of(report: InfluenceReport) -> ReportHead:
+def _head_of(report: ReportOutline) -> ReportHead:
     rows = [
         (*_texts(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
         for t in report.tests
@@ -188,15 +189,13 @@ def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
             columns, chosen = needed + more, [(TEST_INDEX_COLUMN, "=", test_index)]
         table = pq.read_table(path, columns=columns, filters=chosen)
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise DataError(f"{path}: cannot be read as Parquet ({reason})") from None
+        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
     return rows
 
 
 def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
-    report = read_report_test(path, test_index)
-    test = report.tests[0]
+    report, test = read_explained_triple(path, test_index)
     steps = [f"{CHECKPOINT_PREFIX}{checkpoint.step}" for checkpoint in report.model.checkpoints]
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
@@ -228,8 +227,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
             convert_options=pa.csv.ConvertOptions(column_types=types),
         )
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise DataError(f"{path}: cannot be read as CSV ({reason})") from None
+        raise DataError(f"{path}: cannot be read as CSV ({described(error)})") from None
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
     rows.columns = pd.Index([*TERM_COLUMNS, SCORE_COLUMN])
     triple = ["test_head", "test_rel", "test_tail"]

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mlflow.exceptions import MlflowException
+from pydantic import TypeAdapter, ValidationError
 
-from clew.errors import DataError, TrackingError
+from clew.errors import DataError, TrackingError, described
+from clew.runs import store
 from clew.runs.reading.runs import client, find_run
-from clew.runs.reading.search import reading
 from clew.runs.reading.tables import csv_text
 
 FOLDER = "reviews"
@@ -55,6 +56,9 @@ class Review:
     created: str = ""
     """Time in ISO 8601 with zone; filled in when it is written."""
     review_id: str = ""
+
+
+_REVIEW = TypeAdapter(Review)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def append_review(review: Review, *, uri: str | None = None) -> Review:
         client(uri).log_text(review.run_id, text, name)
     except (MlflowException, OSError) as error:
         raise TrackingError(
-            f"review of run {review.run_id} could not be written ({str(error)[:200]}); is its "
+            f"review of run {review.run_id} could not be written ({described(error)}); is its "
             "artifact store writable from here?"
         ) from None
     return review
@@ -116,7 +120,7 @@ def read_reviews(run_id: str, *, uri: str | None = None) -> Reviews:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
     find_run(run_id, uri)
-    with reading(f"the reviews of run {run_id}", uri), tempfile.TemporaryDirectory() as folder:
+    with store.using(f"the reviews of run {run_id}", uri), tempfile.TemporaryDirectory() as folder:
         connected = client(uri)
         if not connected.list_artifacts(run_id, FOLDER):
             return Reviews(())
@@ -146,22 +150,10 @@ def decode_review(content: Any) -> Review:
     """
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         raise DataError(f"no review of schema {SCHEMA_VERSION}")
-    if content.get("verdict") not in VERDICTS:
-        raise DataError(f"verdict is {content.get('verdict')!r}")
     try:
-        facts = {
-            kind: tuple(_decode_fact(fact) for fact in content[kind])
-            for kind in ("convincing", "wrong")
-        }
-        plain = ("run_id", "verdict", "reviewer", "comment", "created", "review_id")
-        texts = {key: str(content[key]) for key in plain}
-        return Review(test=_decode_fact(content["test"]), **texts, **facts)  # type: ignore[arg-type]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"not a whole review ({error!r})") from None
-
-
-def _decode_fact(content: Any) -> Fact:
-    return Fact(**{key: str(content[key]) for key in Fact.__dataclass_fields__})
+        return _REVIEW.validate_python(content)
+    except ValidationError as error:
+        raise DataError(f"not a whole review ({described(error)})") from None
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:

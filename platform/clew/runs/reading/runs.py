@@ -11,10 +11,9 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import FileInfo, Run
 from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names
-from clew.errors import TrackingError
+from clew.errors import TrackingError, described
 from clew.runs import store
 
 
@@ -51,11 +50,8 @@ def client(uri: str | None = None) -> MlflowClient:
             f"no tracking store at {store.database_path(uri)}; train a first run (`clew train`), "
             "or set MLFLOW_TRACKING_URI to where runs are kept"
         )
-    try:
-        with store.creation_lock(uri):
-            return _client(uri)
-    except (MlflowException, SQLAlchemyError, ImportError) as error:
-        raise store.unusable(uri, error) from None
+    with store.using("opening it", uri), store.creation_lock(uri):
+        return _client(uri)
 
 
 @functools.lru_cache(maxsize=8)
@@ -137,7 +133,7 @@ def download_artifact(run_id: str, path: str, folder: Path, uri: str | None = No
         present = list_artifacts(run_id, parent, uri)
         if name in present:
             raise TrackingError(
-                f"run {run_id}: artifact {path} cannot be read ({_first_line(error)}); is its "
+                f"run {run_id}: artifact {path} cannot be read ({described(error)}); is its "
                 "artifact store reachable from here?"
             ) from None
         raise TrackingError(
@@ -157,34 +153,23 @@ def _put(found: Path, target: Path) -> Path:
 def _infos(run_id: str, path: str, uri: str | None) -> list[FileInfo]:
     connected = client(uri)
     _get_run(connected, run_id)
-    try:
+    with store.using(f"artifacts of run {run_id} under {path or 'its root'}", uri):
         return list(connected.list_artifacts(run_id, path or None))
-    except (MlflowException, OSError) as error:
-        raise TrackingError(
-            f"run {run_id}: artifacts under {path or 'its root'} cannot be listed "
-            f"({_first_line(error)}); is its artifact store reachable from here?"
-        ) from None
 
 
 def _get_run(connected: MlflowClient, run_id: str) -> Run:
-    try:
-        run = connected.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+    with store.using(f"run {run_id}", connected.tracking_uri):
+        try:
+            run = connected.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+                raise
             raise TrackingError(
                 f"no run {run_id} in {store.shown(connected.tracking_uri)}; take the id of a run "
                 "that is there, or set MLFLOW_TRACKING_URI to its store"
             ) from None
-        raise TrackingError(
-            f"run {run_id} cannot be read from {store.shown(connected.tracking_uri)}: "
-            f"{_first_line(error)}"
-        ) from None
     if run.info.lifecycle_stage != "active":
         raise TrackingError(
             f"run {run_id} is deleted; bring it back with `mlflow runs restore --run-id {run_id}`"
         )
     return run
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

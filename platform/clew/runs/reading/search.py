@@ -6,19 +6,15 @@ call that counts: `count_runs` finds the number of runs by asking which offsets 
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
-from mlflow.exceptions import MlflowException
 from mlflow.utils.search_utils import SearchUtils
-from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names
-from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, record_of
 
@@ -65,31 +61,9 @@ class RunPage:
     more: bool
 
 
-@contextmanager
-def reading(what: str, uri: str | None = None) -> Iterator[None]:
-    """Turn what MLflow or the database raises into one line that says what to do.
-
-    Raises:
-        TrackingError: `what` cannot be read.
-    """
-    address = store.shown(uri or store.tracking_uri())
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
-            raise TrackingError(
-                f"{what} is not in {address} any more ({reason}); it may have been deleted"
-            ) from None
-        raise TrackingError(
-            f"{what} cannot be read from {address} ({reason}); check that the store is there and "
-            "made by this version of MLflow, or set MLFLOW_TRACKING_URI to another"
-        ) from None
-
-
 def list_experiments(uri: str | None = None) -> list[Experiment]:
     """Return the active experiments, the latest first."""
-    with reading("the list of experiments", uri):
+    with store.using("the list of experiments", uri):
         found = client(uri).search_experiments(max_results=500)
     return [Experiment(str(e.experiment_id), e.name) for e in found]
 
@@ -98,7 +72,7 @@ def search_runs(
     query: RunQuery, *, offset: int = 0, limit: int = 50, uri: str | None = None
 ) -> RunPage:
     """Return up to `limit` runs from `offset` on."""
-    with reading("the list of runs", uri):
+    with store.using("the list of runs", uri):
         connected = client(uri)
         found = connected.search_runs(
             _experiment_ids(connected, query),
@@ -113,7 +87,7 @@ def search_runs(
 
 def count_runs(query: RunQuery, *, uri: str | None = None) -> int:
     """Return how many runs match, by doubling and halving the offset of a page of one."""
-    with reading("the number of runs", uri):
+    with store.using("the number of runs", uri):
         connected = client(uri)
         ids, text = _experiment_ids(connected, query), filter_string(query)
 
@@ -144,7 +118,7 @@ def find_runs(run_ids: Sequence[str], *, uri: str | None = None) -> list[RunReco
     """Return the runs with these ids in this order; deleted and unknown ones are left out."""
     wanted = [run_id for run_id in dict.fromkeys(run_ids) if re.fullmatch(r"\w{1,64}", run_id)]
     found: dict[str, RunRecord] = {}
-    with reading("the chosen runs", uri):
+    with store.using("the chosen runs", uri):
         connected = client(uri)
         experiments = _experiment_ids(connected, RunQuery())
         for first in range(0, len(wanted), MAX_IDS_PER_FILTER):
@@ -154,6 +128,19 @@ def find_runs(run_ids: Sequence[str], *, uri: str | None = None) -> list[RunReco
             )
             found |= {run.info.run_id: record_of(run) for run in page}
     return [found[run_id] for run_id in wanted if run_id in found]
+
+
+def find_cell(cell_id: str, uri: str | None = None) -> RunRecord | None:
+    """Return the newest finished run of a study's cell, so that the study goes on where it was.
+
+    Raises:
+        TrackingError: the store does not answer.
+    """
+    experiments = [experiment.experiment_id for experiment in list_experiments(uri)]
+    condition = f"tags.`{names.TAG_CELL}` = {quoted(cell_id)} AND attributes.status = 'FINISHED'"
+    with store.using("runs of a study", uri):
+        found = client(uri).search_runs(experiments, condition, max_results=1)
+    return record_of(found[0]) if found else None
 
 
 def filter_string(query: RunQuery) -> str:

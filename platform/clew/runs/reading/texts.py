@@ -3,9 +3,9 @@
 import pandas as pd
 
 from clew.errors import DataError
+from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.report_files import ReportFiles
-from clew.runs.records import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.window_records import TextInfluenceReport, TextWindow
+from clew.runs.window_report import TextInfluenceReport, TextWindow
 
 
 def read_text_report(files: ReportFiles) -> TextInfluenceReport:

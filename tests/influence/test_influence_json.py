@@ -3,15 +3,15 @@ import json
 import pytest
 
 from clew.errors import DataError
-from clew.runs.records import (
+from clew.runs.influence_report import (
     CSV_COLUMNS,
     TERM_COLUMNS,
     CheckpointWeight,
+    ExplainedTriple,
     InfluenceEntry,
     InfluenceReport,
     ReportModel,
     Term,
-    TestInfluence,
     TripleRecord,
     read_influence_json,
     write_influence_json,
@@ -33,9 +33,16 @@ def report(score: float = 1.5) -> InfluenceReport:
         cosine=0.5,
         train_index=7,
     )
-    test = TestInfluence(triple("a", "r", "b"), score, 1.5, 2.0, 10, True, (entry,), (entry,))
+    test = ExplainedTriple(triple("a", "r", "b"), score, 1.5, 2.0, 10, True, (entry,), (entry,))
     model = ReportModel("run", "link_prediction", (CheckpointWeight(5, 100, 1e-3),))
-    return InfluenceReport(model, {"top_k": 1}, 10, 0.5, "cpu", (test,))
+    return InfluenceReport(
+        model=model,
+        settings={"top_k": 1},
+        train_size=10,
+        seconds=0.5,
+        device="cpu",
+        tests=(test,),
+    )
 
 
 def test_round_trip_and_schema(tmp_path):

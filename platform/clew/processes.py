@@ -1,0 +1,45 @@
+"""Child processes: with our environment, and not left behind when we are stopped."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+
+
+def child_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return our environment and `more`, less the run that `mlflow run` opened for us alone."""
+    own = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
+    return own | dict(more)
+
+
+def run_child(
+    command: Sequence[str], *, environment: Mapping[str, str] | None = None, capture: bool = False
+) -> tuple[int, str]:
+    """Run a command to its end; return its exit code and what it printed.
+
+    A SIGTERM to us is one to it, so that whoever stops us stops it too.
+
+    Args:
+        command: Program and arguments.
+        environment: Variables besides our own.
+        capture: Return what it prints instead of printing it where we do.
+
+    Raises:
+        OSError: there is no such program.
+    """
+    with subprocess.Popen(
+        command,
+        env=child_environment(environment or {}),
+        stdout=subprocess.PIPE if capture else None,
+        text=True,
+    ) as process:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main:
+            before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            printed, _ = process.communicate()
+        finally:
+            if is_main:
+                signal.signal(signal.SIGTERM, before)
+    return process.returncode, printed or ""

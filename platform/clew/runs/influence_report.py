@@ -1,0 +1,296 @@
+"""An influence report: the models of its JSON file and the columns of its tables.
+
+The JSON file says of a `tracin` or `batch_tracin` run, for each test triple, its score, its rank
+and its strongest proponents and opponents. The CSV and Parquet files beside it hold one row for
+each (test, training) pair. The influence engine writes with these models, the dashboard reads with
+them. Nothing here needs torch.
+
+`id` is the name that the data files use (`/m/027rn`, `DB00001`, `enzyme`), `label` the text that
+people read; where a data set has no labels they are equal.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import core_schema
+
+from clew.errors import DataError, described
+from clew.files import replacing
+
+R = TypeVar("R")
+SIGN_CONVENTION = "positive scores lower the test triple's loss (proponents)"
+
+CSV_COLUMNS = (
+    "TestHead",
+    "TestHead_label",
+    "TestRel",
+    "TestRel_label",
+    "TestTail",
+    "TestTail_label",
+    "TrainHead",
+    "TrainHead_label",
+    "TrainRel",
+    "TrainRel_label",
+    "TrainTail",
+    "TrainTail_label",
+    "TracInScore",
+)
+"""Header of the CSV file, in order."""
+
+TERM_COLUMNS = (
+    "test_head",
+    "test_head_label",
+    "test_rel",
+    "test_rel_label",
+    "test_tail",
+    "test_tail_label",
+    "train_head",
+    "train_head_label",
+    "train_rel",
+    "train_rel_label",
+    "train_tail",
+    "train_tail_label",
+)
+"""Parquet: the CSV's names in snake case, strings in dictionary encoding."""
+
+SCORE_COLUMN = "tracin_score"
+"""Parquet: the influence, float64."""
+COSINE_COLUMN = "cosine"
+"""Parquet: influence divided by the norms of both gradients; absent where it was not computed."""
+TEST_INDEX_COLUMN = "test_index"
+"""Parquet: place of the test triple in the JSON file's `tests`, int32."""
+TRAIN_INDEX_COLUMN = "train_index"
+"""Parquet: line of the training triple in the training data, from 0, int64."""
+RANK_COLUMN = "rank"
+"""Parquet: place among the test triple's candidates by falling score, from 1, int32."""
+ID_COLUMNS = (
+    "test_head_id",
+    "test_rel_id",
+    "test_tail_id",
+    "train_head_id",
+    "train_rel_id",
+    "train_tail_id",
+)
+"""Parquet: integer ids in the model's vocabularies, int32."""
+PART_PREFIX = "part_"
+"""Parquet: `part_dense` and so on, float32; the parts add up to the score."""
+CHECKPOINT_PREFIX = "checkpoint_"
+"""Parquet: `checkpoint_<step>`, float32; the checkpoints add up to the score."""
+
+CONVE_PARTS = (
+    "entity_output",
+    "entity_cross",
+    "entity_input",
+    "relation",
+    "dense",
+    "convolution",
+)
+"""Parts of ConvE in `by_part`: scorer, scorer x lookup of the shared entity table, lookup of the
+head, lookup of the relation, fully connected layer, convolution with all normalisations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """An entity or a relation."""
+
+    id: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class TripleRecord:
+    """A triple with names."""
+
+    head: Term
+    relation: Term
+    tail: Term
+
+
+@dataclass(frozen=True, slots=True)
+class InfluenceEntry:
+    """One training triple's influence on one test triple.
+
+    `rank` counts from 1 among the proponents or among the opponents, strongest first. Both
+    `by_checkpoint` and `by_part` add up to `influence`.
+    """
+
+    rank: int
+    train: TripleRecord
+    influence: float
+    by_checkpoint: tuple[float, ...] = ()
+    by_part: dict[str, float] = field(default_factory=dict)
+    cosine: float | None = None
+    train_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTriple:
+    """One test triple.
+
+    `score` is the model's own for the triple (a logit), `rank` its filtered rank as a tail (ties
+    count half), both at the last checkpoint. `truncated` says that more training triples were
+    scored than the two lists of an `ExplainedTriple` hold.
+    """
+
+    test: TripleRecord
+    score: float
+    rank: float
+    self_influence: float
+    candidates: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedTriple(ScoredTriple):
+    """One test triple and the training triples that moved it most."""
+
+    proponents: tuple[InfluenceEntry, ...] = ()
+    opponents: tuple[InfluenceEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWeight:
+    """A checkpoint and its weight in the sum."""
+
+    epoch: int
+    step: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportModel:
+    """Which model was explained."""
+
+    run_id: str
+    task: str
+    checkpoints: tuple[CheckpointWeight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFrame:
+    """What a report says besides its test triples."""
+
+    schema_version: Literal[1] = 1
+    sign: str = SIGN_CONVENTION
+    model: ReportModel
+    settings: dict[str, Any]
+    train_size: int
+    seconds: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfluenceReport(ReportFrame):
+    """The whole JSON file."""
+
+    tests: tuple[ExplainedTriple, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOutline(ReportFrame):
+    """The JSON file without its training triples."""
+
+    tests: tuple[ScoredTriple, ...]
+
+
+_FRAME = TypeAdapter(ReportFrame)
+_TEST = TypeAdapter(ExplainedTriple)
+_REPORT = TypeAdapter(InfluenceReport)
+_OUTLINE = TypeAdapter(ReportOutline)
+
+
+def read_influence_json(path: Path) -> InfluenceReport:
+    """Read a whole report.
+
+    Raises:
+        DataError: the file is no report, or of another schema version.
+    """
+    return _read(path, _REPORT)
+
+
+def read_influence_outline(path: Path) -> ReportOutline:
+    """Read a report without its training triples, which are nearly all of a large file.
+
+    Raises:
+        DataError: as `read_influence_json`.
+    """
+    return _read(path, _OUTLINE)
+
+
+def read_explained_triple(path: Path, index: int) -> tuple[ReportFrame, ExplainedTriple]:
+    """Read one test triple with its training triples; the others are passed over.
+
+    Raises:
+        DataError: as `read_influence_json`, or there is no such test triple.
+    """
+    passed_over = core_schema.typed_dict_schema({})
+
+    def only_one(_: object, handler: Any) -> core_schema.CoreSchema:
+        items = [passed_over] * index + [handler.generate_schema(ExplainedTriple), passed_over]
+        return core_schema.tuple_schema(items, variadic_item_index=index + 1)
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class OneOfReport(ReportFrame):
+        tests: Annotated[tuple[Any, ...], GetPydanticSchema(only_one)]
+
+    report = _read(path, TypeAdapter(OneOfReport))
+    return report, report.tests[index]
+
+
+def write_influence_json(report: InfluenceReport, path: Path) -> None:
+    """Write a report, one test triple per line, whole or not at all.
+
+    Raises:
+        DataError: a value is not a number or infinite.
+    """
+    try:
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            frame = json.dumps(_FRAME.dump_python(report), ensure_ascii=False)
+            file.write(f'{frame[:-1]}, "tests": [')
+            for index, test in enumerate(report.tests):
+                content = _TEST.dump_python(test, exclude_none=True)
+                text = json.dumps(content, allow_nan=False, ensure_ascii=False)
+                file.write(("" if index == 0 else ",\n") + text)
+            file.write("]}\n")
+    except ValueError as error:
+        raise DataError(f"{path}: the report holds a value that JSON cannot: {error}") from None
+
+
+def part_columns(parts: Sequence[str]) -> list[str]:
+    """Return the Parquet columns of the parts."""
+    return [PART_PREFIX + part for part in parts]
+
+
+def _read(path: Path, adapter: TypeAdapter[R]) -> R:
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        raise DataError(f"{path}: {_problem(error)}") from None
+
+
+def _problem(error: ValidationError) -> str:
+    """Say what makes a file no report."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return f"not valid JSON ({first['msg']}); expected an influence report"
+    if not first["loc"]:
+        return "no schema_version; expected an influence report"
+    for problem in problems:
+        if problem["loc"] == ("schema_version",):
+            return (
+                f"schema_version is {problem['input']!r}, this version of Clew reads 1; write the "
+                "report again or use the matching version"
+            )
+    if first["type"] == "missing":
+        if first["loc"][:-1] == ("tests",):
+            return f"no test triple {problems[-1]['loc'][1]}; it has {first['loc'][1]}"
+        return f"{first['loc'][-1]!r} is missing; expected schema 1"
+    return f"a value of the wrong kind ({described(error)}); expected schema 1"

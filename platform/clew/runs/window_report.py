@@ -1,0 +1,171 @@
+"""Reports of explanations by training windows: of a continued text, and of a sequence of frames.
+
+One JSON file each, written by the tracers and read by the dashboard with these models; beside that
+of a sequence lies a picture of its frames. Nothing here needs torch.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from clew.errors import DataError, described
+from clew.files import write_whole
+
+SHOWN_CHARACTERS = 96
+TEXT_INFLUENCE_JSON = "text_influence.json"
+SEQUENCE_INFLUENCE_JSON = "sequence_influence.json"
+SEQUENCE_INFLUENCE_PICTURE = "sequence_influence.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowScore:
+    """One training window's influence.
+
+    `rank` counts from 1 among proponents or opponents, strongest first. `by_checkpoint` and
+    `by_part` add up to `influence`.
+    """
+
+    rank: int
+    window: int
+    """Number of the window among the training windows."""
+    influence: float
+    cosine: float | None = None
+    by_checkpoint: tuple[float, ...] = ()
+    by_part: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextWindow(WindowScore):
+    """A training window of a text."""
+
+    first_token: int
+    """Where it begins in the packed corpus."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameWindow(WindowScore):
+    """A training window of frames."""
+
+    last_frame: int
+    """Its last frame in the data."""
+    group: str
+    target: float
+
+
+W = TypeVar("W", bound=WindowScore)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowReport(ABC, Generic[W]):
+    """What an explanation is due to."""
+
+    explained: ClassVar[str]
+    """What is explained, in words."""
+
+    run_id: str
+    dataset: str
+    loss: float
+    """Summed loss of what is explained, at the last checkpoint."""
+    self_influence: float
+    num_windows: int
+    seconds: float
+    device: str
+    steps: tuple[int, ...]
+    """Optimizer step of each checkpoint."""
+    weights: tuple[float, ...]
+    """Learning-rate weight of each checkpoint."""
+    proponents: tuple[W, ...]
+    opponents: tuple[W, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    sign: str
+    schema_version: Literal[1] = 1
+
+    @abstractmethod
+    def headline(self) -> list[str]:
+        """Return what is explained, in lines for people."""
+
+    @abstractmethod
+    def shown(self, window: W) -> str:
+        """Return a training window in one line for people."""
+
+    def write(self, path: Path) -> None:
+        """Write the report as JSON, whole or not at all."""
+        write_whole(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a report.
+
+        Raises:
+            DataError: the file is missing, malformed or of another version.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except OSError as error:
+            reason = described(error)
+        except ValidationError as error:
+            reason = described(error)
+            for problem in error.errors():
+                if problem["loc"] == ("schema_version",):
+                    reason = (
+                        f"schema_version is {problem['input']!r}, this version of Clew reads 1; "
+                        f"trace the {cls.explained} again"
+                    )
+        raise DataError(f"{path}: not a readable explanation of a {cls.explained} ({reason})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextInfluenceReport(WindowReport[TextWindow]):
+    """A continuation of a prompt and what it is due to."""
+
+    explained: ClassVar[str] = "text"
+
+    proponents: tuple[TextWindow, ...]
+    opponents: tuple[TextWindow, ...]
+    prompt: str
+    continuation: str
+    sign: str = "positive scores lower the continuation's loss (proponents)"
+
+    def headline(self) -> list[str]:
+        """Return prompt and continuation."""
+        return [repr(self.prompt), f"  ⟶ {self.continuation!r}   loss {self.loss:.3f} nats"]
+
+    def shown(self, window: TextWindow) -> str:
+        """Return the beginning of a training window."""
+        text = window.text
+        short = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+        return f"window {window.window}: {short!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceInfluenceReport(WindowReport[FrameWindow]):
+    """A prediction from frames and what it is due to; targets and predictions in `unit`."""
+
+    explained: ClassVar[str] = "sequence"
+
+    proponents: tuple[FrameWindow, ...]
+    opponents: tuple[FrameWindow, ...]
+    unit: str
+    last_frame: int
+    group: str
+    target: float
+    prediction: float
+    sign: str = "positive scores lower the test window's loss (proponents)"
+
+    def headline(self) -> list[str]:
+        """Return where the window is, what was predicted and what is true."""
+        return [
+            f"window that ends at frame {self.last_frame} (group {self.group}): predicted "
+            f"{self.prediction:.4g} {self.unit}, true {self.target:.4g} {self.unit}"
+        ]
+
+    def shown(self, window: FrameWindow) -> str:
+        """Return where a training window is, and its target."""
+        where = f"frame {window.last_frame} (group {window.group})"
+        return f"{where}, target {window.target:.4g} {self.unit}"
