@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from clew.config.kinds import TASK_KINDS
+from clew.errors import ConfigError
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, no_surprise, shown
 from tests.ui.seed_many import copy_run
-from ui.components.plan_controls import stacked_bars
+from ui.components.plan_controls import shown_fields, stacked_bars
 from ui.data import jobs as jobs_module
 from ui.data import studies as studies_module
 
@@ -121,7 +123,7 @@ def planned(limit: float = 2.0) -> dict[str, Any]:
     return {"device": "cpu", "limit_gib": limit, "variants": variants} | sizes | found
 
 
-def test_sliders_start_the_planner_and_its_budget_is_drawn(
+def test_settings_start_the_planner_and_its_budget_is_drawn(
     page: Open, single: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
@@ -136,23 +138,26 @@ def test_sliders_start_the_planner_and_its_budget_is_drawn(
             return job if job_id == "j1" else None
 
     monkeypatch.setattr(jobs_module, "jobs", Server)
-    monkeypatch.setattr("ui.components.job_view.jobs", Server)
+    monkeypatch.setattr("ui.components.job_view.find", Server().find)
     app = page("studies", single.uri, view="Memory", config=CONFIG)
-    app.select_slider(key="batch").set_value(1024)
-    app.select_slider(key="embedding_dim").set_value(400)
-    app.toggle(key="use_mixed_precision").set_value(True)
+    form = f"{CONFIG} conve"
+    app.number_input(key=f"{form} training.batch_size").set_value(1024)
+    app.number_input(key=f"{form} model.embedding_dim").set_value(400)
+    app.toggle(key=f"{form} optimizations.use_mixed_precision").set_value(True)
+    app.text_input(key=f"{form} num_entities").set_value("1000")
+    app.text_input(key=f"{form} num_relations").set_value("10")
     app.number_input(key="gib").set_value(2.0)
     app.button[0].click().run()
     no_surprise(app)
     (arguments,) = started
     assert arguments[:4] == ["plan", f"--config={CONFIG}", "--memory-gib=2.0", "--json"]
-    assert {
+    assert set(arguments[4:]) == {
+        "--num-entities=1000",
+        "--num-relations=10",
         "training.batch_size=1024",
         "model.embedding_dim=400",
-        "model.embedding_height=null",
         "optimizations.use_mixed_precision=true",
-    } <= set(arguments)
-    assert not any(argument.startswith("model.output_channels") for argument in arguments)
+    }
     numbers = {metric.label: metric.value for metric in app.metric}
     assert numbers == {"Predicted peak": "3.00 GiB", "There is": "2.00 GiB", "Largest batch": "4"}
     assert "It does not fit" in shown(app)
@@ -169,14 +174,58 @@ def test_bars_are_stacked_by_part_beside_the_memory_there_is() -> None:
     assert rule["mark"]["type"] == "rule"
 
 
-def test_the_request_is_one_that_the_planner_takes(single: Recorded) -> None:
-    """The assignments of moved sliders, on a real command line."""
-    from clew.config.load import load, parse_assignments
+@pytest.mark.parametrize("path", studies_module.configurations())
+def test_every_model_of_a_configuration_has_a_form(path: str) -> None:
+    """Graph models, language models and image sequences, from the schema alone."""
+    config = studies_module.configuration(path)
+    for kind in TASK_KINDS[config.data.kind].models:
+        model = studies_module.configuration(path, {"model.kind": kind})
+        fields = shown_fields(model)
+        own = [key for key in fields if key.startswith("model.")]
+        assert {"training.batch_size", *own} <= fields.keys()
+        assert len(own) >= 1
+        assert all(field.description for field, _ in fields.values())
 
-    moved = ["model.embedding_height=null", "model.embedding_width=null", "model.embedding_dim=400"]
-    root = Path(__file__).parents[2]
-    config = load(root / "experiments/link_prediction/fb15k237.yaml", parse_assignments(moved))
-    assert config.model.embedding_dim == 400
-    moved = ["model.num_gates=null", "model.d_model=256"]
-    config = load(root / "experiments/language_modeling/nano.yaml", parse_assignments(moved))
-    assert config.model.d_model == 256
+
+def test_another_model_is_planned(
+    page: Open, single: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[object, ...]] = []
+
+    def plan(*given: object) -> _FakeJob:
+        started.append(given)
+        return _FakeJob(planned())
+
+    monkeypatch.setattr(jobs_module, "plan", plan)
+    app = page("studies", single.uri, view="Memory", config=CONFIG)
+    app.selectbox(key="kind triples").set_value("complex").run()
+    app.number_input(key=f"{CONFIG} complex model.embedding_dim").set_value(64)
+    app.button[0].click().run()
+    no_surprise(app)
+    changes = {"model.kind": "complex", "model.embedding_dim": "64"}
+    assert started == [(CONFIG, changes, 16.0, {})]
+
+
+@pytest.mark.parametrize(
+    ("path", "changed", "unset"),
+    [
+        (
+            "link_prediction/fb15k237.yaml",
+            "embedding_dim=400",
+            ["embedding_height", "embedding_width"],
+        ),
+        ("link_prediction/fb15k237.yaml", "output_channels=64", []),
+        ("language_modeling/nano.yaml", "d_model=256", ["num_gates"]),
+    ],
+)
+def test_what_follows_from_a_setting_is_unset_where_it_does_not_fit(
+    path: str, changed: str, unset: list[str]
+) -> None:
+    key, _, value = changed.partition("=")
+    found = studies_module.fitting_changes(f"experiments/{path}", {f"model.{key}": value})
+    assert found == {f"model.{key}": value} | {f"model.{other}": "null" for other in unset}
+
+
+def test_a_change_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="given"):
+        studies_module.fitting_changes(CONFIG, {"model.embedding_dim": "many"})

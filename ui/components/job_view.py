@@ -7,7 +7,7 @@ import streamlit as st
 
 from ui.components import markup, states
 from ui.components.runs_table import seconds_text
-from ui.data.jobs import Job, jobs
+from ui.data.jobs import Job, find
 
 SECONDS_BETWEEN = 1.0
 TAIL_LINES = 30
@@ -24,7 +24,7 @@ def show(job_id: str, *, progress: Show | None = None, result: Show | None = Non
         progress: Shows what it has said so far.
         result: Shows what came of it, once it is done.
     """
-    job = jobs().find(job_id)
+    job = find(job_id)
     if job is None:
         states.note("That command is not known to this dashboard any more; start it again.")
         return

@@ -1,37 +1,31 @@
-"""The memory planner: sliders for a configuration, and its budget as stacked bars."""
+"""The memory planner: what can be changed of a configuration, and its budget as stacked bars.
+
+Which settings there are, their bounds and their meaning come from the configuration's own schema.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import altair as alt
 import pandas as pd
 import streamlit as st
+from annotated_types import Ge, MultipleOf
+from pydantic.fields import FieldInfo
 
+from clew.config.base import TRAIN_FLAG, Section
+from clew.config.kinds import TASK_KINDS
 from clew.config.schema import RunConfig
 from ui.components import markup, palette, states
 from ui.data.jobs import Job
 
-SLIDERS: dict[str, dict[str, list[int]]] = {
-    "conve": {
-        "embedding_dim": [32, 64, 96, 128, 200, 256, 288, 400, 512],
-        "output_channels": [8, 16, 32, 64, 128],
-    },
-    "eigenstate_lm": {
-        "d_model": [128, 256, 512, 768, 1024, 1280, 1536],
-        "n_layers": [1, 2, 4, 6, 8, 12, 16],
-        "max_seq_len": [128, 256, 512, 1024, 2048, 4096, 8192, 32768],
-    },
-}
-"""Dimensions with a slider for each kind of model; another kind has its batch size alone."""
-BATCH_SIZES = [2**power for power in range(15)]
-COMPANIONS = {
-    "embedding_dim": {"embedding_height": "null", "embedding_width": "null"},
-    "d_model": {"num_gates": "null"},
-}
-"""Keys that follow from a dimension that was moved."""
-SWITCHES = {
-    "use_mixed_precision": "Mixed precision",
-    "use_gradient_checkpointing": "Gradient checkpointing",
+NUM_COLUMNS = 4
+TRAINING = ("batch_size", "gradient_accumulation")
+OPTIMIZATIONS = ("use_mixed_precision", "use_gradient_checkpointing")
+SIZES_HELP = {
+    "num_entities": "Entities of the graph.",
+    "num_relations": "Relations of the graph, inverses not counted.",
+    "vocabulary_size": "Tokens of the vocabulary.",
+    "frame_shape": "Channels x height x width of a frame, such as 1x440x640.",
 }
 
 
@@ -39,50 +33,116 @@ SWITCHES = {
 class PlanRequest:
     """What a person wants planned."""
 
-    config: str
-    assignments: tuple[str, ...]
+    changes: dict[str, str]
+    """Settings that were changed, `section.key` to value."""
     memory_gib: float
+    sizes: dict[str, str]
+    """Sizes to plan with instead of the data."""
 
 
-def request(chosen: str, config: RunConfig) -> PlanRequest | None:
-    """Let a person move the sliders; return a request once the button is pressed."""
-    with st.form("plan", border=True):
-        left, right = st.columns(2)
-        with left:
-            batch_size = _slider("Batch size", BATCH_SIZES, config.training.batch_size, "batch")
-            moved = _dimensions(config)
-        with right:
-            memory_gib = st.number_input(
-                "Memory of the card or machine, GiB", 0.5, 1024.0, 16.0, 0.5, key="gib"
-            )
-            switched = {
-                key: st.toggle(label, getattr(config.optimizations, key), key=key)
-                for key, label in SWITCHES.items()
-            }
+def model_kind(config: RunConfig) -> str:
+    """Let a person choose among the models that fit the configuration's data."""
+    kinds = TASK_KINDS[config.data.kind].models
+    if len(kinds) == 1:
+        return kinds[0]
+    chosen = st.selectbox(
+        "Model", kinds, kinds.index(config.model.kind), key=f"kind {config.data.kind}"
+    )
+    return chosen or config.model.kind
+
+
+def request(key: str, config: RunConfig) -> PlanRequest | None:
+    """Let a person change settings; return a request once the button is pressed.
+
+    `key` tells the form of one configuration from that of another.
+    """
+    fields = shown_fields(config)
+    with st.form(f"plan {key}", border=True):
+        places = st.columns(NUM_COLUMNS)
+        memory_gib = places[0].number_input(
+            "Memory of the card or machine, GiB", 0.5, 1024.0, 16.0, 0.5, key="gib"
+        )
+        given = {}
+        for number, (name, (field, value)) in enumerate(fields.items(), 1):
+            with places[number % NUM_COLUMNS]:
+                given[name] = _widget(name, field, value, f"{key} {name}")
+        sizes = {}
+        with st.expander("Without the data"):
+            st.caption("Sizes to plan with instead of the data set; empty: the data set is read.")
+            for size in TASK_KINDS[config.data.kind].sizes:
+                sizes[size] = st.text_input(
+                    _words(size), key=f"{key} {size}", help=SIZES_HELP[size]
+                ).strip()
         if not st.form_submit_button("Plan", type="primary"):
             return None
-    settings: dict[str, Any] = {"training.batch_size": batch_size}
-    settings |= {f"optimizations.{key}": str(on).lower() for key, on in switched.items()}
-    for key, value in moved.items():
-        settings |= {f"model.{k}": v for k, v in COMPANIONS.get(key, {}).items()}
-        settings[f"model.{key}"] = value
-    return PlanRequest(chosen, tuple(f"{k}={v}" for k, v in settings.items()), memory_gib)
+    changes = {
+        name: given[name] for name, (_, value) in fields.items() if given[name] != _text(value)
+    }
+    return PlanRequest(changes, memory_gib, {size: text for size, text in sizes.items() if text})
 
 
-def _dimensions(config: RunConfig) -> dict[str, int]:
-    """Return the dimensions that were moved away from the configuration's."""
-    moved: dict[str, int] = {}
-    for key, steps in SLIDERS.get(config.model.kind, {}).items():
-        present = int(getattr(config.model, key))
-        value = _slider(key.replace("_", " ").capitalize(), steps, present, key)
-        if value != present:
-            moved[key] = value
-    return moved
+def shown_fields(config: RunConfig) -> dict[str, tuple[FieldInfo, Any]]:
+    """Return the settings that determine memory, `section.key` to field and present value.
+
+    Of the model they are its whole numbers, lists of them, and choices; of the data those that
+    have an option of their own.
+    """
+    found = [("training", config.training, key) for key in TRAINING]
+    found += [("optimizations", config.optimizations, key) for key in OPTIMIZATIONS]
+    data: Section = config.data
+    found += [
+        ("data", data, key)
+        for key, field in type(data).model_fields.items()
+        if field.annotation is int and TRAIN_FLAG in field.metadata
+    ]
+    model: Section = config.model
+    found += [
+        ("model", model, key)
+        for key, field in type(model).model_fields.items()
+        if field.annotation is int or _choices(field) or _is_list(getattr(model, key))
+    ]
+    return {
+        f"{name}.{key}": (type(section).model_fields[key], getattr(section, key))
+        for name, section, key in found
+    }
 
 
-def _slider(label: str, steps: list[int], present: int, key: str) -> int:
-    options = sorted({*steps, present})
-    return int(st.select_slider(label, options, value=present, key=key))
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    """Return the values of a choice, nothing for a field that leaves none."""
+    values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return values if len(values) > 1 else ()
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, int) for item in value)
+
+
+def _text(value: object) -> str:
+    """Return a value as an assignment of the command line has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _words(key: str) -> str:
+    return key.replace("num_", "").replace("_", " ").capitalize()
+
+
+def _widget(name: str, field: FieldInfo, value: Any, key: str) -> str:
+    """Show a setting, and return what was given as text."""
+    label = _words(name.partition(".")[2])
+    if isinstance(value, bool):
+        return _text(st.toggle(label, value, key=key, help=field.description))
+    if choices := _choices(field):
+        return str(
+            st.selectbox(label, choices, choices.index(value), key=key, help=field.description)
+        )
+    if _is_list(value):
+        given = st.text_input(label, str(list(value)), key=key, help=field.description)
+        return given if given.startswith("[") else f"[{given}]"
+    least = next((int(str(m.ge)) for m in field.metadata if isinstance(m, Ge)), 0)
+    step = next((int(str(m.multiple_of)) for m in field.metadata if isinstance(m, MultipleOf)), 1)
+    return str(st.number_input(label, least, None, value, step, key=key, help=field.description))
 
 
 def budget(job: Job) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,6 +164,11 @@ def jobs() -> Jobs:
     return Jobs()
 
 
+def find(job_id: str) -> Job | None:
+    """Return a job of this server, None if it does not know it (any more)."""
+    return jobs().find(job_id)
+
+
 def _spawn(arguments: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     more = {"MLFLOW_TRACKING_URI": store.uri(), "PYTHONUNBUFFERED": "1"}
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
@@ -231,7 +236,14 @@ def trace(model: str, head: str, relation: str, tail: str) -> Job:
     )
 
 
-def plan(config: str, assignments: Sequence[str], memory_gib: float) -> Job:
-    """Start predicting the memory of a configuration with some settings changed."""
+def plan(
+    config: str, changes: Mapping[str, str], memory_gib: float, sizes: Mapping[str, str]
+) -> Job:
+    """Start predicting the memory of a configuration with some settings changed.
+
+    `sizes` stand for the data: option of `clew plan` to value.
+    """
     arguments = ["plan", f"--config={config}", f"--memory-gib={memory_gib}", "--json"]
-    return jobs().start([*arguments, *assignments], title=f"Plan {config}")
+    arguments += [f"--{size.replace('_', '-')}={value}" for size, value in sizes.items()]
+    arguments += [f"{key}={value}" for key, value in changes.items()]
+    return jobs().start(arguments, title=f"Plan {config}")

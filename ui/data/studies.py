@@ -2,16 +2,17 @@
 
 import logging
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.config.load import load
+from clew.config.load import load, parse_assignments
 from clew.config.presets import presets
 from clew.config.schema import RunConfig
-from clew.errors import ClewError
+from clew.errors import ClewError, ConfigError
 from clew.runs.reading.studies import StudyResult, read_study
 from ui.data import store
 from ui.data.runs import RunQuery, runs_page
@@ -69,10 +70,37 @@ def configurations() -> list[str]:
     return [f"experiments/{path.parent.name}/{path.name}" for path in presets().values()]
 
 
-def configuration(path: str) -> RunConfig:
-    """Return one of them, checked.
+def configuration(path: str, changes: Mapping[str, str] | None = None) -> RunConfig:
+    """Return one of them with some settings changed, `section.key` to value.
 
     Raises:
         ConfigError: it is not valid.
     """
-    return load(path)
+    return load(
+        path, parse_assignments([f"{key}={value}" for key, value in (changes or {}).items()])
+    )
+
+
+def fitting_changes(path: str, changes: Mapping[str, str]) -> dict[str, str]:
+    """Return changes that give a valid configuration.
+
+    Settings of the model that may be unset follow from the others; if they do not fit those that
+    were changed, they are unset.
+
+    Raises:
+        ConfigError: the configuration is not valid with these changes either way.
+    """
+    try:
+        configuration(path, changes)
+    except ConfigError:
+        model = configuration(
+            path, {key: changes[key] for key in ("model.kind",) if key in changes}
+        ).model
+        derived = {
+            f"model.{key}": "null"
+            for key, field in type(model).model_fields.items()
+            if field.default is None and isinstance(getattr(model, key), int)
+        }
+        configuration(path, derived | changes)
+        return derived | dict(changes)
+    return dict(changes)

@@ -4,7 +4,7 @@ import streamlit as st
 
 from ui.components import address, job_view, markup, plan_controls, states
 from ui.data import jobs, store
-from ui.data.studies import claims_frame, configuration, configurations, studies
+from ui.data.studies import claims_frame, configuration, configurations, fitting_changes, studies
 
 COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
 SECTIONS = ("Claims", "Memory")
@@ -78,13 +78,17 @@ def _claims() -> None:
 
 
 def _memory() -> None:
-    """Let a person move sliders, and show the budget that `clew plan` predicts."""
+    """Let a person change a configuration, and show the budget that `clew plan` predicts."""
     paths = configurations()
     chosen = st.selectbox("Configuration", paths, key="config", bind="query-params")
     with states.guarded("This configuration"):
-        wanted = plan_controls.request(chosen, configuration(chosen))
+        config = configuration(chosen)
+        kind = plan_controls.model_kind(config)
+        model = {} if kind == config.model.kind else {"model.kind": kind}
+        wanted = plan_controls.request(f"{chosen} {kind}", configuration(chosen, model))
         if wanted is not None:
-            job = jobs.plan(wanted.config, wanted.assignments, wanted.memory_gib)
+            changes = fitting_changes(chosen, model | wanted.changes)
+            job = jobs.plan(chosen, changes, wanted.memory_gib, wanted.sizes)
             address.write("plan", job.job_id)
             st.rerun()
     planned = address.text("plan")

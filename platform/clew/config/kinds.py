@@ -16,6 +16,8 @@ class TaskKind:
     losses: tuple[str, ...]
     metrics: tuple[str, ...]
     """Names of the validation metrics, without the split."""
+    sizes: tuple[str, ...]
+    """Sizes that stand for the data where memory is planned without them."""
 
 
 TASK_KINDS = {
@@ -23,16 +25,19 @@ TASK_KINDS = {
         models=GRAPH_MODELS,
         losses=("one_vs_all", "kvs_all"),
         metrics=("mrr", "hits_at_1", "hits_at_3", "hits_at_10", "mean_rank"),
+        sizes=("num_entities", "num_relations"),
     ),
     "tokens": TaskKind(
         models=("eigenstate_lm",),
         losses=("language",),
         metrics=("bits_per_byte", "perplexity", "loss"),
+        sizes=("vocabulary_size",),
     ),
     "image_sequences": TaskKind(
         models=("sequence_regression",),
         losses=("huber", "mae", "mse", "weighted_huber_mae"),
         metrics=("mae", "rmse", "r2"),
+        sizes=("frame_shape",),
     ),
 }
 """Maps each kind of data to the kinds that fit it."""

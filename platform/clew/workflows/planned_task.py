@@ -14,6 +14,7 @@ import pyarrow as pa
 from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.image_sequences import ImageSequenceData
+from clew.config.kinds import TASK_KINDS
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError
 from clew.image_sequences.files import FrameTable
@@ -51,13 +52,6 @@ class DataSizes:
     """Channels, height and width."""
 
 
-_SIZES_OF_KIND = {
-    "triples": {"num_entities", "num_relations"},
-    "tokens": {"vocabulary_size"},
-    "image_sequences": {"frame_shape"},
-}
-
-
 def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | None]:
     """Return a task with the shapes of a configuration, and its number of examples if known.
 
@@ -67,7 +61,7 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
         ConfigError: sizes are given in part, or of another kind of data.
         DataError: the data cannot be read, and no sizes are given.
     """
-    data, needed = config.data, _SIZES_OF_KIND[config.data.kind]
+    data, needed = config.data, set(TASK_KINDS[config.data.kind].sizes)
     given = {name for name, value in vars(sizes).items() if value is not None}
     if given and given != needed:
         raise ConfigError(
