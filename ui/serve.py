@@ -24,7 +24,7 @@ def warm_up() -> None:
     """Import the first page and connect to the store; what fails here, the page itself says."""
     with suppress(ImportError, ClewError):
         import_module("ui.views.overview")
-        import_module("ui.data.store").connect()
+        import_module("ui.data.runs").connect()
 
 
 def main() -> None:

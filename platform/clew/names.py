@@ -4,6 +4,7 @@ Writers and readers (dashboard, command line, scripts) all use the keys defined 
 cannot differ.
 """
 
+import re
 from collections.abc import Mapping
 
 EXPERIMENT = "clew"
@@ -139,6 +140,11 @@ INFLUENCE_PARQUET = "influence.parquet"
 def average_notes(settings: Mapping[str, object]) -> list[str]:
     """Return notes to show with an explanation's scores; only if the run keeps an average."""
     return [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
+
+
+def default_model_name(dataset: str) -> str:
+    """Return the name that models of a data set are registered under where none is given."""
+    return f"clew-{re.sub(r'[^A-Za-z0-9_-]+', '-', dataset).strip('-') or 'model'}"
 
 
 def metric(split: str, name: str) -> str:

@@ -147,8 +147,8 @@ class Dashboard:
         return found
 
     def tick(self, table: int, row: int) -> "Dashboard":
-        """Click the box of a table's row."""
-        frame = self.page.get_by_test_id("stDataFrame").nth(table)
+        """Click the box of a row, of a table in view."""
+        frame = self.page.get_by_test_id("stDataFrame").filter(visible=True).nth(table)
         frame.scroll_into_view_if_needed()
         place = frame.bounding_box()
         assert place is not None

@@ -49,6 +49,7 @@ def test_a_page_looks_right(
 def test_hostile_names_are_text(look: Look, filled: Recorded, filled_address: str) -> None:
     for path in (
         "/",
+        f"/influence?run={filled.runs['trace hostile']}&test=0",
         f"/influence?run={filled.runs['trace hostile']}&test=0&fact=1",
         f"/influence?run={filled.runs['trace hostile']}&test=0&fact=1&picture=bars",
         f"/influence?run={filled.runs['trace hostile']}&test=0&view=Groups&group=shared+entity",

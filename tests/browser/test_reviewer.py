@@ -14,9 +14,9 @@ from playwright.sync_api import expect
 from clew.runs.reading.reviews import read_reviews
 from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard, serving
-from tests.recorded import Recorded
+from tests.recorded import NUM_TESTS, Recorded
 
-TESTS, FACTS = 0, 1
+FACTS = "view=Training+facts"
 
 
 @pytest.fixture
@@ -38,7 +38,8 @@ def fact(dashboard: Dashboard) -> str | None:
 def test_reading_an_explanation(look: Look, filled: Recorded, filled_address: str) -> None:
     dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}")
     dashboard.shows("steroid")
-    dashboard.tick(TESTS, 1)
+    dashboard.page.get_by_text(f"Explained triples: {NUM_TESTS}").click()
+    dashboard.settle().tick(0, 1)
     assert "test=1" in dashboard.page.url
     dashboard.shows("Asked for clinical_attribute")
     dashboard.page.get_by_role("searchbox", name="Search test triples").fill("neopl")
@@ -47,11 +48,26 @@ def test_reading_an_explanation(look: Look, filled: Recorded, filled_address: st
     dashboard.shows("Asked for neoplastic_process")
 
 
+def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_address: str) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace hostile']}")
+    dashboard.shows("The best path from")
+    chart = dashboard.page.get_by_test_id("stEChartsChart").bounding_box()
+    assert chart is not None
+    assert chart["y"] + chart["height"] < 900, "the picture ends below the window"
+    first = dashboard.page.get_by_role("listitem").all_inner_texts()
+    dashboard.tick(0, 1)
+    assert "path=1" in dashboard.page.url
+    steps = dashboard.page.get_by_role("listitem").all_inner_texts()
+    assert steps != first
+    path = dashboard.page.url.removeprefix(filled_address)
+    assert look(filled_address, path).page.get_by_role("listitem").all_inner_texts() == steps
+
+
 def test_a_row_and_an_edge_select_the_same_fact(
     look: Look, filled: Recorded, filled_address: str
 ) -> None:
-    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&edges=4&side=all")
-    dashboard.tick(FACTS, 0)
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&{FACTS}&edges=4")
+    dashboard.tick(0, 0)
     assert fact(dashboard) == "1"
     dashboard.shows("made the prediction more likely")
     clicked = click_edges(dashboard)
@@ -90,7 +106,7 @@ def edge_points(picture: bytes) -> list[tuple[int, int]]:
 
 
 def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> None:
-    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}")
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&{FACTS}")
     dashboard.press("▼ opposing")
     assert "side=" in dashboard.page.url
     dashboard.page.get_by_text("Hide siblings").click()
@@ -99,7 +115,9 @@ def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> 
     dashboard.settle().press("bars")
     dashboard.page.get_by_test_id("stVegaLiteChart").first.wait_for()
     dashboard.press("Groups").press("shared entity").press("Another run")
-    dashboard.choose("Compare with", "tracin umls · bf16 · umls · " + _when(dashboard))
+    dashboard.choose(
+        "Compare with", "tracin umls · fp32, traced in bf16 · umls · " + _when(dashboard)
+    )
     dashboard.shows("Spearman")
     assert "other=" in dashboard.page.url
 
@@ -116,7 +134,7 @@ def test_a_file_from_the_disk(look: Look, filled: Recorded, filled_address: str)
     files = sorted(filled.files("trace", "influence").iterdir())
     assert len(files) == 3
     dashboard = look(filled_address, "/influence")
-    dashboard.page.get_by_text("Open files from this computer instead").click()
+    dashboard.press("Open files")
     dashboard.page.locator('input[type="file"]').set_input_files(files)
     dashboard.settle(800)
     dashboard.shows("steroid")

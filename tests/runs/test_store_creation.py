@@ -14,7 +14,7 @@ from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.opening import connect
 from clew.runs.reading import runs
-from ui.data import store as ui_store
+from ui.data.runs import store_exists
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_dashboard_that_starts_meanwhile_sees_no_store_yet(
     seen: list[str] = []
 
     def open_dashboard() -> None:
-        seen.append(f"exists: {ui_store.exists()}")
+        seen.append(f"exists: {store_exists()}")
         with pytest.raises(TrackingError, match=r"no tracking store at .*train a first run"):
             runs.client(uri)
         seen.append("told so")
@@ -64,7 +64,7 @@ def test_a_dashboard_that_starts_meanwhile_sees_no_store_yet(
     in_the_middle(open_dashboard)
     client = connect(uri)
     assert seen == ["exists: False", "told so"]
-    assert ui_store.exists()
+    assert store_exists()
     assert is_usable(client)
     assert is_usable(runs.client(uri))
 

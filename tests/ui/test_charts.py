@@ -68,7 +68,7 @@ def test_front_and_marks_go_by_what_is_better(key: str, front: list[str], mark: 
     found = comparison.compare(groups, values, reference="b")
     shown = points_of(found, names.TIME_EPOCH_SECONDS, key)
     assert sorted(shown[shown["front"]]["group"]) == front
-    cells = comparison_table.html(replace(found, metrics=(key,)), "ratio")
+    cells = comparison_table.html(replace(found, metrics=(key,)), "ratio", {})
     assert f'">{mark}×0.600' in cells
 
 
@@ -184,7 +184,7 @@ def test_verdicts_have_symbols() -> None:
 
 
 def test_the_graph_has_an_edge_for_each_fact(explained: pd.Series, facts: pd.DataFrame) -> None:
-    (series,) = graph.spec(explained, facts, column="influence", selected=2)["series"]
+    (series,) = graph.spec(explained, facts, column="influence", selected={2})["series"]
     ends = [(link["source"], link["target"]) for link in series["links"]]
     assert ends[0] == ("H", "T"), "the test triple comes first"
     assert ends[1:] == list(zip(facts["head_id"], facts["tail_id"], strict=True))
@@ -200,7 +200,7 @@ def test_the_graph_has_an_edge_for_each_fact(explained: pd.Series, facts: pd.Dat
 
 
 def test_the_graph_is_drawn_not_written(explained: pd.Series, facts: pd.DataFrame) -> None:
-    spec = graph.spec(explained, facts, column="influence", selected=None)
+    spec = graph.spec(explained, facts, column="influence")
     assert spec["tooltip"]["renderMode"] == "richText", "an HTML tooltip would interpret names"
     names_drawn = {node["id"]: node["name"] for node in spec["series"][0]["data"]}
     assert names_drawn["b"] == HOSTILE
@@ -230,30 +230,28 @@ def test_names_are_broken_between_words(text: str, lines: list[str]) -> None:
 def test_a_name_is_no_placeholder(explained: pd.Series, facts: pd.DataFrame) -> None:
     named = explained.copy()
     named["head"] = "{c} {b}"
-    (series,) = graph.spec(named, facts, column="influence", selected=None)["series"]
+    (series,) = graph.spec(named, facts, column="influence")["series"]
     assert "{c}" not in series["data"][0]["label"]["formatter"]
     assert series["data"][0]["label"]["formatter"].replace("\u200b", "") == "{c} {b}"
 
 
-def test_a_narrow_window_draws_the_graph_higher(explained: pd.Series, facts: pd.DataFrame) -> None:
-    spec = graph.spec(explained, facts, column="influence", selected=None)
-    wide = spec["series"][0]["data"]
-    (narrow,) = spec["media"][0]["option"]["series"]
-    assert [node["id"] for node in narrow["data"]] == [node["id"] for node in wide]
-    assert all(a["x"] == b["x"] for a, b in zip(wide, narrow["data"], strict=True))
-    assert max(n["y"] for n in narrow["data"]) > 1.5 * max(n["y"] for n in wide)
-
-
 def test_places_in_the_graph(explained: pd.Series, facts: pd.DataFrame) -> None:
     places = graph.positions(explained, facts)
-    assert places["H"][0] < 0 < places["T"][0]
-    assert places["a"][0] < places["H"][0], "facts at the head stand on its side"
-    assert places["b"][0] > places["T"][0], "facts at the tail stand on the other"
-    assert places["c"][0] == 0, "what both share stands between"
-    assert abs(places["d"][1]) > 1, "the rest stands above and below"
+    assert places["a"][0] < places["H"][0], "what hangs on the head stands on its side"
+    assert places["b"][0] > places["T"][0], "what hangs on the tail stands on the other"
+    assert places["H"][0] < places["c"][0] < places["T"][0], "what both share stands between"
+    assert places["H"][0] < places["d"][0] < places["T"][0], "so does the rest"
     assert len(set(places.values())) == len(places), "no two lie on each other"
-    again = graph.positions(explained, facts)
-    assert again == places
+    assert max(abs(number) for place in places.values() for number in place) == 1
+    assert graph.positions(explained, facts) == places
+
+
+def test_a_path_runs_from_left_to_right(explained: pd.Series) -> None:
+    triples = [("H", "a"), ("b", "a"), ("b", "T"), ("T", "H")]
+    ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
+    path = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
+    places = graph.positions(explained, path)
+    assert [key for key, _ in sorted(places.items(), key=lambda item: item[1])] == list("HabT")
 
 
 def test_a_large_graph_is_cut(explained: pd.Series) -> None:
@@ -268,7 +266,7 @@ def test_a_large_graph_is_cut(explained: pd.Series) -> None:
             "influence": np.linspace(1, -1, 200),
         }
     )
-    (series,) = graph.spec(explained, many, column="influence", selected=None)["series"]
+    (series,) = graph.spec(explained, many, column="influence")["series"]
     assert len(series["links"]) == graph.MAX_EDGES + 1
     assert len(series["data"]) == graph.MAX_EDGES + 2
     assert sum(node["label"]["show"] for node in series["data"]) == graph.NUM_NAMED
@@ -276,7 +274,7 @@ def test_a_large_graph_is_cut(explained: pd.Series) -> None:
 
 
 def test_an_empty_graph_is_the_test_triple(explained: pd.Series, facts: pd.DataFrame) -> None:
-    spec = graph.spec(explained, facts.head(0), column="influence", selected=None)
+    spec = graph.spec(explained, facts.head(0), column="influence")
     assert len(spec["series"][0]["links"]) == 1
 
 

@@ -46,7 +46,7 @@ def test_markdown_is_escaped(name: str) -> None:
 
 def test_the_comparison_is_escaped() -> None:
     group = Group("<script>alert(1)</script>", ("a",))
-    html = comparison_table.html(Comparison((group,), (), {}, group.label), "ratio")
+    html = comparison_table.html(Comparison((group,), (), {}, group.label), "ratio", {})
     assert "<script" not in html
 
 

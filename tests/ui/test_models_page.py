@@ -43,6 +43,30 @@ def test_the_champion_and_its_versions(page: Open, registered: Recorded) -> None
     assert FORCED not in text
 
 
+def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(
+    page: Open, registered: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Job:
+        job_id, state, title, exit_code = "j1", "done", "Promote", 0
+
+        def events(self) -> list[dict[str, object]]:
+            return [{"result": {"name": "clew-second", "outcome": "version 1 is champion"}}]
+
+        def log(self) -> str:
+            return ""
+
+    registered.client.create_registered_model("clew-second")
+    app = page("models", registered.uri)
+    assert app.selectbox(key="model").value == "clew <i>x"
+    (name,) = (box for box in app.text_input if box.label == "Model name")
+    assert name.value == MODEL
+    monkeypatch.setattr("ui.components.job_view.find", lambda job_id: Job())
+    app = page("models", registered.uri, model="clew <i>x", job="j1")
+    assert app.selectbox(key="model").value == "clew-second"
+    app.selectbox(key="model").set_value("clew <i>x").run()
+    assert app.selectbox(key="model").value == "clew <i>x", "another can be looked at"
+
+
 def test_a_version_whose_run_is_gone(page: Open, registered: Recorded) -> None:
     registered.client.delete_run(registered.runs["bf16 1"])
     table = page("models", registered.uri).dataframe[0].value

@@ -11,7 +11,7 @@ from clew import names
 from clew.runs.reading.report_files import report_files
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
 from tests.ui.conftest import Open, shown
-from tests.ui.seed_many import MODELS, large_store
+from tests.ui.seed_many import MODELS, copy_run, large_store
 
 PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask")
 
@@ -117,6 +117,65 @@ def test_the_preset_compares_variants_over_seeds(page: Open, many: Recorded) -> 
     }
 
 
+def test_the_preset_shows_every_variant_of_many_runs(
+    page: Open, recorded: Recorded, tmp_path: Path
+) -> None:
+    """With thirty float32 runs it once showed those alone."""
+    store = recorded.copy(tmp_path / "store").keep_only(*MODELS)
+    with store.database() as base:
+        for number in range(30):
+            copy_run(base, store.runs["fp32 0"], f"{number:032x}")
+            base.execute(
+                "UPDATE params SET value = ? WHERE run_uuid = ? AND key = 'cfg.training.seed'",
+                (number + 2, f"{number:032x}"),
+            )
+    app = page("compare", store.uri)
+    assert "seeds 0, 1 of each" in shown(app)
+    app.button(key="preset").click().run()
+    text = shown(app)
+    assert "reference · 2 runs" in text
+    assert text.count(">2 runs<") == 3
+    assert "umls · conve · cpu: fp32, fp32+ckpt, bf16, bf16+ckpt" in text
+
+
+def test_a_table_and_its_files_say_what_their_numbers_are(
+    page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, str] = {}
+    monkeypatch.setattr(
+        "ui.components.exports.button", lambda label, text, name, kind: given.update({name: text})
+    )
+    runs = ",".join((many.runs["fp32 0"], many.runs["bf16 0"]))
+    app = page("compare", many.uri, runs=runs)
+    assert "best value" in shown(app)
+    assert "Time per epoch [s] mean" in given["comparison.csv"]
+    assert "MRR, validation, best value mean" in given["comparison.csv"]
+    assert r"Time per epoch \[s\]" in given["comparison.md"]
+    assert "Peak process memory [GiB]" in given["comparison.tex"]
+    assert "last value" in shown(page("compare", many.uri, runs=runs, pick="last"))
+    assert "Quality, last" in page("overview", many.uri).dataframe[0].value
+
+
+def test_an_explanation_is_listed_with_the_variant_of_its_model(
+    page: Open, fresh_many: Recorded
+) -> None:
+    store = fresh_many
+    with store.database() as base:
+        base.execute(
+            "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?",
+            (store.runs["bf16 1"], store.runs["trace"], names.TAG_SOURCE_RUN),
+        )
+    table = page("overview", store.uri, kind="trace").dataframe[0].value
+    variants = dict(zip(table.index, table["Variant"], strict=True))
+    assert sorted(set(variants.values())) == [
+        "bf16, traced in fp32",
+        "fp32",
+        "fp32, traced in bf16",
+    ]
+    options = page("influence", store.uri).selectbox(key="run-box").options
+    assert sum("bf16, traced in fp32" in option for option in options) == 1
+
+
 def test_two_runs_of_mlflow_run_are_enough_for_the_preset(
     page: Open, recorded: Recorded, tmp_path: Path
 ) -> None:
@@ -139,9 +198,9 @@ def test_what_mlflow_run_was_told_is_no_difference(page: Open, many: Recorded) -
 def test_runs_of_the_address_are_compared(page: Open, many: Recorded) -> None:
     chosen = [many.runs["fp32+ckpt 0"], many.runs["bf16+ckpt 0"]]
     app = page("compare", many.uri, runs=",".join(chosen), ref=chosen[1], change="both")
-    text = shown(app)
-    assert text.index("bf16+ckpt") < text.index("fp32+ckpt"), "the reference stands first"
-    assert "×" in text
+    (table,) = (text for html in app.get("html") if "<table" in (text := str(html.proto.body)))
+    assert table.index("bf16+ckpt") < table.index("fp32+ckpt"), "the reference stands first"
+    assert "×" in table
 
 
 def test_a_deleted_run_of_the_address_is_left_out(page: Open, many: Recorded) -> None:
@@ -166,13 +225,9 @@ def test_an_explanation_with_every_fact(page: Open, many: Recorded) -> None:
 
 
 def numbers_of(settings: dict[str, float]) -> None:
-    import pandas as pd
-
     from ui.components import prediction
-    from ui.data.influence import ReportHead
 
-    test = pd.Series({"rank": 1.0, "score": 2.5, "self_influence": 3.0})
-    prediction.numbers(test, ReportHead(pd.DataFrame([test]), settings=settings))
+    prediction.notes(settings)
 
 
 @pytest.mark.parametrize("kept", [{}, {"ema_decay": 0.99}])
@@ -187,9 +242,82 @@ def test_a_report_of_the_strongest_facts_says_so() -> None:
 
     facts = pd.DataFrame({"influence": [2.0, 1.0, -1.0]})
     assert summary(facts, 5216).startswith("Of 5,216 training facts, the report holds the")
-    assert summary(facts, 3) == (
+    assert summary(facts, 3, 3) == (
         "Of 3 training facts, 2 made it more likely (▲) and 1 less likely (▼)."
     )
+    assert summary(facts, 3, 5216) == (
+        "Of 3 training facts that the filter left of 5,216, 2 made it more likely (▲) and 1 less "
+        "likely (▼)."
+    )
+
+
+def test_siblings_share_the_relation_and_either_end(
+    page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ui.data.influence import facts_of, report_head, report_of_run
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
+    files = report_of_run(many.runs["trace hostile"])
+    test, facts = report_head(files).tests.loc[0], facts_of(files, 0)
+    same = facts["relation_id"] == test["relation_id"]
+    at_tail = same & (facts["tail_id"] == test["tail_id"])
+    at_head = same & (facts["head_id"] == test["head_id"])
+    assert at_tail.sum()
+    assert at_head.sum()
+    assert list(facts["sibling"]) == list(at_tail | at_head)
+
+
+def test_groups_say_that_they_sum_what_the_report_holds(page: Open, many: Recorded) -> None:
+    text = shown(page("influence", many.uri, run=many.runs["trace"], view="Groups"))
+    assert f"the other {5216 - 2 * TOP_K:,} that were scored are not in it" in text
+    whole = shown(page("influence", many.uri, run=many.runs["trace hostile"], view="Groups"))
+    assert "are not in it" not in whole
+
+
+def test_a_link_whose_answer_is_gone_asks_again(
+    page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Job:
+        job_id = "0" * 12
+
+    def predict(*question: object, only_new: bool) -> Job:
+        asked.append((*question, only_new))
+        return Job()
+
+    def trace(*triple: object) -> Job:
+        asked.append(triple)
+        return Job()
+
+    monkeypatch.setattr("ui.data.jobs.predict", predict)
+    monkeypatch.setattr(
+        "ui.data.jobs.find", lambda job_id: Job() if asked and job_id == "0" * 12 else None
+    )
+    monkeypatch.setattr("ui.components.job_view.show", lambda job_id, **others: None)
+    monkeypatch.setattr("ui.data.jobs.trace", trace)
+    question = {"h": "steroid", "r": "affects", "t": "eicosanoid", "top": "7"}
+    app = page("ask", many.uri, answer="gone", why="gone too", **question)
+    model = "models:/clew-umls@champion"
+    assert asked == [(model, "steroid", "affects", 7, False)]
+    assert app.query_params["answer"] == "0" * 12
+    (again,) = (button for button in app.button if button.label == "Explain again")
+    again.click().run()
+    assert asked[1:] == [(model, "steroid", "affects", "eicosanoid")]
+    page("ask", many.uri, answer="gone", h="no such name", r="affects")
+    assert len(asked) == 2, "a name that the model does not know is not asked"
+
+
+def test_paths_come_first_where_there_are_some(page: Open, many: Recorded) -> None:
+    app = page("influence", many.uri, run=many.runs["trace hostile"], path="1")
+    assert app.button_group(key="view").value == "Paths"
+    text = shown(app)
+    assert "The best path from" in text
+    table = app.dataframe[-1].value
+    assert list(table["Weakest"]) == sorted(table["Weakest"], reverse=True)
+    assert all(step in text for step in table["Path"][1].split("; "))
+    single = page("influence", many.uri, run=many.runs["trace hostile"], fact="1")
+    assert single.button_group(key="view").value == "Training facts"
 
 
 def test_a_fact_of_the_address_is_selected(page: Open, many: Recorded) -> None:

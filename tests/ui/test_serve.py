@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ui import serve
-from ui.data import store
+from ui.data import runs
 
 
 def test_a_store_that_is_not_there_is_not_created(
@@ -23,7 +23,7 @@ def test_a_server_that_is_down_does_not_keep_the_dashboard_from_starting(
 ) -> None:
     use("http://127.0.0.1:9")
     with pytest.raises(Exception, match="does not answer"):
-        store.connect()
+        runs.connect()
     serve.warm_up()
 
 

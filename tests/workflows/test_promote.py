@@ -24,7 +24,6 @@ from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE
 from clew.workflows.gate import Check, Gate
 from clew.workflows.promote import (
     PromotionRequest,
-    default_name,
     promote,
     promote_best_of,
     rollback,
@@ -590,4 +589,4 @@ def test_the_better_of_two_runs(trained: TrainedStore) -> None:
 def test_default_name_is_the_data_set(trained: TrainedStore) -> None:
     result = promote(PromotionRequest(trained.strong, dry_run=True))
     assert result.name == "clew-umls"
-    assert default_name("my data/set.v1") == "clew-my-data-set-v1"
+    assert names.default_model_name("my data/set.v1") == "clew-my-data-set-v1"

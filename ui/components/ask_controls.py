@@ -41,8 +41,11 @@ def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
     return by_name[chosen] if chosen in by_name else found[0]
 
 
-def question(vocabulary: Vocabulary) -> Question | None:
-    """Let a person type a head and a relation; return the question when they send it."""
+def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
+    """Let a person type a head and a relation; return the question when they send it.
+
+    With `again`, return at once what the address asks, if the model knows its names.
+    """
     first, second, third, fourth = st.columns([2, 2.4, 2.2, 1.2], vertical_alignment="bottom")
     linked = {name: (name, label) for name, label in vocabulary.entities}.get(address.text("h"))
     text = first.text_input(
@@ -83,6 +86,8 @@ def question(vocabulary: Vocabulary) -> Question | None:
             bind="query-params",
             help="Leave out answers that the training data say already.",
         )
+    if again and linked is not None and named in relations:
+        return Question(linked[0], named, int(top_k), only_new)
     if not asked or head is None or relation is None:
         return None
     address.write("h", head[0])
@@ -142,6 +147,16 @@ def _prediction(prediction: dict[str, Any], explain: Explain, *, key: str) -> No
         type="primary",
         on_click=_start,
         args=(explain, (head, relation, tail)),
+    )
+
+
+def explain_again(triple: Sequence[str], explain: Explain) -> None:
+    """Offer the explanation that a link meant, which this dashboard does not know any more."""
+    head, relation, tail = triple
+    st.html(markup.triple(head, relation, tail))
+    states.note("This explanation is on the page Influence if it was finished; or make a new one.")
+    st.button(
+        "Explain again", type="primary", on_click=_start, args=(explain, (head, relation, tail))
     )
 
 

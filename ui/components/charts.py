@@ -37,7 +37,9 @@ def quality_against_cost(
         .mark_line(strokeDash=[5, 4], color=palette.REFERENCE, interpolate="step-after")
         .encode(x=x, y=y, order=alt.Order("cost:Q"))
     )
-    colour = _by_name("group", list(points["group"]))
+    order = list(points["group"])
+    colours = alt.Scale(domain=order, range=_colours(len(order)))
+    colour = alt.Color("group:N", scale=colours, legend=None)
     tooltip = [
         alt.Tooltip("group:N", title="Variant"),
         alt.Tooltip("cost:Q", title=glossary.label(cost_key), format=".4~g"),
@@ -46,7 +48,7 @@ def quality_against_cost(
     bars = base.mark_rule(opacity=0.6).encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour)
     widths = base.mark_rule(opacity=0.6).encode(y=y, x=alt.X("cheap:Q"), x2="dear:Q", color=colour)
     dots = base.mark_point(size=130, filled=True, opacity=1).encode(
-        x=x, y=y, color=colour, shape=_shapes(points), tooltip=tooltip
+        x=x, y=y, color=colour, shape=alt.Shape("group:N", legend=None, sort=order), tooltip=tooltip
     )
     texts = [
         base.transform_filter(f"datum.above == {side}")
@@ -65,18 +67,8 @@ def _padded(points: pd.DataFrame) -> alt.Scale:
     return alt.Scale(domain=[low - margin, high + margin], zero=False, nice=False)
 
 
-def _by_name(field: str, order: list[str]) -> alt.Color:
-    """Return a colour for each name, in the order of the table."""
-    scale = alt.Scale(domain=order, range=_colours(len(order)))
-    return alt.Color(f"{field}:N", scale=scale, legend=None)
-
-
 def _colours(number: int) -> list[str]:
     return [palette.CATEGORIES[place % len(palette.CATEGORIES)] for place in range(number)]
-
-
-def _shapes(points: pd.DataFrame) -> alt.Shape:
-    return alt.Shape("group:N", legend=None, sort=list(points["group"]))
 
 
 def curves(

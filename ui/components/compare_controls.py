@@ -1,15 +1,17 @@
 """What a person can set on the page Compare; every value is in the address."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import streamlit as st
 
-from ui.components import address, glossary
+from clew import names
+from ui.components import address, glossary, states
 from ui.components.comparison_table import Change
 from ui.data.comparison import (
     IGNORED_PARAMETERS,
     Pick,
+    Preset,
     Setting,
     curve_metrics,
     distinct_labels,
@@ -19,9 +21,10 @@ from ui.data.comparison import (
 from ui.data.runs import RunRecord
 
 PRESET_HELP = (
-    "The newest training setting that was run in several variants, all its seeds, with float32 as "
-    "the reference."
+    "The newest training setting that was run in several variants, with the same seeds of each, "
+    "and plain float32 as the reference where there is one."
 )
+MODEL_KIND = f"{names.PARAMETER_PREFIX}model.kind"
 FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
 PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
 CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
@@ -37,22 +40,38 @@ class Curve:
     logarithmic: bool
 
 
-def preset_button(preset: Callable[[], list[RunRecord]]) -> None:
-    """Show the button that compares precisions and checkpointing at once."""
+def preset_button(found: Preset | None) -> None:
+    """Show the button that compares precisions and checkpointing at once, and what it takes."""
 
     def choose() -> None:
-        address.write("runs", [run.run_id for run in preset()])
+        address.write("runs", [run.run_id for run in found.runs] if found else None)
         address.write("ref", None)
 
-    found = preset()
-    st.button(
-        "FP32 / FP16 / checkpointing",
-        key="preset",
-        type="primary",
-        on_click=choose,
-        disabled=not found,
-        help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
-    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button(
+            "FP32 / FP16 / checkpointing",
+            key="preset",
+            type="primary",
+            on_click=choose,
+            disabled=found is None,
+            help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
+        )
+        if found is not None:
+            states.note(preset_text(found))
+
+
+def preset_text(found: Preset) -> str:
+    """Return which setting the preset takes, which variants, and which seeds."""
+    first = found.runs[0]
+    called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
+    called += [first.tags.get(names.TAG_DEVICE, "")]
+    called += [f"{key.rpartition('.')[2]} {value or 'unset'}" for key, value in found.apart.items()]
+    variants = list(dict.fromkeys(run.tags[names.TAG_VARIANT] for run in found.runs))
+    each = len(found.runs) // len(variants)
+    seeds = f"{each} of each, no seed in common"
+    if found.seeds:
+        seeds = f"seed{'s' if each > 1 else ''} {', '.join(found.seeds)} of each"
+    return f"{' · '.join(filter(None, called))}: {', '.join(variants)}; {seeds}"
 
 
 def take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The comparison as a table: value, and beneath it the change against the reference."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from markupsafe import Markup
@@ -26,14 +27,16 @@ _ROW = '<tr class="{kind}"><td>{name}<br><span class="clew-unit">{runs}</span></
 _CELL = '<td>{value}<br><span class="clew-change {kind}">{change}</span></td>'
 
 
-def html(comparison: Comparison, change: Change) -> Markup:
-    """Return the table as HTML; every name in it is escaped."""
+def html(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> Markup:
+    """Return the table as HTML; every name in it is escaped.
+
+    `picked` says of a metric with a curve which of its values is shown.
+    """
     head = [markup.fill('<th scope="col">Variant<br><span class="clew-unit">runs</span></th>')]
     for key in comparison.metrics:
         words = glossary.words(key)
-        head.append(
-            markup.fill(_HEAD, help=words.help, label=words.label, unit=words.unit or "\u00a0")
-        )
+        below = " · ".join(filter(None, (words.unit, picked.get(key)))) or "\u00a0"
+        head.append(markup.fill(_HEAD, help=words.help, label=words.label, unit=below))
     rows = [_row(comparison, group, change) for group in comparison.groups]
     return markup.fill(_TABLE, head=markup.join(head), body=markup.join(rows))
 

@@ -16,7 +16,7 @@ from ui.data.influence import checkpoint_columns, part_columns, strongest
 MAX_ROWS = 1000
 NUM_BARS = 16
 ROW_HEIGHT = 34
-HEIGHT = 540
+HEIGHT = 440
 _SELECTED = (
     '<div class="clew-card"><h4>{triple}</h4><p><b class="{kind}">{symbol} {effect}</b> '
     '<span class="clew-muted">· {column} {value} · rank {rank}</span></p></div>'
@@ -123,6 +123,8 @@ def picture(test: pd.Series, facts: pd.DataFrame, column: str, *, number: int, k
     by_strength = shown[column].abs().sort_values(ascending=False, kind="stable").index
     shown = shown.loc[by_strength]
     ranks = [int(rank) for rank in shown["rank"]]
+    rank = selected(facts)
+    chosen = () if rank is None else (rank,)
     state_key = f"{key}-graph-{st.session_state.get('fact-version', 0)}"
 
     def choose() -> None:
@@ -130,7 +132,7 @@ def picture(test: pd.Series, facts: pd.DataFrame, column: str, *, number: int, k
         _select(ranks[row] if row is not None and row < len(ranks) else None)
 
     st.echarts_chart(
-        graph.spec(test, shown, column=column, selected=selected(facts)),
+        graph.spec(test, shown, column=column, selected=chosen),
         key=state_key,
         on_select=choose,
         height=HEIGHT,

@@ -13,13 +13,10 @@ from ui.components import address, glossary
 from ui.components.runs_table import utc
 from ui.data.influence import (
     FactFilter,
-    ReportFiles,
     Side,
     filter_tests,
-    report_of_run,
-    report_of_upload,
 )
-from ui.data.runs import RunRecord
+from ui.data.runs import RunRecord, variants_of
 
 ALL = "all"
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
@@ -28,30 +25,36 @@ TESTS_HEIGHT = 242
 ROW_HEIGHT = 34
 
 
-def run_label(run: RunRecord) -> str:
-    """Return a trace run in one line."""
-    variant = run.tags.get(names.TAG_VARIANT, "")
-    data = run.tags.get(names.TAG_DATASET, "")
-    parts = (run.name or run.run_id[:8], variant, data, f"{utc(run.started_ms):%Y-%m-%d %H:%M}")
-    return " · ".join(part for part in parts if part)
+def run_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return each run in one line: its name, its model's variant, its data, and when it began."""
+    variants = variants_of(runs)
+    parts = {
+        run.run_id: (
+            run.name or run.run_id[:8],
+            variants[run.run_id],
+            run.tags.get(names.TAG_DATASET, ""),
+            f"{utc(run.started_ms):%Y-%m-%d %H:%M}",
+        )
+        for run in runs
+    }
+    return {run_id: " · ".join(filter(None, found)) for run_id, found in parts.items()}
 
 
-def report(runs: Sequence[RunRecord]) -> tuple[str, ReportFiles] | None:
-    """Let a person choose a trace run or files; return its id (empty for files) and the files."""
-    above = st.container()
-    with st.expander("Open files from this computer instead"):
+def source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
+    """Let a person choose a trace run or files from the disk; return its id, or them by name."""
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    with right.popover("Open files", width="stretch"):
         chosen = st.file_uploader(
             "influence.json, with influence.parquet or .csv if you have them; or "
-            "text_influence.json",
+            "text_influence.json, from this computer",
             type=["json", "parquet", "csv"],
             accept_multiple_files=True,
             key="files",
         )
     if chosen:
-        return "", report_of_upload({file.name: file.getvalue() for file in chosen})
-    with above:
-        run_id = _run("Explanations", runs, "run", help="The latest trace runs, newest first.")
-    return (run_id, report_of_run(run_id)) if run_id else None
+        return {file.name: file.getvalue() for file in chosen}
+    with left:
+        return _run("Explanations", runs, "run", help="The latest trace runs, newest first.")
 
 
 def other_run(runs: Sequence[RunRecord], run_id: str) -> str:
@@ -65,7 +68,7 @@ def other_run(runs: Sequence[RunRecord], run_id: str) -> str:
 def _run(
     label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
 ) -> str:
-    labels = {run.run_id: run_label(run) for run in runs}
+    labels = run_labels(runs)
     linked = address.text(key)
     if linked and linked not in labels:  # older than the list: still a good address
         labels[linked] = f"run {linked}"
@@ -80,13 +83,21 @@ def _run(
     )
     if chosen != linked and (linked or optional or key in st.query_params):
         address.write(key, chosen)
-        for place in ("test", "fact") if key == "run" else ():
+        for place in ("test", "fact", "path") if key == "run" else ():
             address.write(place, None)
     return chosen or ""
 
 
 def test_triple(tests: pd.DataFrame) -> int | None:
     """Let a person choose a test triple from a table; return its place in the report."""
+    if len(tests) == 1:
+        return int(str(tests.index[0]))
+    label = f"Explained triples: {len(tests):,}"
+    with st.expander(label, expanded=bool(address.text("find") or address.text("testrel"))):
+        return _choose_test(tests)
+
+
+def _choose_test(tests: pd.DataFrame) -> int | None:
     first, second, third = st.columns([2.4, 1.6, 1.6])
     text = first.text_input(
         "Search test triples",
@@ -117,6 +128,7 @@ def _tests_table(found: pd.DataFrame) -> int:
         rows = st.session_state[key].selection.rows
         address.write("test", places[rows[0]] if rows else place)
         address.write("fact", None)
+        address.write("path", None)
 
     frame = found[["head", "relation", "tail", "rank", "score", "self_influence", "candidates"]]
     st.dataframe(
@@ -147,19 +159,21 @@ def _tests_table(found: pd.DataFrame) -> int:
     return place
 
 
-def section(*, reviewable: bool) -> str:
-    """Let a person choose what of an explanation is shown."""
-    sections = ["Training facts", "Groups", "Another run", *(["Review"] if reviewable else [])]
+def section(*, reviewable: bool, paths: bool) -> str:
+    """Let a person choose what of an explanation is shown: paths first, where there are some."""
+    sections = ["Paths", "Training facts", "Groups", "Another run"]
+    sections += ["Review"] if reviewable else []
+    first = sections[0] if paths and not address.text("fact") else sections[1]
     chosen = st.segmented_control(
         "Show",
         sections,
         key="view",
-        default=sections[0],
+        default=first,
         required=True,
         bind="query-params",
         label_visibility="collapsed",
     )
-    return chosen or sections[0]
+    return chosen or first
 
 
 def fact_filter(facts: pd.DataFrame) -> FactFilter:
@@ -182,8 +196,9 @@ def fact_filter(facts: pd.DataFrame) -> FactFilter:
             "Hide siblings",
             key="siblings",
             bind="query-params",
-            help="Leave out facts with the same head and relation as the test triple: they share "
-            "its question and are often trivially influential.",
+            help="Leave out facts that share the relation and an end with the test triple (same "
+            "head and relation, or same relation and tail): the same question asked from either "
+            "side, often trivially influential.",
         )
         cosine = st.toggle(
             "Cosine",

@@ -7,9 +7,9 @@ import streamlit as st
 
 from clew import names
 from ui.components import address
-from ui.components.influence_controls import run_label
+from ui.components.influence_controls import run_labels
 from ui.data.models import RegisteredModel
-from ui.data.runs import RunQuery, runs_page
+from ui.data.runs import RunQuery, runs_by_id, runs_page
 
 NUM_CANDIDATES = 100
 
@@ -44,10 +44,13 @@ def roll_back(model: RegisteredModel) -> bool:
         return st.button("Roll back now", key="rollback", type="primary")
 
 
-def promotion(name: str) -> Promotion | None:
-    """Let a person choose a run and a name; return what they ask for, once they do."""
+def promotion() -> Promotion | None:
+    """Let a person choose a run and a name; return what they ask for, once they do.
+
+    The name is that of the run's data until a person writes another.
+    """
     runs = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
-    labels = {run.run_id: run_label(run) for run in runs}
+    labels = run_labels(runs)
     linked = address.text("candidate")
     if linked and linked not in labels:
         labels[linked] = f"run {linked}"
@@ -60,7 +63,13 @@ def promotion(name: str) -> Promotion | None:
         format_func=lambda run_id: labels[run_id],
         help="Finished training runs, the newest first. Its best checkpoint is what is promoted.",
     )
-    wanted = second.text_input("Model name", value=name, placeholder="clew-umls", key="as")
+    data = next((run.tags.get(names.TAG_DATASET, "") for run in runs_by_id([run_id or ""])), "")
+    wanted = second.text_input(
+        "Model name",
+        value=names.default_model_name(data),
+        placeholder="clew-umls",
+        key=f"as-{run_id}",
+    )
     force = third.text_input(
         "Overrule, with a reason",
         key="force",

@@ -48,7 +48,9 @@ def champion(model: RegisteredModel, version: Version) -> None:
         name=model.name,
         version=version.version,
         uri=models.champion_uri(model),
-        detail=" · ".join([*_qualities(version), f"registered {_day(version.created_ms)}"]),
+        detail=" · ".join(
+            [*_qualities(version), f"registered {utc(version.created_ms):%Y-%m-%d %H:%M}"]
+        ),
     )
 
 
@@ -59,10 +61,6 @@ def _qualities(version: Version) -> list[str]:
         for key in QUALITY
         if key in metrics
     ]
-
-
-def _day(milliseconds: int) -> str:
-    return f"{utc(milliseconds):%Y-%m-%d %H:%M}"
 
 
 def versions(found: Sequence[Version]) -> Version | None:
@@ -169,9 +167,13 @@ def checks(job: Job) -> None:
 
 
 def outcome(job: Job) -> None:
-    """Show what came of a promotion or a rollback."""
+    """Show what came of a promotion or a rollback; the model that it was of is chosen once."""
     for event in job.events():
         result = event.get("result")
         if isinstance(result, dict):
             models.forget()
+            if st.session_state.get("outcome") != job.job_id:
+                st.session_state["outcome"] = job.job_id
+                if result.get("name") in {model.name for model in models.models()}:
+                    st.session_state["model"] = result["name"]
             st.success(f"✓ {markup.markdown(result.get('outcome', 'done'))}")

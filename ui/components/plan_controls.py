@@ -158,15 +158,9 @@ def budget(job: Job) -> None:
     largest, searched = result["largest_batch_size"], result["searched_batch_size"]
     columns[2].metric("Largest batch", f"{'≥ ' if largest == searched else ''}{largest or 'none'}")
     fits = first["total_gib"] <= limit
-    st.markdown(
-        markdown_verdict(fits) + f" Planned for device `{markup.markdown(result['device'])}`."
-    )
+    verdict = "✓ It fits." if fits else "✗ It does not fit: see which change would."
+    st.markdown(f"{verdict} Planned for device `{markup.markdown(result['device'])}`.")
     st.altair_chart(stacked_bars(result), width="stretch")
-
-
-def markdown_verdict(fits: bool) -> str:
-    """Return in words whether a configuration fits."""
-    return "✓ It fits." if fits else "✗ It does not fit: see which change would."
 
 
 def stacked_bars(result: dict[str, Any]) -> alt.LayerChart:

@@ -1,29 +1,32 @@
 """A prediction and its explanation in words, for people who do not read tables first."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import streamlit as st
+from markupsafe import Markup
 
 from clew.names import average_notes
 from ui.components import glossary, markup, states
 from ui.data.comparison import number_text
 from ui.data.influence import ReportHead
+from ui.data.paths import FactPath, evidence
 
 TOP = 10
 CHECKPOINTS = "States of the model during training over which the influence is summed."
 
 _CARD = (
-    '<div class="clew-card"><h4>{triple}</h4><p>{answer}</p><p class="clew-muted">{why}</p></div>'
+    '<div class="clew-card"><h4>{triple} <span class="clew-small clew-muted">{numbers}</span></h4>'
+    '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why}</p></div>'
 )
 _ANSWER = "Asked for <b>{head}</b> – {relation} → <b>?</b>, the model puts <b>{tail}</b> {place}."
+_NUMBER = '<span title="{help}">{label} {value}</span>'
 
 
-def card(test: pd.Series, facts: pd.DataFrame) -> None:
-    """Show what the model predicts, and in a sentence what made it."""
+def card(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath], head: ReportHead) -> None:
+    """Show what the model predicts, its numbers, and in sentences what made it."""
     answer = markup.fill(
         _ANSWER,
         head=test["head"],
@@ -31,11 +34,34 @@ def card(test: pd.Series, facts: pd.DataFrame) -> None:
         tail=test["tail"],
         place=place_text(float(test["rank"])),
     )
-    triple = markup.triple(test["head"], test["relation"], test["tail"])
-    markup.show(_CARD, triple=triple, answer=answer, why=summary(facts, _scored(test, facts)))
+    markup.show(
+        _CARD,
+        triple=markup.triple(test["head"], test["relation"], test["tail"]),
+        numbers=_numbers(test, head),
+        answer=answer,
+        evidence=evidence(test, facts, paths),
+        why=summary(facts, scored(test, facts), head.train_size),
+    )
+    notes(head.settings)
 
 
-def _scored(test: pd.Series, facts: pd.DataFrame) -> int:
+def _numbers(test: pd.Series, head: ReportHead) -> Markup:
+    shown = [
+        ("rank", test["rank"], glossary.RANK),
+        ("score", test["score"], glossary.SCORE),
+        ("self-influence", test["self_influence"], glossary.SELF_INFLUENCE),
+        ("checkpoints", len(head.checkpoints) or math.nan, CHECKPOINTS),
+    ]
+    return markup.join(
+        [
+            markup.fill(_NUMBER, label=label, value=number(float(value)), help=explanation)
+            for label, value, explanation in shown
+        ],
+        " · ",
+    )
+
+
+def scored(test: pd.Series, facts: pd.DataFrame) -> int:
     """Return how many facts were scored; a report may hold the strongest of them alone."""
     candidates = test["candidates"]
     return max(len(facts), 0 if pd.isna(candidates) else int(candidates))
@@ -51,43 +77,32 @@ def place_text(rank: float) -> str:
     return f"at rank {shown}"
 
 
-def summary(facts: pd.DataFrame, scored: int) -> str:
+def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:
     """Return in a sentence how many facts helped, and how concentrated their help is.
 
     Args:
         facts: The facts that the report holds.
         scored: How many facts were scored for it.
+        train_size: How many facts the model was trained on, if the report says so.
     """
     values = facts["influence"].to_numpy(float)
     helping, opposing = int((values > 0).sum()), int((values < 0).sum())
     if not len(values):
         return "No training fact was scored."
+    of = f"Of {scored:,} training facts"
+    if train_size is not None and scored < train_size:
+        of += f" that the filter left of {train_size:,}"
     if scored > len(values):
         return (
-            f"Of {scored:,} training facts, the report holds the strongest: {helping:,} that made "
-            f"it more likely (▲) and {opposing:,} that made it less likely (▼)."
+            f"{of}, the report holds the strongest: {helping:,} that made it more likely (▲) and "
+            f"{opposing:,} that made it less likely (▼)."
         )
-    text = f"Of {len(values):,} training facts, {helping:,} made it more likely (▲) and "
-    text += f"{opposing:,} less likely (▼)."
+    text = f"{of}, {helping:,} made it more likely (▲) and {opposing:,} less likely (▼)."
     positive = np.sort(values[values > 0])[::-1]
     if len(positive) > TOP:
         share = positive[:TOP].sum() / positive.sum()
         text += f" The {TOP} strongest carry {share:.0%} of all help."
     return text
-
-
-def numbers(test: pd.Series, head: ReportHead) -> None:
-    """Show the numbers of the prediction, each with its meaning."""
-    shown = [
-        ("Rank", test["rank"], glossary.RANK),
-        ("Score", test["score"], glossary.SCORE),
-        ("Self-influence", test["self_influence"], glossary.SELF_INFLUENCE),
-        ("Checkpoints", len(head.checkpoints) or math.nan, CHECKPOINTS),
-    ]
-    with st.container(horizontal=True):
-        for label, value, explanation in shown:
-            st.metric(label, number(float(value)), help=explanation)
-    notes(head.settings)
 
 
 def notes(settings: Mapping[str, Any]) -> None:

@@ -5,13 +5,13 @@ from typing import Literal
 
 import streamlit as st
 
-from ui.components.influence_controls import ALL, run_label
+from ui.components.influence_controls import ALL, run_labels
 from ui.data.runs import RunRecord
 
 
 def run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Let a person choose one trace run, or all of them."""
-    labels = {run.run_id: run_label(run) for run in runs}
+    labels = run_labels(runs)
     chosen = st.selectbox(
         "Explanations",
         [ALL, *labels],

@@ -10,7 +10,7 @@ import streamlit as st
 from clew import names
 from ui.components import glossary, palette
 from ui.data.comparison import number_text
-from ui.data.runs import RunPage, RunRecord, headline_key, state_of
+from ui.data.runs import RunPage, RunRecord, headline_key, state_of, variants_of
 
 ROW_HEIGHT = 36
 NUMBERS = {
@@ -26,20 +26,24 @@ def frame_of(
 ) -> pd.DataFrame:
     """Return what a table shows of the runs; the index are their ids."""
     rows = []
+    variants = variants_of(runs)
     for run in runs:
         state = state_of(run)
         row: dict[str, object] = {
             "State": f"{palette.STATE_SYMBOLS[state]} {state}",
             "Run": run.name or run.run_id[:8],
             "Kind": run.tags.get(names.TAG_KIND, ""),
-            "Variant": run.tags.get(names.TAG_VARIANT, ""),
+            "Variant": variants[run.run_id],
             "Data": run.tags.get(names.TAG_DATASET, ""),
-            "Quality": _headline(run),
+            "Quality, last": _headline(run),
         }
         if lines is not None:
-            row["Course"] = list(lines.get(run.run_id, []))
+            row["Trend"] = list(lines.get(run.run_id, []))
         row |= {header: run.metrics.get(key) for key, header in NUMBERS.items()}
-        row |= {"Started (UTC)": _time(run.started_ms), "Took": duration(run)}
+        row |= {
+            "Started (UTC)": utc(run.started_ms) if run.started_ms else None,
+            "Took": duration(run),
+        }
         rows.append(row)
     return pd.DataFrame(rows, index=[run.run_id for run in runs])
 
@@ -50,10 +54,6 @@ def _headline(run: RunRecord) -> str:
     return (
         "" if value is None else f"{glossary.words(key).label.split(',')[0]} {number_text(value)}"
     )
-
-
-def _time(milliseconds: int) -> datetime | None:
-    return utc(milliseconds) if milliseconds else None
 
 
 def utc(milliseconds: int) -> datetime:
@@ -97,14 +97,17 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "Variant": st.column_config.TextColumn(
             width="small",
             help="Precision, and what else is switched on: ckpt is gradient checkpointing, compile "
-            "is torch.compile.",
+            "is torch.compile. Of an explanation, the explained model's.",
         ),
         "Data": st.column_config.TextColumn(width="small"),
-        "Quality": st.column_config.TextColumn(
-            width="small", help="Last value of the metric that stands for the task."
+        "Quality, last": st.column_config.TextColumn(
+            width="small",
+            help="Last value of the metric that stands for the task. Compare takes the best "
+            "one unless told otherwise.",
         ),
-        "Course": st.column_config.LineChartColumn(
-            width="small", help="Course of that metric on the validation data."
+        "Trend": st.column_config.LineChartColumn(
+            width="small",
+            help="That metric on the validation data, from the first value to the last.",
         ),
         "Started (UTC)": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width="small"),
         "Took": st.column_config.TextColumn(width="small"),

@@ -13,14 +13,15 @@ from clew.runs.reading.comparison import (
     Cell,
     Comparison,
     Group,
+    Preset,
     Statistic,
     all_parameters,
     compare,
     differing_parameters,
     distinct_labels,
+    find_preset,
     group_runs,
     pareto_front,
-    preset_runs,
 )
 from clew.runs.reading.metrics import Pick, pick_values, smooth
 from clew.runs.reading.tables import (
@@ -41,6 +42,7 @@ __all__ = [
     "Comparison",
     "Group",
     "Pick",
+    "Preset",
     "Statistic",
     "delta_text",
     "differing_parameters",
@@ -71,11 +73,18 @@ class Setting:
     by_seed: bool = True
 
 
-def preset(experiment_ids: tuple[str, ...] = ()) -> list[RunRecord]:
+def picked_text(setting: Setting) -> str:
+    """Return which value of the quality's curve is compared."""
+    if setting.pick == "step":
+        return f"value at step {setting.step:,}"
+    best = setting.pick == "best" and direction_of(setting.quality) is not None
+    return "best value" if best else "last value"
+
+
+def preset() -> Preset | None:
     """Return the runs of the preset "FP32 / FP16 / checkpointing" among the latest."""
-    query = RunQuery(experiment_ids, kind=names.KIND_TRAIN, status="FINISHED")
-    recent = runs_page(query, size=NUM_PRESET_CANDIDATES).runs
-    return preset_runs(recent)[:MAX_PRESET_RUNS]
+    query = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
+    return find_preset(runs_page(query, size=NUM_PRESET_CANDIDATES).runs, limit=MAX_PRESET_RUNS)
 
 
 def reference_of(runs: Sequence[RunRecord]) -> str:

@@ -13,15 +13,16 @@ import streamlit as st
 
 from clew import names
 from clew.errors import DataError
+from clew.runs import store
 from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.agreement import Agreement, agreement
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
 from clew.runs.window_report import TEXT_INFLUENCE_JSON
-from ui.data import store
+from ui.data.paths import FactPath, find_paths
 from ui.data.runs import RunQuery, RunRecord, runs_page
 
-__all__ = ["Agreement", "ReportFiles", "ReportHead"]
+__all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement"]
 
 NUM_TRACE_RUNS = 200
 Side = Literal["all", "proponents", "opponents"]
@@ -48,13 +49,14 @@ def _head(_files: ReportFiles, identity: Identity) -> ReportHead:
 def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
     test = triple_at(report_head(_files), index)
     facts = add_hops(read_facts(_files, index), str(test["head_id"]), str(test["tail_id"]))
-    siblings = (facts["head_id"] == test["head_id"]) & (facts["relation_id"] == test["relation_id"])
+    shared = (facts["head_id"] == test["head_id"]) | (facts["tail_id"] == test["tail_id"])
+    siblings = shared & (facts["relation_id"] == test["relation_id"])
     return facts.assign(sibling=siblings.to_numpy(bool))
 
 
 def report_of_run(run_id: str) -> ReportFiles:
     """Return the files of a trace run's report."""
-    return _files(store.uri(), run_id)
+    return _files(store.tracking_uri(), run_id)
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
@@ -97,6 +99,16 @@ def triple_at(head: ReportHead, index: int) -> pd.Series:
 def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
     """Return a test triple's training facts with `hops` and `sibling`."""
     return _facts(files, files.identity, index)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _paths(_files: ReportFiles, identity: Identity, index: int) -> list[FactPath]:
+    return find_paths(triple_at(report_head(_files), index), facts_of(_files, index))
+
+
+def paths_of(files: ReportFiles, index: int) -> list[FactPath]:
+    """Return the paths of facts between a test triple's ends, the best first."""
+    return _paths(files, files.identity, index)
 
 
 def value_column(facts: pd.DataFrame, *, cosine: bool) -> str:
@@ -208,8 +220,3 @@ def same_test(tests: pd.DataFrame, test: pd.Series) -> int | None:
     equal = (tests[keys].astype(str) == test[keys].astype(str)).all(axis=1)
     found = tests.index[equal]
     return int(found[0]) if len(found) else None
-
-
-def agreement_of(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
-    """Return how far two explanations agree."""
-    return agreement(facts, other)

@@ -25,8 +25,7 @@ import streamlit as st
 
 from clew.errors import UsageError
 from clew.processes import child_environment
-from clew.runs.store import project_root
-from ui.data import store
+from clew.runs import store
 
 MAX_RUNNING = 4
 MAX_KEPT = 50
@@ -170,7 +169,7 @@ def find(job_id: str) -> Job | None:
 
 
 def _spawn(arguments: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    more = {"MLFLOW_TRACKING_URI": store.uri(), "PYTHONUNBUFFERED": "1"}
+    more = {"MLFLOW_TRACKING_URI": store.tracking_uri(), "PYTHONUNBUFFERED": "1"}
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "clew", *arguments],
@@ -178,7 +177,7 @@ def _spawn(arguments: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
             stdout=stdout,
             stderr=stderr,
             env=child_environment(more),
-            cwd=project_root(),
+            cwd=store.project_root(),
             start_new_session=True,
         )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import streamlit as st
 
 from clew import names
+from clew.runs import store
 from clew.runs.reading.models import (
     RegisteredModel,
     Version,
@@ -15,7 +16,7 @@ from clew.runs.reading.models import (
     list_versions,
     read_vocabulary,
 )
-from ui.data import store
+from ui.data.runs import store_exists
 
 __all__ = ["RegisteredModel", "Version", "Vocabulary", "complete"]
 
@@ -39,12 +40,12 @@ def _vocabulary(uri: str, run_id: str) -> Vocabulary:
 
 def models() -> list[RegisteredModel]:
     """Return the registered models."""
-    return _models(store.uri()) if store.exists() else []
+    return _models(store.tracking_uri()) if store_exists() else []
 
 
 def versions(model: RegisteredModel) -> list[Version]:
     """Return a model's versions, the latest first."""
-    return _versions(store.uri(), model)
+    return _versions(store.tracking_uri(), model)
 
 
 def forget() -> None:
@@ -67,4 +68,4 @@ def champion_uri(model: RegisteredModel) -> str:
 
 def vocabulary(run_id: str) -> Vocabulary:
     """Return the names that a run's model knows."""
-    return _vocabulary(store.uri(), run_id)
+    return _vocabulary(store.tracking_uri(), run_id)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from clew.runs import store
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
@@ -20,7 +21,6 @@ from clew.runs.reading.reviews import (
     wrong_facts,
     wrong_facts_tsv,
 )
-from ui.data import store
 
 __all__ = [
     "VERDICTS",
@@ -44,7 +44,7 @@ def _reviews(uri: str, run_id: str) -> Reviews:
 
 def reviews_of(run_id: str) -> Reviews:
     """Return the reviews of a run."""
-    return _reviews(store.uri(), run_id)
+    return _reviews(store.tracking_uri(), run_id)
 
 
 def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
@@ -58,8 +58,8 @@ def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
 
 def add_review(review: Review) -> Review:
     """Write a review to its run."""
-    written = append_review(review, uri=store.uri())
-    _reviews.clear(store.uri(), review.run_id)
+    written = append_review(review, uri=store.tracking_uri())
+    _reviews.clear(store.tracking_uri(), review.run_id)
     return written
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
+from clew.runs import store
 from clew.runs.reading.metrics import metric_histories
 from clew.runs.reading.progress import Progress, progress_of
 from clew.runs.reading.runs import RunRecord
@@ -22,7 +23,6 @@ from clew.runs.reading.search import (
     search_runs,
     state_of,
 )
-from ui.data import store
 
 __all__ = [
     "Experiment",
@@ -84,31 +84,46 @@ def _histories(uri: str, runs: list[RunRecord], key: str) -> pd.DataFrame:
     return metric_histories(runs, key, uri=uri)
 
 
+def store_exists() -> bool:
+    """Return whether there is a store: a database file that is not there yet is none."""
+    return not store.is_missing(store.tracking_uri())
+
+
+def connect() -> None:
+    """Ask the store for the first time, which takes longer than any time after it.
+
+    Raises:
+        TrackingError: it does not answer.
+    """
+    if store_exists():
+        list_experiments(store.tracking_uri())
+
+
 def experiments() -> list[Experiment]:
     """Return the experiments, the latest first."""
-    return _experiments(store.uri()) if store.exists() else []
+    return _experiments(store.tracking_uri()) if store_exists() else []
 
 
 def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPage:
     """Return one page of runs, counted from 0."""
-    if not store.exists():
+    if not store_exists():
         return RunPage((), 0, False)
-    return _page(store.uri(), query, page * size, size)
+    return _page(store.tracking_uri(), query, page * size, size)
 
 
 def number_of_runs(query: RunQuery) -> int:
     """Return how many runs match."""
-    return _count(store.uri(), query) if store.exists() else 0
+    return _count(store.tracking_uri(), query) if store_exists() else 0
 
 
 def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
     """Return runs in the order given; those that are gone are left out."""
-    return _runs(store.uri(), tuple(run_ids)) if run_ids and store.exists() else []
+    return _runs(store.tracking_uri(), tuple(run_ids)) if run_ids and store_exists() else []
 
 
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
     """Return the curves of a metric, see `clew.runs.reading.metrics.metric_histories`."""
-    return _histories(store.uri(), list(runs), key)
+    return _histories(store.tracking_uri(), list(runs), key)
 
 
 def counts(experiment_ids: tuple[str, ...]) -> Counts:
@@ -141,6 +156,26 @@ def progress(run: RunRecord) -> Progress | None:
     return progress_of(run, histories([run], names.TRAIN_EPOCH))
 
 
+def variants_of(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the variant of each run; of one that works on a model, the model's own.
+
+    How an explanation was computed is said where it differs: `bf16, traced in fp32`.
+    """
+    sources = {run.tags[names.TAG_SOURCE_RUN] for run in runs if names.TAG_SOURCE_RUN in run.tags}
+    models = {
+        run.run_id: run.tags.get(names.TAG_VARIANT, "") for run in runs_by_id(sorted(sources))
+    }
+    found = {}
+    for run in runs:
+        own = run.tags.get(names.TAG_VARIANT, "")
+        model = models.get(run.tags.get(names.TAG_SOURCE_RUN, ""), "")
+        traced = (
+            model and own not in ("", model) and run.tags.get(names.TAG_KIND) == names.KIND_TRACE
+        )
+        found[run.run_id] = f"{model}, traced in {own}" if traced else model or own
+    return found
+
+
 def headline_key(run: RunRecord) -> str:
     """Return the metric that stands for the run; a test metric where nothing was validated."""
     key = HEADLINES.get(run.tags.get(names.TAG_TASK, ""), HEADLINES[names.TASK_LINK_PREDICTION])
@@ -150,7 +185,7 @@ def headline_key(run: RunRecord) -> str:
 
 
 def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Return the course of each run's headline metric, in the order of steps."""
+    """Return the trend of each run's headline metric, in the order of steps."""
     by_key: dict[str, list[RunRecord]] = {}
     for run in runs:
         by_key.setdefault(headline_key(run), []).append(run)
@@ -173,6 +208,6 @@ def _recent_tags(uri: str, experiment_ids: tuple[str, ...]) -> dict[str, set[str
 
 def choices(experiment_ids: tuple[str, ...], tag: str) -> list[str]:
     """Return the values that a tag has among the latest runs, for filters."""
-    if not store.exists():
+    if not store_exists():
         return []
-    return sorted(filter(None, _recent_tags(store.uri(), experiment_ids)[tag]))
+    return sorted(filter(None, _recent_tags(store.tracking_uri(), experiment_ids)[tag]))

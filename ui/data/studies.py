@@ -13,8 +13,8 @@ from clew.config.load import load, parse_assignments
 from clew.config.presets import presets
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
+from clew.runs import store
 from clew.runs.reading.studies import StudyResult, read_study
-from ui.data import store
 from ui.data.runs import RunQuery, runs_page
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def studies() -> list[StudyResult]:
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
     latest: dict[tuple[str, str], StudyResult] = {}
     for run in runs:
-        found = _study(store.uri(), run.run_id) if run.status == "FINISHED" else None
+        found = _study(store.tracking_uri(), run.run_id) if run.status == "FINISHED" else None
         if found is not None and found.claims:
             latest.setdefault((found.study, found.machine), found)
     return list(latest.values())

@@ -31,9 +31,13 @@ def render() -> None:
 
 
 def _question(model: RegisteredModel) -> None:
-    """Let a person ask, and start the command that answers."""
-    vocabulary = models.vocabulary(models.champion_run(model))
-    asked = ask_controls.question(vocabulary)
+    """Let a person ask, and start the command that answers.
+
+    An address may come from another day: what it asks is asked again if its answer is gone.
+    """
+    answer_id = address.text("answer")
+    gone = bool(answer_id) and jobs.find(answer_id) is None
+    asked = ask_controls.question(models.vocabulary(models.champion_run(model)), again=gone)
     if asked is not None:
         job = jobs.predict(
             models.champion_uri(model),
@@ -43,7 +47,9 @@ def _question(model: RegisteredModel) -> None:
             only_new=asked.only_new,
         )
         address.write("answer", job.job_id)
-        address.write("why", None)
+        if not gone:
+            address.write("why", None)
+            address.write("t", None)
         st.rerun()
 
 
@@ -56,9 +62,14 @@ def _answers(model: RegisteredModel) -> None:
     def explain(head: str, relation: str, tail: str) -> None:
         job = jobs.trace(models.champion_uri(model), head, relation, tail)
         address.write("why", job.job_id)
+        address.write("t", tail)
 
     job_view.show(answer_id, result=lambda job: ask_controls.answers(job, explain))
-    why = address.text("why")
-    if why:
-        st.subheader("Why?", anchor=False)
+    why, asked = address.text("why"), [address.text(key) for key in ("h", "r", "t")]
+    if not why:
+        return
+    st.subheader("Why?", anchor=False)
+    if jobs.find(why) is None and all(asked):
+        ask_controls.explain_again(asked, explain)
+    else:
         job_view.show(why, result=ask_controls.explanation)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from clew import names
+from clew.runs import store
 from ui.components import (
     address,
     charts,
@@ -16,7 +17,6 @@ from ui.components import (
     runs_table,
     states,
 )
-from ui.data import store
 from ui.data.comparison import (
     Comparison,
     Setting,
@@ -24,6 +24,7 @@ from ui.data.comparison import (
     curves,
     memory,
     parameter_table,
+    picked_text,
     points,
     preset,
 )
@@ -38,7 +39,7 @@ def render() -> None:
     st.title("Compare", anchor=False)
     with states.guarded("The comparison"):
         if number_of_runs(RunQuery()) == 0:
-            states.empty_store(store.shown_uri())
+            states.empty_store(store.shown(store.tracking_uri()))
             return
         wanted = address.texts("runs")[:MAX_RUNS]
         runs = runs_by_id(wanted)
@@ -54,7 +55,7 @@ def render() -> None:
 
 def _choose(runs: Sequence[RunRecord]) -> None:
     """Let a person choose runs: by the preset, or from the table of all."""
-    compare_controls.preset_button(preset)
+    compare_controls.preset_button(preset())
     with st.expander("Choose runs", expanded=not runs):
         query = run_filters.run_query(run_filters.experiment(), kinds=False)
         page = runs_page(query, runs_table.current_page("compare", query))
@@ -71,8 +72,9 @@ def _comparison(runs: Sequence[RunRecord]) -> None:
     setting = compare_controls.setting(runs)
     comparison = compared(runs, setting)
     change = compare_controls.change()
-    st.html(comparison_table.html(comparison, change))
-    exports.comparison(comparison)
+    picked = {setting.quality: picked_text(setting)}
+    st.html(comparison_table.html(comparison, change, picked))
+    exports.comparison(comparison, picked)
     with states.guarded("The pictures of cost and quality"):
         _costs(comparison, setting)
     with states.guarded("The curves"):

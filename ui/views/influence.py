@@ -4,6 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.names import TAG_TASK
+from clew.runs import store
 from ui.components import (
     agreement_view,
     facts,
@@ -16,15 +17,18 @@ from ui.components import (
     states,
     text_report,
 )
-from ui.data import sequences, store, texts
+from ui.components import paths as paths_view
+from ui.data import sequences, texts
 from ui.data.influence import (
     ReportFiles,
-    agreement_of,
+    agreement,
     facts_of,
     filter_facts,
     grouped,
+    paths_of,
     report_head,
     report_of_run,
+    report_of_upload,
     same_test,
     trace_runs,
     triple_at,
@@ -38,24 +42,31 @@ TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,
 def render() -> None:
     """Show the page."""
     markup.style()
-    st.title("Influence", anchor=False)
+    title, chooser = st.columns([1, 3.6], vertical_alignment="bottom")
+    title.title("Influence", anchor=False)
     with states.guarded("The list of explanations"):
         runs = trace_runs()
         if not runs:
             states.nothing(
                 "No explanations yet",
-                f"The tracking store {store.shown_uri()} holds no trace run. This command makes "
-                "one; or ask a question on the page Ask and press why.",
+                f"The tracking store {store.shown(store.tracking_uri())} holds no trace run. This "
+                "command makes one; or ask a question on the page Ask and press why.",
                 commands=TRACE_COMMAND,
             )
         with states.guarded("This explanation"):
-            chosen = influence_controls.report(runs)
-            if chosen is not None:
-                _report(*chosen, runs)
+            with chooser:
+                source = influence_controls.source(runs)
+            if isinstance(source, dict):
+                _report("", report_of_upload(source), runs)
+            elif source:
+                _report(source, report_of_run(source), runs)
 
 
 def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
-    """Let a person choose a test triple of a report, and explain it; or its text, or its frames."""
+    """Let a person choose a test triple of a report, and explain it; or its text, or its frames.
+
+    `run_id` is empty for files from the disk.
+    """
     if files.text is not None:
         text_report.show(texts.text_report(files), key=run_id)
         return
@@ -70,13 +81,14 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     place = influence_controls.test_triple(head.tests)
     if place is None:
         return
-    test = triple_at(head, place)
-    found = facts_of(files, place)
-    prediction.card(test, found)
-    prediction.numbers(test, head)
-    section = influence_controls.section(reviewable=bool(run_id))
+    test, found = triple_at(head, place), facts_of(files, place)
+    paths = paths_of(files, place)
+    prediction.card(test, found, paths, head)
+    section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
     with states.guarded(section):
         match section:
+            case "Paths":
+                paths_view.show(test, found, paths, key=f"{run_id}-{place}")
             case "Training facts":
                 _facts(run_id, place, test, found)
             case "Groups":
@@ -98,7 +110,7 @@ def _facts(run_id: str, place: int, test: pd.Series, found: pd.DataFrame) -> Non
     column = value_column(found, cosine=wanted.cosine)
     key = f"{run_id}-{place}-{hash(wanted)}"
     form, number = influence_controls.picture()
-    left, right = st.columns([1, 1.3])
+    left, right = st.columns([1.1, 1.2])
     with left:
         if form == "bars":
             facts.bars(shown, column)
@@ -118,6 +130,13 @@ def _groups(test: pd.Series, found: pd.DataFrame) -> None:
         states.note("No training fact passes these filters; clear one of them.")
         return
     st.altair_chart(influence_charts.group_bars(groups), width="stretch")
+    scored = prediction.scored(test, found)
+    if scored > len(found):
+        states.note(
+            f"Sums of the {len(found):,} facts that this report holds; the other "
+            f"{scored - len(found):,} that were scored are not in it. A report made with --top-k=0 "
+            "holds all."
+        )
 
 
 def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
@@ -136,4 +155,4 @@ def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRe
     names = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
     if names[0] == names[1]:
         names = ("this run", "the other run")
-    agreement_view.show(agreement_of(found, facts_of(files, place)), names)
+    agreement_view.show(agreement(found, facts_of(files, place)), names)

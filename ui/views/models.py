@@ -30,7 +30,7 @@ def render() -> None:
         else:
             _model(chosen)
     with states.guarded("The promotion of a run"):
-        _promote(chosen)
+        _promote()
 
 
 def _model(model: RegisteredModel) -> None:
@@ -58,10 +58,10 @@ def _version(version: Version) -> None:
             links.to("ask", "Ask the champion", model=version.model)
 
 
-def _promote(model: RegisteredModel | None) -> None:
+def _promote() -> None:
     """Let a person promote a run, or only check whether it could be."""
     st.subheader("Promote a run", anchor=False)
-    wanted = model_controls.promotion("" if model is None else model.name)
+    wanted = model_controls.promotion()
     if wanted is None:
         return
     if not runs_by_id([wanted.run_id]):

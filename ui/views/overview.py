@@ -3,8 +3,8 @@
 import streamlit as st
 
 from clew import names
+from clew.runs import store
 from ui.components import links, live, markup, run_filters, runs_table, states
-from ui.data import store
 from ui.data.runs import (
     RunQuery,
     counts,
@@ -22,7 +22,7 @@ def render() -> None:
     title.title("Overview", anchor=False)
     with states.guarded("The overview"):
         if number_of_runs(RunQuery()) == 0:
-            states.empty_store(store.shown_uri())
+            states.empty_store(store.shown(store.tracking_uri()))
             return
         with experiment:
             experiment_ids = run_filters.experiment()

@@ -11,7 +11,7 @@ from ui.components import (
     review_tables,
     states,
 )
-from ui.components.influence_controls import run_label
+from ui.components.influence_controls import run_labels
 from ui.data.influence import report_head, report_of_run, same_test, trace_runs
 from ui.data.reviews import (
     Review,
@@ -63,7 +63,7 @@ def _summary(reviews: list[Review], runs: list[RunRecord]) -> None:
     review_tables.numbers(reviews)
     st.subheader("Verdicts", anchor=False)
     by = review_controls.verdict_grouping()
-    labels = {run.run_id: run_label(run) for run in runs}
+    labels = run_labels(runs)
     frame = review_tables.verdict_frame(count_verdicts(reviews, by), labels)
     st.altair_chart(influence_charts.verdict_bars(frame), width="stretch")
 

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
+from clew.runs import store
 from ui.components import address, job_view, markup, plan_controls, states
-from ui.data import jobs, store
+from ui.data import jobs
 from ui.data.studies import claims_frame, configuration, configurations, fitting_changes, studies
 
 COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
@@ -45,8 +46,8 @@ def _claims() -> None:
     if not found:
         states.nothing(
             "No studies yet",
-            f"The tracking store {store.shown_uri()} holds no finished study. This command runs "
-            "one: it measures what is claimed of the optimizations, on this machine.",
+            f"The tracking store {store.shown(store.tracking_uri())} holds no finished study. This "
+            "command runs one: it measures what is claimed of the optimizations, on this machine.",
             commands=COMPARE_COMMAND,
         )
         return

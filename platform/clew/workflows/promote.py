@@ -11,7 +11,6 @@ be run again: it uses the version that it finds, and ends the run that was left 
 import dataclasses
 import hashlib
 import json
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +131,7 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
                 f"{', '.join(sorted(SERVABLE_TASKS))} models can be registered and served"
             )
         tags = find_run(run_id).tags
-        name = request.name or default_name(tags.get(names.TAG_DATASET, "model"))
+        name = request.name or names.default_model_name(tags.get(names.TAG_DATASET, "model"))
         if not request.dry_run:
             _end_dead_promotions(registry)
         state = registry.state(name) if request.dry_run else None
@@ -199,11 +198,6 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
         f"is {previous}"
     )
     return PromotionResult(name, alias, former.number, now.number, former.run_id, outcome)
-
-
-def default_name(dataset: str) -> str:
-    """Return the name that models of a data set are registered under where none is given."""
-    return f"clew-{re.sub(r'[^A-Za-z0-9_-]+', '-', dataset).strip('-') or 'model'}"
 
 
 def _choose_run(request: PromotionRequest, metric: str) -> str:

@@ -127,8 +127,32 @@ def test_the_preset_takes_the_newest_setting_with_two_variants() -> None:
         run("failed", width=5, status="FAILED"),
         run("old16", "fp16", width=1),
     ]
-    assert [found.run_id for found in comparison.preset_runs(runs)] == ["new32", "new16"]
-    assert comparison.preset_runs(runs[:1]) == []
+    found = comparison.find_preset(runs, limit=24)
+    assert found is not None
+    assert [run.run_id for run in found.runs] == ["new32", "new16"]
+    assert found.seeds == ()
+    assert found.apart == {"cfg.width": "5"}
+    assert comparison.find_preset(runs[:1], limit=24) is None
+
+
+def test_the_preset_takes_the_same_seeds_of_each_variant() -> None:
+    many = [run(f"a{seed}", seed=seed) for seed in range(30)]
+    few = [run(f"b{seed}", "bf16", seed=seed) for seed in (3, 7, 50)]
+    found = comparison.find_preset([*many, *few, run("older", "bf16", seed=3)], limit=24)
+    assert found is not None
+    assert found.seeds == ("3", "7")
+    assert [run.run_id for run in found.runs] == ["a3", "a7", "b3", "b7"]
+    cut = comparison.find_preset([*many, *few], limit=2)
+    assert cut is not None
+    assert [run.run_id for run in cut.runs] == ["a3", "b3"]
+
+
+def test_a_preset_without_a_common_seed_has_as_many_of_each() -> None:
+    runs = [run(f"a{seed}", seed=seed) for seed in range(5)] + [run("b", "bf16", seed=9)]
+    found = comparison.find_preset(runs, limit=24)
+    assert found is not None
+    assert [run.run_id for run in found.runs] == ["a0", "b"]
+    assert found.seeds == ()
 
 
 def test_picking_values() -> None:
@@ -184,6 +208,9 @@ def test_numbers(value: float, text: str) -> None:
     assert tables.number_text(value) == text
 
 
+LABELS = {"time/epoch_seconds": "Time per epoch [s]"}
+
+
 @pytest.fixture
 def small() -> comparison.Comparison:
     groups = [comparison.Group("fp32_a & b|c", ("a", "b")), comparison.Group("=cmd()", ("c",))]
@@ -192,21 +219,22 @@ def small() -> comparison.Comparison:
 
 
 def test_csv_is_safe_for_spreadsheets(small: comparison.Comparison) -> None:
-    header, first, second = tables.to_csv(small).splitlines()
-    assert header.startswith("group,runs,run_ids,time/epoch_seconds mean,")
+    header, first, second = tables.to_csv(small, LABELS).splitlines()
+    assert header.startswith("group,runs,run_ids,Time per epoch [s] mean,")
     assert first == "fp32_a & b|c,2,a b,41.0,1.4142135623730951,,"
     assert second.startswith("'=cmd(),1,c,20.5,,0.5,-20.5")
 
 
 def test_markdown_escapes_cells(small: comparison.Comparison) -> None:
-    text = tables.to_markdown(small)
+    text = tables.to_markdown(small, LABELS)
     assert r"fp32\_a & b\|c" in text
+    assert text.startswith(r"| variant | runs | Time per epoch \[s\] |")
     assert "20.50 (×0.500)" in text
     assert len({line.replace(r"\|", "").count("|") for line in text.splitlines()}) == 1
 
 
 def test_latex_escapes_cells(small: comparison.Comparison) -> None:
-    text = tables.to_latex(small)
+    text = tables.to_latex(small, LABELS)
     assert r"fp32\_a \& b|c" in text
     assert r"41.00 $\pm$ 1.4" in text
     assert r"($\times$0.500)" in text

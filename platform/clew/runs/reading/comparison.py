@@ -69,6 +69,17 @@ class Comparison:
     """Label of the reference group."""
 
 
+@dataclass(frozen=True)
+class Preset:
+    """Runs of one setting in several variants, those of the reference first."""
+
+    runs: tuple[RunRecord, ...]
+    seeds: tuple[str, ...]
+    """The seeds that each variant has; empty where none is common to all."""
+    apart: Mapping[str, str]
+    """Parameters that tell the setting from others with several variants, with their values."""
+
+
 def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
     """Return the groups: runs alike except for their seed together, or each run by itself."""
     if not by_seed:
@@ -214,20 +225,42 @@ def all_parameters(
     return {key: {run.run_id: run.params.get(key, "") for run in runs} for key in keys}
 
 
-def preset_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     """Choose the runs that answer "which precision and memory options": variants of one setting.
 
     Among finished training runs, the newest setting that has two variants or more; a setting is
-    everything but seed and optimizations. float32 first, then by name.
+    everything but seed and optimizations. Of each variant the same seeds, float32 first; where no
+    seed is common to all, the same number of runs. None: no setting has two variants.
+
+    Args:
+        runs: Any runs, the newest first; of two with one seed the newer counts.
+        limit: The most runs; each variant keeps one at least.
     """
-    settings: dict[tuple[object, ...], list[RunRecord]] = {}
+    settings: dict[tuple[object, ...], dict[str, dict[str, RunRecord]]] = {}
     for run in runs:
         if run.status == "FINISHED" and names.TAG_VARIANT in run.tags:
-            settings.setdefault(_setting(run), []).append(run)
-    for members in settings.values():
-        if len({run.tags[names.TAG_VARIANT] for run in members}) > 1:
-            return sorted(members, key=lambda run: _variant_order(run.tags[names.TAG_VARIANT]))
-    return []
+            variants = settings.setdefault(_setting(run), {})
+            seeds = variants.setdefault(run.tags[names.TAG_VARIANT], {})
+            seeds.setdefault(run.params.get(SEED, ""), run)
+    several = [variants for variants in settings.values() if len(variants) > 1]
+    if not several:
+        return None
+    ordered = [seeds for _, seeds in sorted(several[0].items(), key=lambda v: _variant_order(v[0]))]
+    each = max(1, min(limit // len(ordered), *map(len, ordered)))
+    common = [seed for seed in ordered[0] if all(seed in seeds for seeds in ordered)][:each]
+    chosen = [run for seeds in ordered for run in _of_seeds(seeds, common, each)]
+    firsts = [next(iter(next(iter(variants.values())).values())) for variants in several]
+    differing = differing_parameters(firsts, ignore=IGNORED_PARAMETERS)
+    apart = {
+        key: by_run[firsts[0].run_id]
+        for key, by_run in differing.items()
+        if not key.startswith((OPTIMIZATIONS, TRACKING))
+    }
+    return Preset(tuple(chosen), tuple(sorted(common)), apart)
+
+
+def _of_seeds(seeds: Mapping[str, RunRecord], common: Sequence[str], each: int) -> list[RunRecord]:
+    return [seeds[seed] for seed in common] if common else list(seeds.values())[:each]
 
 
 def _setting(run: RunRecord) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from clew.runs.reading.comparison import Cell, Comparison, Statistic
 
@@ -58,11 +58,14 @@ def delta_text(cell: Cell) -> str:
     return f"{sign}{number_text(abs(cell.delta), 3)}"
 
 
-def to_csv(comparison: Comparison) -> str:
-    """Return one row a group; mean, deviation, ratio and delta of each metric in columns."""
+def to_csv(comparison: Comparison, labels: Mapping[str, str]) -> str:
+    """Return one row a group; mean, deviation, ratio and delta of each metric in columns.
+
+    `labels` are what the metrics are called, with their units.
+    """
     parts = ("mean", "std", "ratio", "delta")
     header = ["group", "runs", "run_ids"]
-    header += [f"{metric} {part}" for metric in comparison.metrics for part in parts]
+    header += [f"{labels[metric]} {part}" for metric in comparison.metrics for part in parts]
     rows = []
     for group in comparison.groups:
         row: list[object] = [_plain(group.label), len(group.run_ids), " ".join(group.run_ids)]
@@ -89,25 +92,28 @@ def _plain(text: str) -> str:
     return f"'{text}" if _FORMULA.match(text) else text
 
 
-def to_markdown(comparison: Comparison) -> str:
+def to_markdown(comparison: Comparison, labels: Mapping[str, str]) -> str:
     """Return a Markdown table of values, with the ratio to the reference behind each."""
-    rows = _text_rows(comparison, _escape_markdown)
+    rows = _text_rows(comparison, labels, _escape_markdown)
     widths = "|".join(["---"] + ["---:"] * (len(rows[0]) - 1))
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], f"|{widths}|", *lines[1:]]) + "\n"
 
 
-def to_latex(comparison: Comparison) -> str:
+def to_latex(comparison: Comparison, labels: Mapping[str, str]) -> str:
     """Return a LaTeX table (booktabs) of values, with the ratio to the reference behind each."""
-    rows = _text_rows(comparison, escape_latex)
+    rows = _text_rows(comparison, labels, escape_latex)
     lines = [" & ".join(row) + r" \\" for row in rows]
     columns = "l" + "r" * (len(rows[0]) - 1)
     inner = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
     return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *inner, r"\end{tabular}"]) + "\n"
 
 
-def _text_rows(comparison: Comparison, escape: Callable[[str], str]) -> list[list[str]]:
-    rows = [[escape(text) for text in ("variant", "runs", *comparison.metrics)]]
+def _text_rows(
+    comparison: Comparison, labels: Mapping[str, str], escape: Callable[[str], str]
+) -> list[list[str]]:
+    header = ("variant", "runs", *(labels[metric] for metric in comparison.metrics))
+    rows = [[escape(text) for text in header]]
     for group in comparison.groups:
         cells = (comparison.cells[group.label, metric] for metric in comparison.metrics)
         texts = [f"{statistic_text(cell.value)} {_behind(cell)}".strip() for cell in cells]

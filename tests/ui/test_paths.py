@@ -1,0 +1,138 @@
+"""Paths of facts between the ends of a test triple: against a plain search, and in words."""
+
+from itertools import permutations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.recorded import Recorded
+from ui.data import paths
+from ui.data.influence import facts_of, report_head, report_of_run
+
+Triple = tuple[str, str, str]
+DRUG, PAIN, CHANNEL, OTHER = "Gabapentin", "neuralgia", "calcium channel", "Pregabalin"
+
+
+def explained(head: str = DRUG, tail: str = PAIN) -> pd.Series:
+    return pd.Series(
+        {"head_id": head, "head": head, "relation_id": "treats", "relation": "treats"}
+        | {"tail_id": tail, "tail": tail}
+    )
+
+
+def facts(*triples: Triple, influence: list[float] | None = None) -> pd.DataFrame:
+    """Return facts as a report has them, the given strongest first."""
+    values = influence or [float(len(triples) - number) for number in range(len(triples))]
+    columns = ("head", "relation", "tail")
+    frame = pd.DataFrame(triples, columns=list(columns))
+    frame = frame.assign(**{f"{column}_id": frame[column] for column in columns})
+    return frame.assign(influence=values, rank=range(1, len(frame) + 1))
+
+
+def plain_paths(test: pd.Series, found: pd.DataFrame) -> list[tuple[float, tuple[int, ...]]]:
+    """Try every order of up to three facts: weakest influence and ranks of those that join."""
+    helping = found[found["influence"] > 0]
+    strongest: dict[frozenset[str], pd.Series] = {}
+    for _, fact in helping.iterrows():
+        pair = frozenset((fact["head_id"], fact["tail_id"]))
+        if len(pair) == 2:
+            strongest.setdefault(pair, fact)
+    result = []
+    for length in (1, 2, 3):
+        for chain in permutations(strongest.items(), length):
+            here, seen = test["head_id"], {test["head_id"]}
+            for pair, _ in chain:
+                onward = pair - {here}
+                if here not in pair or onward <= seen:
+                    break
+                (here,) = onward
+                seen.add(here)
+                if here == test["tail_id"] and pair is not chain[-1][0]:
+                    break
+            else:
+                if here == test["tail_id"]:
+                    weakest = min(float(fact["influence"]) for _, fact in chain)
+                    result.append((weakest, tuple(int(fact["rank"]) for _, fact in chain)))
+    return sorted(result, key=lambda path: (-path[0], len(path[1]), path[1]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_paths_are_those_of_a_plain_search(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    names = [DRUG, PAIN, *"abcd"]
+    triples = [(*(names[i] for i in draw.integers(0, len(names), 2)), "r") for _ in range(12)]
+    influence = sorted(map(float, draw.normal(0.5, 1, len(triples))), reverse=True)
+    given = facts(*((h, r, t) for h, t, r in triples), influence=influence)
+    found = paths.find_paths(explained(), given)
+    expected = plain_paths(explained(), given)
+    assert [(path.weakest, path.ranks) for path in found] == expected[: paths.MAX_PATHS]
+
+
+def test_a_path_is_told_in_words_from_the_head_on() -> None:
+    given = facts(
+        (OTHER, "treats", PAIN),
+        (OTHER, "decreases_activity_of", CHANNEL),
+        (DRUG, "decreases_activity_of", CHANNEL),
+        (CHANNEL, "causes", PAIN),
+    )
+    through, direct = paths.find_paths(explained(), given)
+    assert (through.ranks, direct.ranks) == ((3, 2, 1), (3, 4)), "the better weakest fact first"
+    assert through.sentence == (
+        "Gabapentin decreases activity of calcium channel; Pregabalin decreases activity of "
+        "calcium channel; Pregabalin treats neuralgia"
+    )
+    shown = paths.facts_of_paths(given, [through, direct])
+    assert list(shown["rank"]) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("triples", "sentence"),
+    [
+        (
+            [("a", "treats", PAIN), ("b", "treats", PAIN), ("a", "is", "b")],
+            "None of the three strongest facts mentions Gabapentin: the model answers with what is "
+            "common for treats. No path of up to three helping facts joins Gabapentin and "
+            "neuralgia.",
+        ),
+        (
+            [("a", "causes", "b"), ("b", "causes", "c")],
+            "None of the two strongest facts mentions Gabapentin or neuralgia. No path",
+        ),
+        (
+            [(DRUG, "inhibits", CHANNEL), (CHANNEL, "causes", PAIN)],
+            "Of the two strongest facts, 1 mentions Gabapentin and 1 neuralgia. The best path from "
+            "Gabapentin to neuralgia: Gabapentin inhibits calcium channel; calcium channel causes "
+            "neuralgia.",
+        ),
+    ],
+)
+def test_evidence(triples: list[Triple], sentence: str) -> None:
+    given = facts(*triples)
+    found = paths.evidence(explained(), given, paths.find_paths(explained(), given))
+    assert found.startswith(sentence)
+
+
+def test_without_a_helping_fact_there_is_no_evidence() -> None:
+    given = facts((DRUG, "causes", PAIN), influence=[-1.0])
+    assert paths.find_paths(explained(), given) == []
+    assert paths.evidence(explained(), given, []) == "No training fact made it more likely."
+
+
+def test_a_triple_with_itself_has_no_path() -> None:
+    assert (
+        paths.find_paths(explained(DRUG, DRUG), facts((DRUG, "is", "a"), ("a", "is", DRUG))) == []
+    )
+
+
+def test_paths_of_a_recorded_explanation(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
+    files = report_of_run(recorded.runs["trace hostile"])
+    for place, test in report_head(files).tests.iterrows():
+        found = facts_of(files, int(str(place)))
+        few = found.head(40).astype({"head_id": str, "tail_id": str})
+        assert [(path.weakest, path.ranks) for path in paths.find_paths(test, few)] == plain_paths(
+            test, few
+        )[: paths.MAX_PATHS]

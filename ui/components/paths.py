@@ -1,0 +1,93 @@
+"""The paths of facts between a test triple's ends: drawn from left to right, and in sentences.
+
+The selected path is in the address under `path`, by its place in the list.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from ui.components import address, graph, markup, states
+from ui.components.facts import HEIGHT, ROW_HEIGHT
+from ui.data.paths import MAX_STEPS, FactPath, facts_of_paths
+
+NUM_DRAWN = 8
+"""So many paths are drawn; one further down is drawn beside them when it is selected."""
+
+
+def show(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath], *, key: str) -> None:
+    """Show paths as a picture beside their sentences; a click on either selects one."""
+    if not paths:
+        states.note(
+            f"No path of up to {MAX_STEPS} helping facts joins the two ends; the single facts are "
+            "under Training facts."
+        )
+        return
+    place = address.number("path") or 0
+    place = place if place < len(paths) else 0
+    left, right = st.columns([1.3, 1])
+    with left:
+        _picture(test, facts, paths, place, key=f"{key}-paths-{place}")
+    with right:
+        _table(paths, place, key=f"{key}-sentences-{place}")
+
+
+def _picture(
+    test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath], place: int, *, key: str
+) -> None:
+    drawn = [*paths[:NUM_DRAWN], *([paths[place]] if place >= NUM_DRAWN else [])]
+    shown = facts_of_paths(facts, drawn)
+    ranks = [int(rank) for rank in shown["rank"]]
+
+    def choose() -> None:
+        row = graph.clicked_row(st.session_state[key].selection)
+        if row is not None and row < len(ranks):
+            through = (number for number, path in enumerate(paths) if ranks[row] in path.ranks)
+            address.write("path", next(through))
+
+    st.echarts_chart(
+        graph.spec(test, shown, column="influence", selected=paths[place].ranks),
+        key=key,
+        on_select=choose,
+        height=HEIGHT,
+        alt="Graph of the paths of training facts between the two ends of the test triple",
+    )
+
+
+def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
+    def choose() -> None:
+        rows = st.session_state[key].selection.rows
+        address.write("path", rows[0] if rows else 0)
+
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "Path": [path.sentence for path in paths],
+                "Weakest": [path.weakest for path in paths],
+                "Ranks": [", ".join(map(str, path.ranks)) for path in paths],
+            }
+        ),
+        key=key,
+        hide_index=True,
+        on_select=choose,
+        selection_mode="single-row",
+        selection_default={"selection": {"rows": [place], "columns": [], "cells": []}},
+        column_config={
+            "Path": st.column_config.TextColumn(
+                width="large", help="Its facts from the head on, each as it stands in the data."
+            ),
+            "Weakest": st.column_config.NumberColumn(
+                format="%.4g",
+                width=70,
+                help="Influence of its weakest fact; the paths are in this order.",
+            ),
+            "Ranks": st.column_config.TextColumn(
+                width=80, help="Places of its facts by influence."
+            ),
+        },
+        row_height=ROW_HEIGHT,
+        height=min(38 + ROW_HEIGHT * len(paths), HEIGHT - 90),
+    )
+    steps = (markup.markdown(step) for step in paths[place].steps)
+    st.markdown("\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1)))
