@@ -109,6 +109,8 @@ def explanation(dashboard: Dashboard, row: int, *, another: bool) -> dict[str, f
         seconds.append(timed(link.click, page, drawn))
     found = {"first open": seconds[0], "opened again": median(seconds[1:])}
     if another:
+        page.get_by_text("Explained triples:").click()
+        dashboard.settle()
         table = page.get_by_test_id("stDataFrame").first.bounding_box()
         assert table is not None
         x, y = table["x"] + 18, table["y"] + 35 * 2.5

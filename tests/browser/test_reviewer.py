@@ -107,14 +107,15 @@ def edge_points(picture: bytes) -> list[tuple[int, int]]:
 
 def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> None:
     dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&{FACTS}")
-    dashboard.press("▼ opposing")
+    dashboard.press("Filter facts").press("▼ opposing")
     assert "side=" in dashboard.page.url
     dashboard.page.get_by_text("Hide siblings").click()
     dashboard.settle()
     dashboard.page.get_by_text("Cosine").click()
     dashboard.settle().press("bars")
     dashboard.page.get_by_test_id("stVegaLiteChart").first.wait_for()
-    dashboard.press("Groups").press("shared entity").press("Another run")
+    dashboard.page.keyboard.press("Escape")
+    dashboard.settle().press("Groups").press("shared entity").press("Another run")
     dashboard.choose(
         "Compare with", "tracin umls · fp32, traced in bf16 · umls · " + _when(dashboard)
     )

@@ -235,6 +235,25 @@ def test_a_name_is_no_placeholder(explained: pd.Series, facts: pd.DataFrame) -> 
     assert series["data"][0]["label"]["formatter"].replace("\u200b", "") == "{c} {b}"
 
 
+def test_a_narrow_window_draws_the_graph_higher(explained: pd.Series, facts: pd.DataFrame) -> None:
+    spec = graph.spec(explained, facts, column="influence")
+    wide = spec["series"][0]["data"]
+    (narrow,) = spec["media"][0]["option"]["series"]
+    assert [node["id"] for node in narrow["data"]] == [node["id"] for node in wide]
+    assert all(a["x"] == b["x"] for a, b in zip(wide, narrow["data"], strict=True))
+    assert max(n["y"] for n in narrow["data"]) > 1.5 * max(n["y"] for n in wide)
+
+
+def test_facts_of_neither_end_run_from_left_to_right(explained: pd.Series) -> None:
+    keys = list("abcdef")
+    ends = {"head_id": keys[::2], "tail_id": keys[1::2]}
+    other = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
+    places = graph.positions(explained, other)
+    for head, tail in zip(keys[::2], keys[1::2], strict=True):
+        assert places["H"][0] < places[head][0] < places[tail][0] < places["T"][0]
+        assert places[head][1] == places[tail][1]
+
+
 def test_places_in_the_graph(explained: pd.Series, facts: pd.DataFrame) -> None:
     places = graph.positions(explained, facts)
     assert places["a"][0] < places["H"][0], "what hangs on the head stands on its side"

@@ -4,6 +4,7 @@ Entities stand in columns from the test triple's head to its tail: between both 
 short paths, outside of them what is nearer to one end. The same explanation always looks the same.
 """
 
+import math
 import re
 from collections.abc import Collection
 from typing import Any
@@ -23,6 +24,9 @@ MAX_TEXT = 24
 LINE_CHARACTERS = 20
 MAX_BETWEEN = 3
 """An entity on a path of at most so many facts from head to tail stands between them."""
+HEIGHT_WIDE, HEIGHT_NARROW = 0.66, 1.8
+"""Height of the drawing in units of its width, by the window."""
+NARROW_PIXELS = 460
 Position = tuple[float, float]
 
 
@@ -42,6 +46,7 @@ def spec(
     facts = facts.head(MAX_EDGES)
     labels = node_labels(test, facts)
     places = positions(test, facts)
+    ends = [str(test["head_id"]), str(test["tail_id"])]
     # No `labelLayout`: with it, names of edges are drawn at another size and place.
     series = {
         "type": "graph",
@@ -51,18 +56,21 @@ def spec(
         "right": 70,
         "top": 34,
         "bottom": 34,
+        "preserveAspect": "contain",
         "selectedMode": "single",
         "edgeSymbol": ["none", "arrow"],
         "edgeSymbolSize": 8,
         "emphasis": {"focus": "none", "label": {"show": True}, "lineStyle": {"opacity": 1}},
         "select": {"lineStyle": {"opacity": 1}},
-        "data": _nodes(labels, places, [str(test["head_id"]), str(test["tail_id"])]),
+        "data": _nodes(labels, places, ends, HEIGHT_WIDE),
         "links": [_test_edge(test), *_fact_edges(facts, places, column, selected)],
     }
+    narrow = {"data": _nodes(labels, places, ends, HEIGHT_NARROW)}
     return {
         "animation": False,
         "tooltip": {"renderMode": "richText", "confine": True},
         "series": [series],
+        "media": [{"query": {"maxWidth": NARROW_PIXELS}, "option": {"series": [narrow]}}],
     }
 
 
@@ -87,15 +95,17 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
         nx.single_source_shortest_path_length(graph.subgraph(graph.nodes - {other} | {end}), end)
         for end, other in ((head, tail), (tail, head))
     )
-    far = len(graph)
+    far, heads = len(graph), set(facts["head_id"].astype(str))
     columns: dict[int, list[str]] = {}
     for key in graph:
         before, behind = from_head.get(key, far), from_tail.get(key, far)
         between = before + behind <= MAX_BETWEEN
         if key in (head, tail):
             column = 0 if key == head else MAX_BETWEEN
-        elif between or before == behind:
-            column = before if between else MAX_BETWEEN - 1
+        elif between:
+            column = before
+        elif before == behind:  # joined to neither end: its facts run from left to right too
+            column = 1 if key in heads else MAX_BETWEEN - 1
         else:
             column = -1 if before < behind else MAX_BETWEEN + 1
         columns.setdefault(column, []).append(key)
@@ -105,7 +115,7 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
 
 
 def _nodes(
-    labels: dict[str, str], places: dict[str, Position], ends: list[str]
+    labels: dict[str, str], places: dict[str, Position], ends: list[str], height: float
 ) -> list[dict[str, Any]]:
     """Return the entities; `labels` begins with the ends, then come those of strong facts."""
     wrapped = len(labels) <= NUM_WRAPPED
@@ -113,8 +123,8 @@ def _nodes(
         {
             "id": key,
             "name": text,
-            "x": places[key][0],
-            "y": places[key][1],
+            "x": places[key][0] * 300,
+            "y": places[key][1] * 300 * height,
             "symbol": "roundRect" if key in ends else "circle",
             "symbolSize": 18 if key in ends else 10,
             "itemStyle": {"color": palette.HIGHLIGHT if key in ends else palette.NEUTRAL},
@@ -179,8 +189,9 @@ def _fact_edges(
         seen[pair] = seen.get(pair, 0) + 1
         value = float(fact[column])
         chosen = fact["rank"] in selected
-        # A line within a column would run over the entities there, one to itself is a loop.
-        bent = 0.3 if source != target and places[source][0] == places[target][0] else 0.0
+        (x, y), (end_x, end_y) = places[source], places[target]
+        # A line within a column would run over the entities there: it is bent towards the middle.
+        bent = math.copysign(0.3, (end_y - y) * -x) if x == end_x and y != end_y else 0.0
         edges.append(
             {
                 "source": source,
@@ -190,7 +201,7 @@ def _fact_edges(
                     "color": palette.sign_colour(value),
                     "width": 1.0 + 4.0 * abs(value) / largest + (2.0 if chosen else 0.0),
                     "opacity": 1.0 if chosen else 0.55 if selected else 0.85,
-                    "curveness": bent + 0.12 * (seen[pair] - 1),
+                    "curveness": bent or 0.12 * (seen[pair] - 1),
                 },
                 "label": {
                     "show": bool(chosen or (not selected and number < NUM_LABELLED)),

@@ -178,7 +178,7 @@ def section(*, reviewable: bool, paths: bool) -> str:
 
 def fact_filter(facts: pd.DataFrame) -> FactFilter:
     """Let a person narrow the training facts down."""
-    first, second, third, fourth = st.columns([2, 1.5, 1.9, 1.7], vertical_alignment="bottom")
+    first, second = st.columns(2, vertical_alignment="bottom")
     text = first.text_input(
         "Search facts",
         key="factfind",
@@ -188,10 +188,10 @@ def fact_filter(facts: pd.DataFrame) -> FactFilter:
     )
     relations = [ALL, *sorted(facts["relation"].astype(str).unique())]
     relation = second.selectbox("Relation of facts", relations, key="rel", bind="query-params")
-    side = third.segmented_control(
+    side = st.segmented_control(
         "Side", list(SIDES), key="side", default="all", required=True, bind="query-params"
     )
-    with fourth.container(horizontal=True):
+    with st.container(horizontal=True):
         siblings = st.toggle(
             "Hide siblings",
             key="siblings",
@@ -218,7 +218,7 @@ def fact_filter(facts: pd.DataFrame) -> FactFilter:
 
 def picture() -> tuple[str, int]:
     """Let a person choose the picture, and how many facts a graph shows."""
-    first, second, _ = st.columns([1, 2, 2], vertical_alignment="center")
+    first, second = st.columns([1, 2], vertical_alignment="center")
     form = first.segmented_control(
         "Picture",
         ["graph", "bars"],

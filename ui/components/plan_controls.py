@@ -87,7 +87,8 @@ def shown_fields(config: RunConfig) -> dict[str, tuple[FieldInfo, Any]]:
     Of the model they are its whole numbers, lists of them, and choices; of the data those that
     have an option of their own.
     """
-    found = [("training", config.training, key) for key in TRAINING]
+    found: list[tuple[str, Section, str]] = []
+    found += [("training", config.training, key) for key in TRAINING]
     found += [("optimizations", config.optimizations, key) for key in OPTIMIZATIONS]
     data: Section = config.data
     found += [

@@ -101,6 +101,6 @@ def fitting_changes(path: str, changes: Mapping[str, str]) -> dict[str, str]:
             for key, field in type(model).model_fields.items()
             if field.default is None and isinstance(getattr(model, key), int)
         }
-        configuration(path, derived | changes)
+        configuration(path, derived | dict(changes))
         return derived | dict(changes)
     return dict(changes)

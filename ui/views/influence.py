@@ -2,6 +2,7 @@
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from clew.names import TAG_TASK
 from clew.runs import store
@@ -84,15 +85,17 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     test, found = triple_at(head, place), facts_of(files, place)
     paths = paths_of(files, place)
     prediction.card(test, found, paths, head)
-    section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
+    left, more = st.columns([4, 1])
+    with left:
+        section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
     with states.guarded(section):
         match section:
             case "Paths":
                 paths_view.show(test, found, paths, key=f"{run_id}-{place}")
             case "Training facts":
-                _facts(run_id, place, test, found)
+                _facts(run_id, place, test, found, more)
             case "Groups":
-                _groups(test, found)
+                _groups(test, found, more)
             case "Another run":
                 _compare(run_id, test, found, runs)
             case "Review":
@@ -100,16 +103,19 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
                 review_form.form(run_id, test, found)
 
 
-def _facts(run_id: str, place: int, test: pd.Series, found: pd.DataFrame) -> None:
+def _facts(
+    run_id: str, place: int, test: pd.Series, found: pd.DataFrame, more: DeltaGenerator
+) -> None:
     """Show the facts that pass the filters as graph or bars beside their table."""
-    wanted = influence_controls.fact_filter(found)
+    with more.popover("Filter facts", width="stretch"):
+        wanted = influence_controls.fact_filter(found)
+        form, number = influence_controls.picture()
     shown = filter_facts(found, wanted)
     if shown.empty:
         states.note("No training fact passes these filters; clear one of them.")
         return
     column = value_column(found, cosine=wanted.cosine)
     key = f"{run_id}-{place}-{hash(wanted)}"
-    form, number = influence_controls.picture()
     left, right = st.columns([1.1, 1.2])
     with left:
         if form == "bars":
@@ -121,9 +127,10 @@ def _facts(run_id: str, place: int, test: pd.Series, found: pd.DataFrame) -> Non
     facts.details(shown, column)
 
 
-def _groups(test: pd.Series, found: pd.DataFrame) -> None:
+def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
     """Show the facts' sums by relation or by shared entity."""
-    wanted = influence_controls.fact_filter(found)
+    with more.popover("Filter facts", width="stretch"):
+        wanted = influence_controls.fact_filter(found)
     by = influence_controls.grouping()
     groups = grouped(filter_facts(found, wanted), by, str(test["head"]), str(test["tail"]))
     if groups.empty:
