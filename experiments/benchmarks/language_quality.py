@@ -19,12 +19,13 @@ import torch
 
 from clew.config.load import load
 from clew.config.schema import RunConfig
+from clew.config.training import TrainingConfig
 from clew.language_modeling.loss import token_losses
 from clew.language_modeling.model import EigenstateLM
 from clew.language_modeling.task import LanguageModeling
 from clew.training.loaders import BatchLoader
 from clew.training.memory import keep_allocator_pages
-from clew.training.optimizer import build_optimizer, set_learning_rate
+from clew.training.optimizer import build_optimizer
 from clew.training.schedule import build_schedule
 from clew.training.setup import count_parameters
 from clew.workflows.tasks import build_task
@@ -67,14 +68,14 @@ def train(name: str, task: LanguageModeling, config: RunConfig, steps: int) -> T
     seconds: list[float] = []
     step_tokens = config.training.batch_size * task.train_examples().length
     curve: dict[int, float] = {}
-    loader = BatchLoader(
-        task.train_examples(), batch_size=config.training.batch_size, seed=config.training.seed
-    )
+    order = TrainingConfig(batch_size=config.training.batch_size, seed=config.training.seed)
+    loader = BatchLoader(task.train_examples(), order)
     epoch = 0
     while len(seconds) < steps:
         for batch in loader.epoch(epoch):
             started = time.perf_counter()
-            set_learning_rate(optimizer, peak * schedule.factor(step=len(seconds), epoch=epoch))
+            for group in optimizer.param_groups:
+                group["lr"] = peak * schedule.factor(step=len(seconds), epoch=epoch)
             train_step(model, optimizer, batch.tokens, max_grad_norm=config.training.max_grad_norm)
             seconds.append(time.perf_counter() - started)
             if len(seconds) % STEPS_BETWEEN_TESTS == 0 or len(seconds) == steps:

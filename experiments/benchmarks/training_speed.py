@@ -25,6 +25,7 @@ import torch
 
 from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
+from clew.config.training import TrainingConfig
 from clew.layers.products import product
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.models.conve import ConvE
@@ -106,7 +107,7 @@ def bare_loop(case: Case) -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     seconds = []
     start = time.perf_counter()
-    for batch in BatchLoader(examples, batch_size=case.batch_size, seed=0).epoch(0):
+    for batch in BatchLoader(examples, TrainingConfig(batch_size=case.batch_size)).epoch(0):
         with case.autocast():
             queries = model(batch.head, batch.relation)
             table, bias = model.entity.weight, model.entity_bias

@@ -9,12 +9,13 @@ import torch
 
 from clew import names
 from clew.config.load import from_mapping
+from clew.config.training import TrainingConfig
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.losses.targets import LossFunction
 from clew.runs.base import MemoryTracker
 from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
-from clew.training.loaders import BatchLoader, LoaderSettings
+from clew.training.loaders import BatchLoader
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.setup import build_trainer, measure_before_training
 from clew.workflows.tasks import build_task
@@ -131,6 +132,6 @@ def test_the_fused_loss_by_kernels_equals_float64(
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_lie_in_page_locked_memory(num_workers: int) -> None:
     examples = build_task(from_mapping({"data": {"name": "umls"}})).train_examples()
-    settings = LoaderSettings(num_workers=num_workers, pin_memory=True)
-    batch = next(BatchLoader(examples, batch_size=64, seed=0, settings=settings).epoch(0))
+    settings = TrainingConfig(batch_size=64, num_workers=num_workers, pin_memory=True)
+    batch = next(BatchLoader(examples, settings).epoch(0))
     assert all(tensor.is_pinned() for tensor in vars(batch).values())

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from clew.config.data import TokenData
+from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, DataError
 from clew.language_modeling.tokens import TokenSplits, find_text, load_tokens
-from clew.training.loaders import BatchLoader, LoaderSettings
+from clew.training.loaders import BatchLoader
 
 TEXT = "".join(f"{i:03d} some text\n" for i in range(200))
 
@@ -88,9 +89,7 @@ def test_a_worker_reopens_the_map_instead_of_copying_it(splits: TokenSplits):
 
 
 def orders(splits: TokenSplits, cursor: int = 0, **settings: Any) -> list[list[int]]:
-    loader = BatchLoader(
-        splits.windows["train"], batch_size=40, seed=3, settings=LoaderSettings(**settings)
-    )
+    loader = BatchLoader(splits.windows["train"], TrainingConfig(batch_size=40, seed=3, **settings))
     return [batch.ids.tolist() for batch in loader.epoch(1, cursor)]
 
 

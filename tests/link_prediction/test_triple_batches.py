@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from clew.config.training import TrainingConfig
 from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.training.loaders import BatchLoader, LoaderSettings
+from clew.training.loaders import BatchLoader
 
 SOURCES = [OneVsAllExamples, KvsAllExamples]
 
@@ -69,9 +70,10 @@ def test_workers_and_copies_hand_out_the_same(
 ) -> None:
     source = source_class.from_graph(graph, inverse_relations=True)
     copy = pickle.loads(pickle.dumps(source))
-    settings = LoaderSettings(num_workers=num_workers)
-    batches = BatchLoader(copy, batch_size=64, seed=3, settings=settings).epoch(2)
-    expected = BatchLoader(source, batch_size=64, seed=3).epoch(2)
+    settings = TrainingConfig(batch_size=64, seed=3)
+    helped = TrainingConfig(batch_size=64, seed=3, num_workers=num_workers)
+    batches = BatchLoader(copy, helped).epoch(2)
+    expected = BatchLoader(source, settings).epoch(2)
     for batch, other in zip(batches, expected, strict=True):
         assert triples_of(batch) == triples_of(other)
 

@@ -81,7 +81,7 @@ def test_warming_up_leaves_no_trace(make_trainer: Any, toy_task: Any) -> None:
     trainer = make_trainer(toy_task(dropout=0.5, batch_norm=True))
     before = {name: t.clone() for name, t in trainer.model.state_dict().items()}
     generator = torch.get_rng_state()
-    batch = next(trainer._windows(trainer._loader()))[0]
+    batch = trainer.task.train_examples().batch(np.arange(8))
     trainer.model.train()
     seconds = warm_up(trainer.task, trainer.model, trainer.precision, [batch])
     assert seconds > 0

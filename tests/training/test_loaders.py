@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from clew.training.loaders import BatchLoader, LoaderSettings, batches_per_epoch, epoch_order
+from clew.config.training import TrainingConfig
+from clew.training.loaders import BatchLoader, batches_per_epoch, epoch_order
 
 
 class SaysWho:
@@ -22,10 +23,8 @@ class SaysWho:
         return torch.tensor([os.getpid(), *indices])
 
 
-def ids(
-    source: Any, *, seed: int, epoch: int, cursor: int = 0, settings: LoaderSettings | None = None
-) -> list[list[int]]:
-    loader = BatchLoader(source, batch_size=5, seed=seed, settings=settings)
+def ids(source: Any, *, seed: int, epoch: int, cursor: int = 0, **settings: Any) -> list[list[int]]:
+    loader = BatchLoader(source, TrainingConfig(batch_size=5, seed=seed, **settings))
     return [batch.ids.tolist() for batch in loader.epoch(epoch, cursor)]
 
 
@@ -56,25 +55,27 @@ def test_epochs_and_seeds_differ_and_repeat(source: Any) -> None:
 def test_workers_do_not_change_the_order(
     source: Any, workers: int, persistent: bool, prefetch: int | None, context: str
 ) -> None:
-    settings = LoaderSettings(
+    helped = ids(
+        source,
+        seed=0,
+        epoch=0,
+        cursor=1,
         num_workers=workers,
         pin_memory=True,
         persistent_workers=persistent,
         prefetch_factor=prefetch,
         multiprocessing_context=context,
     )
-    assert ids(source, seed=0, epoch=0, cursor=1, settings=settings) == ids(
-        source, seed=0, epoch=0, cursor=1
-    )
+    assert helped == ids(source, seed=0, epoch=0, cursor=1)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_persistent_workers_are_the_same_over_epochs(persistent: bool) -> None:
-    settings = LoaderSettings(
-        num_workers=2, persistent_workers=persistent, multiprocessing_context="fork"
+    settings = TrainingConfig(
+        batch_size=2, num_workers=2, persistent_workers=persistent, multiprocessing_context="fork"
     )
-    loader = BatchLoader(SaysWho(), batch_size=2, seed=0, settings=settings)
-    plain = BatchLoader(SaysWho(), batch_size=2, seed=0)
+    loader = BatchLoader(SaysWho(), settings)
+    plain = BatchLoader(SaysWho(), TrainingConfig(batch_size=2))
     workers = []
     for epoch in range(3):
         found = [batch.tolist() for batch in loader.epoch(epoch)]
@@ -88,8 +89,10 @@ def test_persistent_workers_are_the_same_over_epochs(persistent: bool) -> None:
 def test_an_epoch_that_was_left_early_does_not_reach_the_next(
     source: Any, persistent: bool
 ) -> None:
-    settings = LoaderSettings(num_workers=1, persistent_workers=persistent, prefetch_factor=3)
-    loader = BatchLoader(source, batch_size=5, seed=0, settings=settings)
+    settings = TrainingConfig(
+        batch_size=5, num_workers=1, persistent_workers=persistent, prefetch_factor=3
+    )
+    loader = BatchLoader(source, settings)
     next(loader.epoch(0))
     assert [b.ids.tolist() for b in loader.epoch(1)] == ids(source, seed=0, epoch=1)
 
@@ -97,7 +100,7 @@ def test_an_epoch_that_was_left_early_does_not_reach_the_next(
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_leave_the_random_numbers_of_dropout_alone(source: Any, num_workers: int) -> None:
     before = torch.get_rng_state()
-    ids(source, seed=0, epoch=0, settings=LoaderSettings(num_workers=num_workers))
+    ids(source, seed=0, epoch=0, num_workers=num_workers)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -126,7 +126,7 @@ def take_two_steps(chosen: RunConfig, task: Task[Any], between: Callable[[], obj
     optimizer = build_optimizer(chosen.optimizer, model)
     for _ in range(2):
         for _ in range(chosen.training.gradient_accumulation):
-            with precision.autocast():
+            with precision.autocast:
                 loss = task.loss(model, batch)
             (loss.total / loss.count).backward()
             del loss

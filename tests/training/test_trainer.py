@@ -5,6 +5,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -176,7 +177,7 @@ def test_a_float16_overflow_skips_the_step_halves_the_scale_and_is_counted(
     parameter = next(trainer.model.parameters())
     injected = parameter.register_hook(lambda gradient: gradient * float("inf"))
     before = parameters_of(trainer)
-    window = next(trainer._windows(trainer._loader()))
+    window = [trainer.task.train_examples().batch(np.arange(8))]
     trainer._step(window)
     for a, b in zip(before, parameters_of(trainer), strict=True):
         assert torch.equal(a, b)
@@ -253,13 +254,13 @@ def test_checkpoints_carry_the_sum_of_rates_over_counts_since_the_one_before(
         evaluation__enabled=False,
     )
     weights: list[float] = []
-    original = trainer._count_step
+    original = trainer.progress.count_step
 
-    def spy(*, taken: bool, rate: float, count: float) -> None:
+    def spy(*, rate: float, count: float, momentum: float) -> None:
         weights.append(rate / count / (1 - 0.5))
-        original(taken=taken, rate=rate, count=count)
+        original(rate=rate, count=count, momentum=momentum)
 
-    trainer._count_step = spy
+    trainer.progress.count_step = spy
     trainer.train()
     records = list_checkpoints(trainer.checkpointer.folder / "checkpoints")
     assert [r.epoch for r in records] == [2, 3]
@@ -278,14 +279,14 @@ def test_no_weight_is_lost_however_training_ends(
 ) -> None:
     trainer = make_trainer(training__checkpoint_every_steps=every, **limits)
     total = 0.0
-    original = trainer._count_step
+    original = trainer.progress.count_step
 
-    def spy(*, taken: bool, rate: float, count: float) -> None:
+    def spy(*, rate: float, count: float, momentum: float) -> None:
         nonlocal total
         total += rate / count
-        original(taken=taken, rate=rate, count=count)
+        original(rate=rate, count=count, momentum=momentum)
 
-    trainer._count_step = spy
+    trainer.progress.count_step = spy
     trainer.train()
     records = list_checkpoints(trainer.checkpointer.folder / "checkpoints")
     steps = [record.step for record in records]

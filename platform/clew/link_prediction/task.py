@@ -1,7 +1,5 @@
 """Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
-import logging
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +14,6 @@ from clew.errors import ConfigError
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.one_vs_all import (
     OneVsAll,
-    choose_implementation,
     one_vs_all_loss,
     one_vs_all_row_losses,
 )
@@ -26,8 +23,6 @@ from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
 from clew.link_prediction.triples import KnowledgeGraph, Split
 from clew.training.task import LossSum
-
-logger = logging.getLogger(__name__)
 
 
 class LinkPrediction:
@@ -65,23 +60,16 @@ class LinkPrediction:
         self._loss = OneVsAll(
             function=loss.function,
             label_smoothing=loss.label_smoothing,
-            implementation="fused" if loss.implementation == "auto" else loss.implementation,
+            implementation=loss.implementation,
             chunk_bytes=int(loss.chunk_mib * 1024**2),
         )
-        self._chooses = loss.implementation == "auto"
         self._batch_size = config.training.batch_size
         self._results: dict[str, RankingResult] = {}
 
     def describe(self) -> dict[str, str]:
         """Return the automatic choices: the implementation of the loss."""
-        return {names.TAG_LOSS_IMPLEMENTATION: self._loss_for(self._batch_size).implementation}
-
-    def _loss_for(self, batch_size: int) -> OneVsAll:
-        """Return the loss for a batch size; `auto` chooses its implementation by the size."""
-        if not self._chooses:
-            return self._loss
-        implementation = choose_implementation(batch_size, self.graph.num_entities)
-        return replace(self._loss, implementation=implementation)
+        implementation = self._loss.chosen(self._batch_size, self.graph.num_entities)
+        return {names.TAG_LOSS_IMPLEMENTATION: implementation}
 
     @property
     def num_model_relations(self) -> int:
@@ -100,8 +88,7 @@ class LinkPrediction:
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows; `count` is the number of rows."""
-        settings = self._loss_for(batch.num_examples)
-        total = one_vs_all_loss(*self._arguments(model, batch), settings=settings)
+        total = one_vs_all_loss(*self._arguments(model, batch), settings=self._loss)
         return LossSum(total, batch.count)
 
     def example_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:

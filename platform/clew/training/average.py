@@ -68,7 +68,7 @@ class ParameterAverage:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up a saved average.
+        """Continue a saved average.
 
         Raises:
             CheckpointError: it is of other parameters than the model's.

@@ -12,7 +12,7 @@ import torch
 from clew import names
 from clew.errors import NonFiniteLossError
 from clew.training.checkpoints import Manifest, read_manifest, write_checkpoint
-from clew.training.state import Progress, Resumable
+from clew.training.state import Resumable
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +31,15 @@ class Checkpointer:
     newest: Path | None = None
     _best_unsent: bool = False
 
-    def write(
-        self, name: str, progress: Progress, metrics: Mapping[str, float] | None = None
-    ) -> None:
-        """Write a checkpoint; the learning-rate weight collected so far goes with it."""
-        self._refuse_non_finite(progress)
-        progress.checkpoint_step = progress.step
-        manifest = self._manifest(progress, metrics or {})
+    def write(self, name: str, metrics: Mapping[str, float] | None = None) -> None:
+        """Write a checkpoint with the learning-rate weight collected so far."""
+        self._refuse_non_finite()
+        self.resumable.progress.checkpoint_step = self.resumable.progress.step
+        manifest = self._manifest(metrics or {})
         state = self.resumable.capture()
         if not self.resumable.world.is_main:
             return
-        self._send_best()
+        self.send_best()
         path = self.folder / names.ARTIFACT_CHECKPOINTS / name
         write_checkpoint(path, self.resumable.model, manifest, state)
         self._store(path, manifest)
@@ -58,12 +56,12 @@ class Checkpointer:
             shutil.rmtree(self.newest, ignore_errors=True)
         self.newest = path
 
-    def write_best(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Write the best checkpoint so far; it is sent along with the next regular one."""
-        self._refuse_non_finite(progress)
+    def write_best(self, metrics: Mapping[str, float]) -> None:
+        """Write the best checkpoint so far; it is sent with the next regular one."""
+        self._refuse_non_finite()
         if not self.resumable.world.is_main:
             return
-        write_checkpoint(self.best, self.resumable.model, self._manifest(progress, metrics))
+        write_checkpoint(self.best, self.resumable.model, self._manifest(metrics))
         self._best_unsent = True
 
     @property
@@ -76,7 +74,7 @@ class Checkpointer:
         run_id = self.resumable.history.tracker.run_id
         if self.newest is None:
             return "no checkpoint had been written yet"
-        resume = f"; go on with --resume {run_id}" if run_id else ""
+        resume = f"; continue with --resume {run_id}" if run_id else ""
         return f"the last good checkpoint is {self.newest.name}{resume}"
 
     def adopt(self, paths: Sequence[Path], best: Path | None) -> None:
@@ -91,17 +89,14 @@ class Checkpointer:
                 shutil.copytree(best, self.best)
             self._best_unsent = True
 
-    def close(self, progress: Progress) -> None:
-        """Send what was not sent yet."""
-        if self.resumable.world.is_main:
-            self._send_best()
-
-    def _send_best(self) -> None:
+    def send_best(self) -> None:
+        """Send the best checkpoint if that was not done yet."""
         if self._best_unsent:
             self.resumable.history.tracker.artifact(self.best)
             self._best_unsent = False
 
-    def _manifest(self, progress: Progress, metrics: Mapping[str, float]) -> Manifest:
+    def _manifest(self, metrics: Mapping[str, float]) -> Manifest:
+        progress = self.resumable.progress
         return dataclasses.replace(
             self.origin,
             step=progress.step,
@@ -111,12 +106,13 @@ class Checkpointer:
             metrics=dict(metrics),
         )
 
-    def _refuse_non_finite(self, progress: Progress) -> None:
+    def _refuse_non_finite(self) -> None:
         """A gradient can overflow while the loss is still finite; never keep its effect."""
+        step = self.resumable.progress.step
         for name, parameter in self.resumable.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise NonFiniteLossError(
-                    f"parameter {name} holds NaN or infinity at step {progress.step}; no "
-                    f"checkpoint was written. Lower optimizer.learning_rate or set "
+                    f"parameter {name} holds NaN or infinity at step {step}; no checkpoint was "
+                    "written. Lower optimizer.learning_rate or set "
                     f"training.max_grad_norm; {self.last_good()}"
                 )

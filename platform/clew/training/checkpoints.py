@@ -85,7 +85,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a resume needs besides the model: optimizer, generators, scaler, schedule, cursor."""
+    """What a resume needs beyond the model: optimizer, generators, scaler, schedule, cursor."""
 
     optimizer: dict[str, Tensor]
     tensors: dict[str, Tensor]

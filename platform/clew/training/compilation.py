@@ -50,7 +50,7 @@ def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequ
     tensors, values = capture_generators()
     try:
         for batch in batches:
-            with precision.autocast():
+            with precision.autocast:
                 loss = task.loss(model, batch)
             (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
     except torch._dynamo.exc.TorchDynamoException as error:

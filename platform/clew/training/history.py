@@ -13,7 +13,7 @@ from clew.runs.base import Tracker
 
 
 @dataclass(frozen=True)
-class Entry:
+class MetricValue:
     """One value of one metric."""
 
     key: str
@@ -31,14 +31,14 @@ class History:
     """
 
     tracker: Tracker
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[MetricValue] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
 
     def record(self, values: Mapping[str, float], *, step: int, epoch: int) -> None:
         """Record values at an optimizer step."""
         elapsed = self.elapsed_seconds
         self.entries.extend(
-            Entry(key, float(value), step, epoch, elapsed) for key, value in values.items()
+            MetricValue(key, float(value), step, epoch, elapsed) for key, value in values.items()
         )
         self.tracker.metrics(values, step)
 
@@ -57,8 +57,8 @@ class History:
         return [asdict(entry) for entry in self.entries]
 
     def restore(self, state: list[dict[str, float | int | str]]) -> None:
-        """Take up saved entries and tell the tracker, so that a resumed run's curves are whole."""
-        self.entries = [Entry(**values) for values in state]  # type: ignore[arg-type]
+        """Continue saved entries and send them again: a resumed run has the whole curves."""
+        self.entries = [MetricValue(**values) for values in state]  # type: ignore[arg-type]
         together = itertools.groupby(self.entries, key=lambda e: (e.step, e.elapsed_seconds))
         for (step, _), entries in together:
             self.tracker.metrics({entry.key: entry.value for entry in entries}, step)
@@ -67,7 +67,7 @@ class History:
         """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""
         columns = {
             name: [getattr(entry, name) for entry in self.entries]
-            for name in Entry.__dataclass_fields__
+            for name in MetricValue.__dataclass_fields__
         }
         schema = pa.schema(
             [

@@ -3,7 +3,7 @@
 Under fake tensors nothing is computed and nothing allocated, but every operation still says how
 large its results are, and every tensor still dies when its last owner lets go of it: autograd, a
 module, a local variable. So the bytes alive are those of the real run, whatever the model is.
-torch's own `MemTracker` counts the same; it takes up to three times as long.
+torch's own `MemTracker` counts the same; it needs up to three times as long.
 """
 
 import weakref

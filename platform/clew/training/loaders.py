@@ -6,12 +6,14 @@ training was interrupted: batch number `cursor` of epoch `epoch` holds the same 
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+from clew.config.training import TrainingConfig
+from clew.training.distributed import World
 
 
 @runtime_checkable
@@ -62,17 +64,6 @@ class ExampleSource(Protocol[B_co]):
         ...
 
 
-@dataclass(frozen=True)
-class LoaderSettings:
-    """How batches are prepared; none of it changes what they hold."""
-
-    num_workers: int = 0
-    pin_memory: bool = False
-    persistent_workers: bool = False
-    prefetch_factor: int | None = None
-    multiprocessing_context: str | None = None
-
-
 def epoch_order(num_examples: int, *, seed: int, epoch: int) -> np.ndarray:
     """Return the order of examples in an epoch, `(example,)`, from the seed and the epoch alone."""
     digest = hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()
@@ -117,26 +108,15 @@ class BatchLoader(Generic[B]):
 
     Args:
         source: The examples.
-        batch_size: Examples in a microbatch of each process.
-        seed: With the epoch, what the order follows from.
-        rank: Number of this process among `world_size`.
-        world_size: Processes that share an epoch.
-        settings: How batches are prepared.
+        settings: Batch size, seed of the order, and workers, which change nothing in the batches.
+        world: Processes that share an epoch.
     """
 
     def __init__(
-        self,
-        source: ExampleSource[B],
-        *,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        settings: LoaderSettings | None = None,
+        self, source: ExampleSource[B], settings: TrainingConfig, world: World | None = None
     ) -> None:
-        settings = settings or LoaderSettings()
-        self._num_examples, self._seed = len(source), seed
-        self._shares = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
+        self._num_examples, self._settings = len(source), settings
+        self._world = world or World()
         self._plan: list[np.ndarray] = []
         self._batches = DataLoader(
             _BatchesByIndices(source),
@@ -153,8 +133,13 @@ class BatchLoader(Generic[B]):
 
     def epoch(self, epoch: int, cursor: int = 0) -> Iterator[B]:
         """Yield the microbatches of an epoch from number `cursor` on; one epoch at a time."""
-        order = epoch_order(self._num_examples, seed=self._seed, epoch=epoch)
-        self._plan[:] = microbatch_indices(order, **self._shares)[cursor:]
+        order = epoch_order(self._num_examples, seed=self._settings.seed, epoch=epoch)
+        self._plan[:] = microbatch_indices(
+            order,
+            batch_size=self._settings.batch_size,
+            rank=self._world.rank,
+            world_size=self._world.size,
+        )[cursor:]
         yield from self._batches
 
 

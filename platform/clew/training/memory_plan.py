@@ -38,7 +38,7 @@ from clew.training.task import Task
 PROCESS_GIB = 0.6
 OVERHEAD = 0.3
 DEFAULT_PREFETCH = 2
-"""Batches that a worker of torch's DataLoader prepares ahead unless told otherwise."""
+"""Batches that a worker of torch's DataLoader prepares ahead if nothing else is set."""
 SAMPLED_EXAMPLES = 16
 PARTS = (
     "weights",  # parameters and buffers
@@ -48,7 +48,7 @@ PARTS = (
     "loss",  # scores and loss
     "backward",  # gradients of activations, and what is recomputed
     "loader",  # batches, prefetched ones included, and the order of the examples
-    "allocator",  # what allocator and libraries take beside the tensors (CPU)
+    "allocator",  # what allocator and libraries take in addition to the tensors (CPU)
     "process",  # interpreter, libraries and data (CPU)
 )
 
@@ -79,7 +79,7 @@ class MemoryPlanner:
 
     @cached_property
     def process_gib(self) -> float:
-        """What a training process holds beside tensors, what this one holds of data included."""
+        """What a training process needs in addition to tensors, this one's data included."""
         return max(PROCESS_GIB, process_gib())
 
     def predict(self, config: RunConfig) -> StepMemory:
@@ -168,7 +168,7 @@ def live_bytes_of_step(
         live.peak.clear()
         model.register_forward_pre_hook(lambda *_: setattr(live, "purpose", "activations"))
         model.register_forward_hook(lambda *_: setattr(live, "purpose", "loss"))
-        with live.making("loss"), precision.autocast():
+        with live.making("loss"), precision.autocast:
             loss = task.loss(model, batch)
         with live.making("backward"):
             (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]

@@ -56,12 +56,6 @@ def _groups(trainable: list[nn.Parameter], model: nn.Module) -> list[Any]:
     ]
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Write the rate of the coming step into every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 def momentum_of(settings: config.OptimizerConfig) -> float:
     """Return the momentum by which a step's effect on the parameters is multiplied, 0 if none."""
     return settings.momentum if isinstance(settings, config.SGD) else 0.0

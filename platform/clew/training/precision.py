@@ -9,12 +9,12 @@ losses and optimizer state stay in float32 in both.
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
-from torch.optim import Optimizer
 
 from clew.config.training import OptimizationsConfig
 from clew.errors import ConfigError
+
+PRECISION_NAMES = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def half_precision_type(settings: OptimizationsConfig, device: torch.device) -> torch.dtype | None:
@@ -50,55 +50,43 @@ def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def device_name(device: torch.device) -> str:
+    """Return what tags and reports call a device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 class Precision:
-    """The context of a forward pass, and what happens between backward and optimizer step."""
+    """The type and the device of a training.
+
+    Attributes:
+        autocast: The context of a forward pass and its loss.
+        scaler: What is between backward and optimizer step; it does nothing unless in float16.
+    """
 
     def __init__(self, dtype: torch.dtype | None, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
+        self.autocast: AbstractContextManager[object] = nullcontext()
+        if dtype is not None:
+            self.autocast = torch.autocast(device.type, dtype=dtype)
         self.scaler = GradScaler(device.type, enabled=dtype is torch.float16)
 
     @property
     def name(self) -> str:
         """Short name: `fp32`, `fp16` or `bf16`."""
-        return {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[self.dtype]
+        return PRECISION_NAMES[self.dtype]
 
     @property
     def loss_scale(self) -> float | None:
         """The current loss scale, None where there is no scaler."""
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which the forward pass runs."""
-        if self.dtype is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
-
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate the (scaled) loss."""
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Divide gradients by the scale: before their norm is taken or they are clipped."""
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(optimizer)
-
-    def step(self, optimizer: Optimizer) -> bool:
-        """Take the optimizer step unless a gradient overflowed; return whether it was taken."""
-        if not self.scaler.is_enabled():
-            optimizer.step()
-            return True
-        scale = self.scaler.get_scale()
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        return self.scaler.get_scale() >= scale
-
     def state(self) -> dict[str, float]:
         """Return the scaler's state, empty where there is none."""
         return self.scaler.state_dict()
 
     def restore(self, state: dict[str, float]) -> None:
-        """Take up a saved scaler state."""
+        """Go on from a saved scaler state."""
         if self.scaler.is_enabled() and state:
             self.scaler.load_state_dict(state)
 

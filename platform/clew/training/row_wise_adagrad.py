@@ -1,4 +1,4 @@
-"""Adagrad with one accumulator a row: for entity tables whose optimizer state is the next wall."""
+"""Adagrad with one accumulator per row, for entity tables whose optimizer state is too large."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,9 +14,9 @@ class RowWiseAdagrad(Optimizer):
     """Adagrad whose accumulator, for a matrix, is a row's mean squared gradient.
 
     With g the gradient of a row of length d: a += |g|^2 / d, row -= lr g / (sqrt(a) + eps), as in
-    FBGEMM's exact row-wise Adagrad for recommender tables. What is no matrix has an accumulator an
-    element, as in Adagrad. A table of E rows thus needs E numbers beside its gradient instead of
-    E d (Adagrad) or 2 E d (Adam), and no temporary of its size.
+    FBGEMM's exact row-wise Adagrad for recommender tables. A parameter that is no matrix has an
+    accumulator for each element, as in Adagrad. A table of E rows thus needs E numbers in addition
+    to its gradient, instead of E d (Adagrad) or 2 E d (Adam), and no temporary of its size.
     """
 
     def __init__(

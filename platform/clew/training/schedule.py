@@ -7,7 +7,6 @@ resumed run computes the same rates from the same step numbers.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from clew.config.optimizer import (
     ExponentialSchedule,
@@ -18,48 +17,26 @@ from clew.config.optimizer import (
 from clew.config.services import EvaluationConfig
 
 
-class Schedule(Protocol):
-    """Factor on the peak learning rate."""
+class Schedule:
+    """Factor on the peak learning rate; this one is constant, and has no state."""
 
     def factor(self, *, step: int, epoch: int) -> float:
         """Return the factor for optimizer step `step` (from 0) in epoch `epoch` (from 0)."""
-        ...
+        return 1.0
 
     def observe(self, metric: float) -> None:
-        """Take note of a validation result."""
-        ...
+        """Receive a validation result."""
 
     def state(self) -> dict[str, float]:
-        """Return what a resume needs."""
-        ...
-
-    def restore(self, state: dict[str, float]) -> None:
-        """Take up a saved state."""
-        ...
-
-
-class _Stateless:
-    def observe(self, metric: float) -> None:
-        """Ignore validation results."""
-
-    def state(self) -> dict[str, float]:
-        """Nothing to save: the factor follows from step and epoch."""
+        """Return what a resume needs: nothing if the factor follows from step and epoch."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Nothing to restore."""
-
-
-class Constant(_Stateless):
-    """The peak rate throughout."""
-
-    def factor(self, *, step: int, epoch: int) -> float:
-        """Return 1."""
-        return 1.0
+        """Continue from a saved state."""
 
 
 @dataclass(frozen=True)
-class WarmupCosine(_Stateless):
+class WarmupCosine(Schedule):
     """Cosine up to the peak, cosine down to the end: torch's OneCycleLR without its state.
 
     The warm-up ends at step `fraction * total_steps - 1`, the schedule at `total_steps - 1`; past
@@ -91,7 +68,7 @@ def _cosine(start: float, end: float, progress: float) -> float:
 
 
 @dataclass(frozen=True)
-class Exponential(_Stateless):
+class Exponential(Schedule):
     """A constant factor after each epoch."""
 
     factor_per_epoch: float
@@ -102,7 +79,7 @@ class Exponential(_Stateless):
 
 
 @dataclass
-class Plateau:
+class Plateau(Schedule):
     """Reduce when the validation metric has not improved for more than `patience` evaluations."""
 
     config: PlateauSchedule
@@ -134,7 +111,7 @@ class Plateau:
         }
 
     def restore(self, state: dict[str, float]) -> None:
-        """Take up a saved state."""
+        """Continue from a saved state."""
         self.current = state["current"]
         self.best = state["best"]
         self.stale_evaluations = int(state["stale_evaluations"])
@@ -166,4 +143,4 @@ def build_schedule(
         case PlateauSchedule():
             return Plateau(config, maximize=evaluation.maximize)
         case _:
-            return Constant()
+            return Schedule()

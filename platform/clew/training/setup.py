@@ -21,13 +21,13 @@ from clew.training.checkpoints import Manifest
 from clew.training.compilation import apply_compile, undo_compile, warm_up
 from clew.training.distributed import World
 from clew.training.history import History
-from clew.training.loaders import BatchLoader, batches_per_epoch
+from clew.training.loaders import batches_per_epoch, epoch_order, microbatch_indices
 from clew.training.memory import (
     MemoryCleanup,
     apply_gradient_checkpointing,
     keep_allocator_pages,
 )
-from clew.training.optimizer import build_optimizer, momentum_of
+from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, apply_tf32, half_precision_type
 from clew.training.profiling import StepProfiler
 from clew.training.schedule import build_schedule
@@ -90,6 +90,7 @@ def build_trainer(
     average = ParameterAverage(model, config.training.ema_decay)
     resumable = Resumable(model, average, optimizer, schedule, precision, world, history, progress)
     return Trainer(
+        config=config,
         task=task,
         model=model,
         average=average,
@@ -109,10 +110,6 @@ def build_trainer(
         history=history,
         checkpointer=Checkpointer(folder, origin, resumable, keep_all=keep_all_checkpoints),
         progress=progress,
-        settings=config.training,
-        evaluation=config.evaluation,
-        learning_rate=config.optimizer.learning_rate,
-        momentum=momentum_of(config.optimizer),
     )
 
 
@@ -150,7 +147,7 @@ def _compile(trainer: Trainer[Any], config: RunConfig, batches: list[Any]) -> di
     except ConfigError as error:
         if not config.optimizations.torch_compile_optional:
             raise
-        logger.warning("%s; training goes on without it", error)
+        logger.warning("%s; training continues without it", error)
         trainer.history.tracker.tags({names.TAG_COMPILE_FAILED: str(error)})
         undo_compile(model)
         return {}
@@ -159,14 +156,11 @@ def _compile(trainer: Trainer[Any], config: RunConfig, batches: list[Any]) -> di
 def _batches_of_each_size(trainer: Trainer[Any]) -> list[Any]:
     """Return the first and the last microbatch of an epoch: all sizes that training will see."""
     source, settings = trainer.task.train_examples(), trainer.settings
-    count = batches_per_epoch(len(source), settings.batch_size, trainer.world.size)
-    loader = BatchLoader(
-        source,
+    plan = microbatch_indices(
+        epoch_order(len(source), seed=settings.seed, epoch=0),
         batch_size=settings.batch_size,
-        seed=settings.seed,
         rank=trainer.world.rank,
         world_size=trainer.world.size,
     )
-    device = trainer.precision.device
-    found = [next(loader.epoch(0, cursor)).to(device) for cursor in sorted({0, count - 1})]
-    return [batch for batch in found if batch.num_examples]
+    chosen = [plan[at] for at in sorted({0, len(plan) - 1}) if len(plan[at])]
+    return [source.batch(indices).to(trainer.precision.device) for indices in chosen]

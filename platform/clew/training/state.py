@@ -1,4 +1,4 @@
-"""What changes during training, and how it is kept in a checkpoint and taken up again."""
+"""What changes during training, and how a checkpoint keeps and restores it."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -58,6 +58,15 @@ class Progress:
     """Float16 steps skipped for an overflow, in all."""
     skipped_in_a_row: int = 0
     """Such steps since the last one taken."""
+
+    def count_step(self, *, rate: float, count: float, momentum: float) -> None:
+        """Count an optimizer step; it adds its rate to the learning-rate weight."""
+        if self.step == self.checkpoint_step:
+            self.previous_step = self.step
+            self.learning_rate_weight = 0.0
+        self.step += 1
+        self.skipped_in_a_row = 0
+        self.learning_rate_weight += rate / count / (1.0 - momentum)
 
 
 @dataclass

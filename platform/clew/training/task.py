@@ -68,7 +68,7 @@ class Task(Protocol[B]):
         ...
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write what readers of the run need besides the weights, for example names of entities."""
+        """Write what readers of the run need beyond the weights, for example names of entities."""
         ...
 
     def write_report(self, split: str, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """How fast training is: steps timed without warm-up, compilation, evaluation and checkpoints."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -59,16 +58,6 @@ class Throughput:
         for name, number in units.items():
             self.timed_units[name] = self.timed_units.get(name, 0) + number
 
-    def waiting_for(self, batches: Iterator[B]) -> Iterator[B]:
-        """Yield batches and count how long each one was waited for."""
-        while True:
-            began = time.perf_counter()
-            batch = next(batches, None)
-            self.waited_seconds += time.perf_counter() - began
-            if batch is None:
-                return
-            yield batch
-
     def pause(self) -> None:
         """Stop timing, before anything that does not count."""
         self._synchronize()
@@ -116,7 +105,7 @@ def count_flops(task: Task[B], precision: Precision, batch: B) -> float:
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
         with torch.device(precision.device):
             model = task.build_model().train()
-        with precision.autocast():
+        with precision.autocast:
             loss = task.loss(model, batch)
         (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops()) / batch.num_examples

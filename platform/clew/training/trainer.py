@@ -1,19 +1,15 @@
 """The loop: one trainer for every task.
 
 It receives its parts and builds none. `train` reads top to bottom in the order of happening; each
-optimization lives in a separate file beside this one and is applied once, before the loop, in
+optimization is in a separate file of this folder and is applied once, before the loop, in
 the order memory, compilation, data parallelism; precision is a context in the step.
 """
 
 import itertools
-import logging
 import math
-import signal
-import threading
 import time
-import types
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -23,24 +19,23 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from clew import names
-from clew.config.services import EvaluationConfig
+from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.history import History
-from clew.training.loaders import Batch, BatchLoader, LoaderSettings, batches_per_epoch
+from clew.training.interruption import StopRequest
+from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
-from clew.training.optimizer import set_learning_rate
+from clew.training.optimizer import momentum_of
 from clew.training.precision import Precision
 from clew.training.profiling import StepProfiler
 from clew.training.schedule import Schedule, is_better
 from clew.training.state import Progress
 from clew.training.task import B, Task
 from clew.training.throughput import Throughput
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,7 @@ class StepLoss:
 class Trainer(Generic[B]):
     """Trains a model on a task; all state that changes is in `progress` and in the parts."""
 
+    config: RunConfig
     task: Task[B]
     model: nn.Module
     average: ParameterAverage
@@ -71,12 +67,8 @@ class Trainer(Generic[B]):
     history: History
     checkpointer: Checkpointer
     progress: Progress
-    settings: TrainingConfig
-    evaluation: EvaluationConfig
-    learning_rate: float
-    momentum: float = 0.0
 
-    _stop_requested: bool = False
+    _stop: StopRequest = field(default_factory=StopRequest)
     _unread: list[StepLoss] = field(default_factory=list)
     """Losses of steps taken since the last reading, still on the device."""
 
@@ -87,22 +79,29 @@ class Trainer(Generic[B]):
             NonFiniteLossError: a loss, or too many float16 gradients in a row, overflowed.
             Interrupted: the process was asked to stop; a checkpoint was written first.
         """
-        with self._interruptible():
-            loader = self._loader()
+        with self._stop.listening():
+            loader = BatchLoader(self.task.train_examples(), self.settings, self.world)
             while not self.finished:
                 self.model.train()
                 self.throughput.start()
                 for window in self._windows(loader):
-                    if self._out_of_steps or self._stop_requested:
+                    if self._out_of_steps or self._stop.requested:
                         break
-                    # Only now: what ends an epoch or training writes a checkpoint itself.
-                    self._write_checkpoint_by_steps()
+                    if self._due_by_steps:  # only now: what ends an epoch writes one itself
+                        self.throughput.pause()
+                        self._write(f"step-{self.progress.step:08d}")
+                        self.throughput.start()
                     self._step(window)
                 self.throughput.pause()
                 self._close_epoch()
         self.profiler.close()
-        self.checkpointer.close(self.progress)
+        self.checkpointer.send_best()
         return self.progress
+
+    @property
+    def settings(self) -> TrainingConfig:
+        """The section `training` of the configuration."""
+        return self.config.training
 
     @property
     def finished(self) -> bool:
@@ -117,17 +116,6 @@ class Trainer(Generic[B]):
         limit = self.settings.max_steps
         return limit is not None and self.progress.step >= limit
 
-    def _loader(self) -> BatchLoader[B]:
-        """Return what prepares batches, epoch after epoch."""
-        return BatchLoader(
-            self.task.train_examples(),
-            batch_size=self.settings.batch_size,
-            seed=self.settings.seed,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            settings=loader_settings(self.settings),
-        )
-
     def _windows(self, loader: BatchLoader[B]) -> Iterator[list[B]]:
         """Yield the microbatches of each optimizer step of the running epoch, from the cursor."""
         bar = tqdm(
@@ -139,48 +127,61 @@ class Trainer(Generic[B]):
             leave=False,
             disable=None if self.world.is_main else True,
         )
-        # iter() once: each call on a progress bar starts a new pass
-        stream = self.throughput.waiting_for(iter(bar))
-        while window := list(itertools.islice(stream, self.settings.gradient_accumulation)):
+        batches = iter(bar)  # once: each call on a progress bar starts a new pass
+        while True:
+            began = time.perf_counter()
+            window = list(itertools.islice(batches, self.settings.gradient_accumulation))
+            self.throughput.waited_seconds += time.perf_counter() - began
+            if not window:
+                return
             yield window
 
     def _step(self, window: list[B]) -> None:
         """Take one optimizer step on the microbatches of a window."""
-        device = self.precision.device
-        rate = self.learning_rate * self.schedule.factor(
-            step=self.progress.step, epoch=self.progress.epoch
-        )
-        set_learning_rate(self.optimizer, rate)
+        progress, device, scaler = self.progress, self.precision.device, self.precision.scaler
+        factor = self.schedule.factor(step=progress.step, epoch=progress.epoch)
+        rate = self.config.optimizer.learning_rate * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         count = float(self.world.sum(sum(batch.count for batch in window), torch.device("cpu")))
         total = self.world.sum(sum(self._backward(batch, count) for batch in window), device)
         examples = ", ".join(batch.describe() for batch in window)
-        loss = StepLoss(self.progress.step, self.progress.epoch, total, examples)
+        loss = StepLoss(progress.step, progress.epoch, total, examples)
         self.world.sum_gradients(self.model)
         if self._losses_are_at_hand:
             self._refuse_non_finite(loss, float(total))
 
-        self.precision.unscale(self.optimizer)
+        scaler.unscale_(self.optimizer)
         grad_norm = self._clip()
-        taken = self.precision.step(self.optimizer)
+        scale = scaler.get_scale()
+        scaler.step(self.optimizer)
+        scaler.update()
+        taken = scaler.get_scale() >= scale  # it falls where a gradient overflowed
         self.optimizer.zero_grad(set_to_none=True)
 
-        self.progress.cursor += len(window)
-        self._count_step(taken=taken, rate=rate, count=count)
-        self.throughput.step_done(_units(window, self.world.size))
+        progress.cursor += len(window)
+        units: Counter[str] = Counter()
+        for batch in window:
+            units.update(batch.units())
+        self.throughput.step_done({name: n * self.world.size for name, n in units.items()})
         self.profiler.step_done()
-        if taken:
-            self._log(loss, count, rate, grad_norm)
-            self.average.update(self.progress.step)
-            self.cleanup.after_step(self.progress.step)
+        if not taken:
+            self._count_skipped()
+            return
+        momentum = momentum_of(self.config.optimizer)
+        progress.count_step(rate=rate, count=count, momentum=momentum)
+        self._log(loss, count, rate, grad_norm)
+        self.average.update(progress.step)
+        self.cleanup.after_step(progress.step)
 
     def _backward(self, batch: B, count: float) -> float | Tensor:
         """Backpropagate one microbatch's share of the mean loss; return its summed loss."""
         if batch.num_examples == 0:
             return 0.0
         batch = batch.to(self.precision.device)
-        with self.precision.autocast():
+        with self.precision.autocast:
             loss = self.task.loss(self.model, batch)
-        self.precision.backward(loss.total / count)
+        self.precision.scaler.scale(loss.total / count).backward()  # type: ignore[no-untyped-call]
         return loss.total.detach().double()
 
     def _refuse_non_finite(self, loss: StepLoss, total: float) -> None:
@@ -195,7 +196,7 @@ class Trainer(Generic[B]):
 
     @property
     def _losses_are_at_hand(self) -> bool:
-        """Whether each can be checked before its step changes parameters, for nothing."""
+        """Whether the host reads each one without a wait, before its step changes parameters."""
         return self.precision.device.type == "cpu"
 
     def _read_losses(self) -> None:
@@ -215,7 +216,7 @@ class Trainer(Generic[B]):
     def _write(self, name: str, metrics: dict[str, float] | None = None) -> None:
         """Write a checkpoint that holds all of the interval's loss so far."""
         self._read_losses()
-        self.checkpointer.write(name, self.progress, metrics)
+        self.checkpointer.write(name, metrics)
 
     def _clip(self) -> Tensor | None:
         """Clip the step's gradients and return their norm before it; None if nobody needs it."""
@@ -229,29 +230,19 @@ class Trainer(Generic[B]):
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
-    def _count_step(self, *, taken: bool, rate: float, count: float) -> None:
-        if taken:
-            if self.progress.step == self.progress.checkpoint_step:
-                self.progress.previous_step = self.progress.step
-                self.progress.learning_rate_weight = 0.0
-            self.progress.step += 1
-            self.progress.skipped_in_a_row = 0
-            self.progress.learning_rate_weight += rate / count / (1.0 - self.momentum)
-            return
-        self.progress.skipped_steps += 1
-        self.progress.skipped_in_a_row += 1
-        self.history.record(
-            {
-                names.TRAIN_SKIPPED_STEPS: self.progress.skipped_steps,
-                names.TRAIN_LOSS_SCALE: self.precision.loss_scale or 0.0,
-            },
-            step=self.progress.step,
-            epoch=self.progress.epoch,
+    def _count_skipped(self) -> None:
+        """Record a float16 step that overflowed; stop if there were too many in a row."""
+        progress = self.progress
+        progress.skipped_steps += 1
+        progress.skipped_in_a_row += 1
+        scale = self.precision.loss_scale or 0.0
+        self.record(
+            {names.TRAIN_SKIPPED_STEPS: progress.skipped_steps, names.TRAIN_LOSS_SCALE: scale}
         )
-        if self.progress.skipped_in_a_row >= self.settings.max_skipped_steps:
+        if progress.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise NonFiniteLossError(
-                f"{self.progress.skipped_in_a_row} steps in a row overflowed in float16, at step "
-                f"{self.progress.step}; the parameters were not changed by them. Use bfloat16 or "
+                f"{progress.skipped_in_a_row} steps in a row overflowed in float16, at step "
+                f"{progress.step}; the parameters were not changed by them. Use bfloat16 or "
                 f"float32, or lower optimizer.learning_rate; {self.checkpointer.last_good()}"
             )
 
@@ -289,12 +280,6 @@ class Trainer(Generic[B]):
         new = progress.step != progress.checkpoint_step
         return every is not None and progress.step % every == 0 and new
 
-    def _write_checkpoint_by_steps(self) -> None:
-        if self._due_by_steps:
-            self.throughput.pause()
-            self._write(f"step-{self.progress.step:08d}")
-            self.throughput.start()
-
     @property
     def _batches_per_epoch(self) -> int:
         num_examples = len(self.task.train_examples())
@@ -305,7 +290,7 @@ class Trainer(Generic[B]):
         progress = self.progress
         peaks = gpu_peaks(self.precision.device)
         self.record(self._interval() | self.throughput.close_epoch() | peaks)
-        if self._stop_requested:
+        if self._stop.requested:
             # A complete epoch stays open, so that resuming validates it.
             self._write(f"step-{progress.step:08d}")
             raise Interrupted(
@@ -317,7 +302,8 @@ class Trainer(Generic[B]):
             progress.epoch, progress.cursor = progress.epoch + 1, 0
         last = progress.epoch >= self.settings.num_epochs or self._out_of_steps
         metrics: dict[str, float] = {}
-        if self.evaluation.enabled and (last or progress.epoch % self.evaluation.every_epochs == 0):
+        evaluation = self.config.evaluation
+        if evaluation.enabled and (last or progress.epoch % evaluation.every_epochs == 0):
             with self.average.applied():
                 metrics = self._validate()
         progress.closed_step = progress.step
@@ -330,7 +316,7 @@ class Trainer(Generic[B]):
 
     def _validate(self) -> dict[str, float]:
         """Evaluate on the validation split; move the plateau schedule and keep the best."""
-        device, progress = self.precision.device, self.progress
+        device, progress, wanted = self.precision.device, self.progress, self.config.evaluation
         started = time.perf_counter()
         self.model.eval()
         values: dict[str, float] = {}
@@ -338,60 +324,21 @@ class Trainer(Generic[B]):
             with torch.no_grad():
                 values = self.task.metrics(self.model, "valid", device)
         values = self.world.broadcast(values, device)
-        if self.evaluation.metric not in values:
+        if wanted.metric not in values:
             raise ConfigError(
-                f"evaluation.metric is {self.evaluation.metric!r}, but validation gives "
+                f"evaluation.metric is {wanted.metric!r}, but validation gives "
                 f"{', '.join(sorted(values)) or 'nothing'}; choose one of these"
             )
         self.record(values | {names.TIME_EVALUATION_SECONDS: time.perf_counter() - started})
-        result = values[self.evaluation.metric]
+        result = values[wanted.metric]
         self.schedule.observe(result)
         progress.stale_evaluations += 1
-        if is_better(result, progress.best_metric, maximize=self.evaluation.maximize):
+        if is_better(result, progress.best_metric, maximize=wanted.maximize):
             progress.best_metric, progress.best_step = result, progress.step
             progress.stale_evaluations = 0
-            self.checkpointer.write_best(progress, values)
+            self.checkpointer.write_best(values)
         return values
 
     def record(self, values: dict[str, float]) -> None:
         """Record values at the step where training stands."""
         self.history.record(values, step=self.progress.step, epoch=self.progress.epoch)
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end training after the running step; a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def request(signum: int, frame: types.FrameType | None) -> None:
-            self._stop_requested = True
-            signal.signal(signum, signal.default_int_handler)
-            logger.warning("stopping after this step; a checkpoint will be written")
-
-        previous = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
-
-
-def loader_settings(settings: TrainingConfig) -> LoaderSettings:
-    """Return the part of the training settings that concerns the preparation of batches."""
-    return LoaderSettings(
-        num_workers=settings.num_workers,
-        pin_memory=settings.pin_memory,
-        persistent_workers=settings.persistent_workers,
-        prefetch_factor=settings.prefetch_factor,
-        multiprocessing_context=settings.multiprocessing_context,
-    )
-
-
-def _units(window: Sequence[Batch], world_size: int) -> dict[str, int]:
-    """Return how much a step processed, over all processes, in the units of throughput metrics."""
-    units: dict[str, int] = {}
-    for batch in window:
-        for name, number in batch.units().items():
-            units[name] = units.get(name, 0) + number * world_size
-    return units

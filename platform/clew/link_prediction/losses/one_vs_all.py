@@ -27,7 +27,7 @@ from clew.link_prediction.losses.targets import (
     smoothed_targets,
 )
 
-Implementation = Literal["plain", "fused"]
+Implementation = Literal["auto", "plain", "fused"]
 
 # Copies of the scores kept by autograd for a plain loss: scores, softplus, gradients, one copy.
 _SCORES_HELD = 5
@@ -41,14 +41,16 @@ class OneVsAll:
     function: LossFunction = "binary_cross_entropy"
     label_smoothing: float = 0.0
     implementation: Implementation = "fused"
+    """`auto` is `plain` if all scores and their gradients stay in the cache, else `fused`."""
     chunk_bytes: int = 64 * 1024**2
     """Budget of the fused loss for its chunks of scores, in bytes."""
 
-
-def choose_implementation(batch: int, entities: int) -> Implementation:
-    """Return `plain` if all scores and their gradients stay in the cache, else `fused`."""
-    held = _SCORES_HELD * batch * entities * torch.float32.itemsize
-    return "plain" if held <= _PLAIN_LIMIT_BYTES else "fused"
+    def chosen(self, batch: int, entities: int) -> Implementation:
+        """Return the implementation for a batch, `plain` or `fused`."""
+        if self.implementation != "auto":
+            return self.implementation
+        held = _SCORES_HELD * batch * entities * torch.float32.itemsize
+        return "plain" if held <= _PLAIN_LIMIT_BYTES else "fused"
 
 
 def one_vs_all_loss(
@@ -70,7 +72,7 @@ def one_vs_all_loss(
         entity: Entity of each positive; a pair (row, entity) occurs once.
         settings: Which loss and implementation.
     """
-    if settings.implementation == "plain":
+    if settings.chosen(len(queries), len(table)) == "plain":
         return one_vs_all_row_losses(queries, table, bias, row, entity, settings=settings).sum()
     targets = _targets(queries, table, row, entity, settings)
     return fused_loss(
