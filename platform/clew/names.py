@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 
 EXPERIMENT = "clew"
-DATA_VARIABLE = "CLEW_DATA"
-"""Environment variable: the folder of named data sets."""
 PARAMETER_PREFIX = "cfg."
 
 # Run kinds (tag `clew.kind`)

@@ -16,7 +16,6 @@ Names and units are attributes of the HDF5 file, or stand in `sequences.json` of
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError
+from clew.folders import DATA_VARIABLE, data_folder
 from clew.image_sequences.stores import (
     ArrayFrames,
     ChannelAxis,
@@ -32,7 +32,6 @@ from clew.image_sequences.stores import (
     FrameLayout,
     HDF5Frames,
 )
-from clew.names import DATA_VARIABLE
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 METADATA_FILE = "sequences.json"
@@ -102,10 +101,10 @@ def find_frames(config: ImageSequenceData) -> Path:
                 "folder with images.npy and target.npy"
             )
         return path
-    root = os.environ.get(DATA_VARIABLE)
-    if not root:
+    root = data_folder()
+    if root is None:
         raise ConfigError(f"data.name is {config.name!r}; set {DATA_VARIABLE} to its folder")
-    candidates = [Path(root).expanduser() / f"{config.name}{s}" for s in ("", *HDF5_SUFFIXES)]
+    candidates = [root / f"{config.name}{s}" for s in ("", *HDF5_SUFFIXES)]
     found = next((path for path in candidates if path.exists()), None)
     if found is None:
         raise ConfigError(
@@ -164,7 +163,7 @@ def _check_lengths(path: Path, columns: dict[str, np.ndarray], num_frames: int) 
         if len(column) != num_frames:
             raise DataError(
                 f"{path}: {name} has {len(column)} rows, images has {num_frames} frames; expected "
-                "one row a frame"
+                "one row for each frame"
             )
 
 
@@ -236,7 +235,7 @@ def _numbers(path: Path, name: str, column: np.ndarray) -> np.ndarray:
     if column.ndim != 1 or column.dtype.kind not in "fiub":
         raise DataError(
             f"{path}: {name} has shape {column.shape} and type {column.dtype}; expected one number "
-            "a frame"
+            "for each frame"
         )
     return column.astype(np.float64)
 

@@ -95,7 +95,8 @@ def _units_of_file(path: Path, unit_bytes: int) -> list[Unit]:
     """Cut one file; a single file of an unknown kind is plain text."""
     kind = _kind_of(path) or "text"
     if kind == "parquet":
-        return [Unit(kind, str(path), start=group) for group in range(_num_row_groups(path))]
+        with _parquet(path) as file:
+            return [Unit(kind, str(path), group) for group in range(file.metadata.num_row_groups)]
     if path.suffix in COMPRESSIONS:
         return [Unit(kind, str(path))]
     cuts = _line_cuts(path, unit_bytes)
@@ -219,11 +220,6 @@ def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> It
             f"{place}: no text under {text_column!r}; it has {keys}: set data.text_column"
         )
     yield Piece(text.encode("utf-8", "replace"), ends_document=True)
-
-
-def _num_row_groups(path: Path) -> int:
-    with _parquet(path) as file:
-        return int(file.metadata.num_row_groups)
 
 
 def _parquet(path: Path) -> Any:

@@ -35,10 +35,9 @@ MINIMUM_CHUNK_TOKENS = 64
 
 def token_losses(hidden: Hidden, head: Head, targets: Targets) -> TokenLosses:
     """Return -log p of each target, `(batch, time)` float32, from full logits: the reference."""
-    logits = F.linear(hidden, head)
-    losses = F.cross_entropy(
-        _at_least_single(logits).flatten(0, 1), targets.flatten(), reduction="none"
-    )
+    logits = F.linear(hidden, head).flatten(0, 1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
     return losses.view_as(targets)
 
 
@@ -65,10 +64,6 @@ def summed_loss(
 def chunk_tokens(vocabulary_size: int, chunk_bytes: int) -> int:
     """Return how many tokens a chunk has: two float32 tiles `(token, vocabulary)` at once."""
     return max(MINIMUM_CHUNK_TOKENS, chunk_bytes // (2 * vocabulary_size * torch.float32.itemsize))
-
-
-def _at_least_single(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _operand_type(hidden: Tensor) -> torch.dtype:
@@ -117,7 +112,7 @@ class _SummedLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError(
                 "the chunked loss was backpropagated a second time; it scales its gradients in "
-                "place, so compute the loss anew or use implementation='plain'"
+                "place, so compute the loss again or use implementation='plain'"
             )
         scaled = [
             None if gradient is None else gradient.mul_(upstream).to(dtype)

@@ -28,7 +28,7 @@ Logits = Float[Tensor, "batch time token"]
 
 
 @dataclass(frozen=True)
-class ModelState:
+class CarriedState:
     """What the model carries from one part of a sequence to the next: nothing grows with time."""
 
     layers: tuple[LayerState, ...]
@@ -64,14 +64,16 @@ class EigenstateLM(nn.Module):
     def forward(self, tokens: Tokens) -> Hidden:
         """Return the hidden vector after each token, `(batch, time, dim)`, from a fresh start."""
         x, (positions, _) = self._embed(tokens), self._positions(tokens, None)
+        recomputes = self.recomputes and self.training and torch.is_grad_enabled()
         for block in self.blocks:
-            if self._recomputing:
-                x = self._recomputed(block, x, positions)
-            else:
-                x, _ = block(x, None, positions)
+
+            def run(x: Tensor, block: nn.Module = block) -> Tensor:
+                return block(x, None, positions)[0]  # type: ignore[no-any-return]
+
+            x = recomputed(run, x, within=block) if recomputes else run(x)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def advance(self, tokens: Tokens, state: ModelState | None) -> tuple[Hidden, ModelState]:
+    def advance(self, tokens: Tokens, state: CarriedState | None) -> tuple[Hidden, CarriedState]:
         """Return hidden vectors of tokens that follow those behind `state`, and the new state."""
         before = state.layers if state is not None else [None] * len(self.blocks)
         x, after = self._embed(tokens), []
@@ -79,7 +81,7 @@ class EigenstateLM(nn.Module):
         for block, layer in zip(self.blocks, before, strict=True):
             x, left = block(x, layer, positions)
             after.append(left)
-        return self.norm(x), ModelState(tuple(after), position)
+        return self.norm(x), CarriedState(tuple(after), position)
 
     def logits(self, hidden: Hidden) -> Logits:
         """Return the logits of the token that follows each one."""
@@ -99,19 +101,8 @@ class EigenstateLM(nn.Module):
         vectors = [p for p in self.parameters() if p.dim() == 1]
         return vectors + [kernel for kernel in filters if kernel is not None]
 
-    @property
-    def _recomputing(self) -> bool:
-        return self.recomputes and self.training and torch.is_grad_enabled()
-
-    @staticmethod
-    def _recomputed(block: nn.Module, x: Hidden, positions: Positions | None) -> Hidden:
-        def output(x: Tensor) -> Tensor:
-            return block(x, None, positions)[0]  # type: ignore[no-any-return]
-
-        return recomputed(output, x, within=block)
-
     def _positions(
-        self, tokens: Tokens, state: ModelState | None
+        self, tokens: Tokens, state: CarriedState | None
     ) -> tuple[Positions | None, Tensor | None]:
         """Return each token's position in its document and the next one's, if they matter."""
         if not self.config.reset_at_documents:

@@ -1,4 +1,4 @@
-"""What to pack, and the text that says whether a folder holds that."""
+"""What to pack, and a text that says whether a folder contains just that."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from clew.language_modeling.documents import Unit
 from clew.language_modeling.tokenizers import BPE, BYTES
 
 PLAN_VERSION = 2
-"""Changes when other tokens, or other things beside them, come of the same settings."""
+"""Changes when the same settings lead to other tokens, or to other files with them."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,14 @@ class PackSettings:
     text_column: str = "text"
     """Key or column with the text."""
     max_chunks: int | None = None
-    """Stop after so many windows."""
+    """Stop after this many windows."""
     held_out_fraction: float = 0.1
     """Share of the text, at its end, that a locally trained BPE vocabulary does not see."""
+
+    @property
+    def kept_tokenizer(self) -> str:
+        """What `load_tokenizer` calls the tokenizer that lies in the pack's folder."""
+        return BYTES if self.tokenizer == BYTES else BPE
 
     @property
     def most_tokens(self) -> int | None:
@@ -36,9 +41,9 @@ class PackSettings:
         return None if self.max_chunks is None else self.max_chunks * self.chunk_size + 1
 
     def tokenizer_bytes(self, num_bytes: int) -> int:
-        """Return how many bytes, from the start of a text of so many, train a BPE vocabulary.
+        """Return how many of a text's bytes, from the start, a BPE vocabulary is trained on.
 
-        How many bytes a limited number of tokens will stand for is not known before: one each.
+        How many bytes a limited number of tokens will need is not known in advance: one each.
         """
         packed = num_bytes if self.most_tokens is None else min(num_bytes, self.most_tokens)
         return int(packed * (1 - self.held_out_fraction))
@@ -53,12 +58,7 @@ def plan_text(settings: PackSettings, units: list[Unit]) -> str:
         del chosen["held_out_fraction"]
     if settings.tokenizer != BYTES:
         chosen["version"] = PLAN_VERSION
-    files = _file_stamps(units)
+    # Size and time of change of every file, to notice when one changes.
+    stats = {unit.path: Path(unit.path).stat() for unit in units if unit.kind != "huggingface"}
+    files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
     return json.dumps({"settings": chosen, "files": files, "num_units": len(units)}, indent=1)
-
-
-def _file_stamps(units: list[Unit]) -> dict[str, list[int]]:
-    """Return size and time of change of every file, to notice when one changes."""
-    files = {unit.path: Path(unit.path) for unit in units if unit.kind != "huggingface"}
-    stats = {name: path.stat() for name, path in files.items()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}

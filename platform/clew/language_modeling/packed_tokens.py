@@ -10,7 +10,6 @@
 Windows are read where they lie, through the system's page cache: nothing is copied or cached.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ TOKENS_FILE = "tokens.bin"
 LENGTHS_FILE = "bytes.bin"
 LENGTH_TYPE = np.dtype("<u4")
 MANIFEST_FILE = "manifest.json"
+TOKENS_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,44 @@ def read_manifest(folder: Path) -> PackManifest:
 
 
 @dataclass(frozen=True)
+class TokenBytes:
+    """Counts bytes of a range of tokens, or tokens of a range of bytes, whatever the tokenizer."""
+
+    tokens: np.ndarray
+    """All tokens of the pack, `(token,)`."""
+    by_vocabulary: np.ndarray | None
+    """Bytes of each entry of the vocabulary; None where they depend on the text."""
+    by_place: np.ndarray | None
+    """Bytes of each token of the pack, `(token,)`, where the vocabulary does not say."""
+
+    def total(self, start: int, end: int) -> int:
+        """Return the bytes of the tokens from `start` to `end`."""
+        return sum(
+            int(self._each(at, min(at + TOKENS_AT_ONCE, end)).sum())
+            for at in range(start, end, TOKENS_AT_ONCE)
+        )
+
+    def num_tokens(self, num_bytes: int) -> int:
+        """Return how many tokens from the start cover this many bytes; at most all."""
+        left = num_bytes
+        for start in range(0, len(self.tokens), TOKENS_AT_ONCE):
+            if left <= 0:
+                return start
+            covered = np.cumsum(self._each(start, start + TOKENS_AT_ONCE), dtype=np.int64)
+            if covered[-1] >= left:
+                return start + int(np.searchsorted(covered, left)) + 1
+            left -= int(covered[-1])
+        return len(self.tokens)
+
+    def _each(self, start: int, end: int) -> np.ndarray:
+        if self.by_place is not None:
+            return self.by_place[start:end]
+        assert self.by_vocabulary is not None
+        lengths: np.ndarray = self.by_vocabulary[self.tokens[start:end]]
+        return lengths
+
+
+@dataclass(frozen=True)
 class PackedTokens:
     """A packed corpus, open for reading."""
 
@@ -144,8 +182,3 @@ def _memory_map(path: Path, dtype: np.dtype, manifest: PackManifest) -> np.ndarr
 def token_type(vocabulary_size: int) -> np.dtype:
     """Return the smallest type that holds every token."""
     return np.dtype("<u2" if vocabulary_size <= 2**16 else "<u4")
-
-
-def pack_fingerprint(digest: str, tokenizer_fingerprint: str) -> str:
-    """Return the fingerprint for a hash of the token file."""
-    return hashlib.sha256(f"{digest}/{tokenizer_fingerprint}".encode()).hexdigest()[:16]

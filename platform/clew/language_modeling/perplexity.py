@@ -2,8 +2,8 @@
 
 Perplexity is taken over a text as one sequence: the state is carried from one segment to the next,
 so every token but the first is predicted from all that precedes it, and the result does not depend
-on how the text is cut. Loss by position is the other question, whether a longer context helps: it
-starts afresh at each window.
+on how the text is cut. Loss by position answers another question, whether a longer context helps:
+it starts again at each window.
 """
 
 import itertools
@@ -69,7 +69,8 @@ def measure_perplexity(
     """
     total, state = 0.0, None
     for start in range(0, len(text) - 1, segment_tokens):
-        tokens = _to_tensor(text[start : start + segment_tokens + 1], device).unsqueeze(0)
+        segment = text[start : start + segment_tokens + 1].astype(np.int64)
+        tokens = torch.from_numpy(segment).to(device).unsqueeze(0)
         hidden, state = model.advance(tokens[:, :-1], state)
         loss = summed_loss(
             hidden, model.embedding.weight, tokens[:, 1:].contiguous(), chunk_bytes=chunk_bytes
@@ -115,7 +116,3 @@ def loss_by_position(
     for first, end in itertools.pairwise(edges):
         buckets.append(PositionBucket(first, end - 1, float(mean[first:end].mean())))
     return buckets
-
-
-def _to_tensor(tokens: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(tokens.astype(np.int64)).to(device)

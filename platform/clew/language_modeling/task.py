@@ -147,7 +147,10 @@ class LanguageModeling:
             tokens = windows.batch(chosen).tokens.to(device)
             buckets = loss_by_position(language_model, tokens, chunk_bytes=self._chunk_bytes)
             self._positions[split] = buckets
-            values |= {_position_metric(split, bucket): bucket.loss for bucket in buckets}
+            values |= {
+                names.metric(split, f"loss_at_{bucket.first:05d}"): bucket.loss
+                for bucket in buckets
+            }
         if split == "test":
             self._samples[split] = self.sample(language_model, split, device)
         return values
@@ -185,7 +188,3 @@ class LanguageModeling:
             folder.mkdir(parents=True, exist_ok=True)
             text = f"\n\n{'─' * 40}\n\n".join(self._samples[split])
             (folder / f"{split}_{SAMPLES_FILE}").write_text(text + "\n", encoding="utf-8")
-
-
-def _position_metric(split: str, bucket: PositionBucket) -> str:
-    return names.metric(split, f"loss_at_{bucket.first:05d}")

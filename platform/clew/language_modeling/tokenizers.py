@@ -88,7 +88,7 @@ class FileTokenizer:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path}: no tokenizer can be read there ({error.strerror})") from None
+            raise DataError(f"{path}: cannot be read as a tokenizer ({error.strerror})") from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises plain Exception

@@ -8,7 +8,6 @@ the model reads on across their ends unless `model.reset_at_documents` is set.
 """
 
 import hashlib
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -19,13 +18,17 @@ from torch import Tensor
 
 from clew.config.data import TokenData
 from clew.errors import ConfigError, DataError
+from clew.folders import DATA_VARIABLE, cache_folder, data_folder
 from clew.language_modeling.documents import plan_units
 from clew.language_modeling.pack_settings import PackSettings, plan_text
-from clew.language_modeling.packed_tokens import PackedTokens, open_packed, read_manifest
+from clew.language_modeling.packed_tokens import (
+    PackedTokens,
+    TokenBytes,
+    open_packed,
+    read_manifest,
+)
 from clew.language_modeling.pretokenize import pretokenize
-from clew.language_modeling.token_bytes import TokenBytes
 from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, load_tokenizer
-from clew.names import DATA_VARIABLE
 
 SPLITS = ("train", "valid", "test")
 
@@ -155,7 +158,7 @@ class TokenSplits:
 
 
 def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
-    """Open the packed corpus that a configuration asks for, packing it first if need be.
+    """Open the packed corpus that a configuration asks for, packing it first if necessary.
 
     Args:
         config: Section `data`.
@@ -217,27 +220,25 @@ def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
         max_chunks=config.max_chunks,
         held_out_fraction=config.valid_fraction + config.test_fraction,
     )
-    folder = Path(config.packed).expanduser() if config.packed else cache_folder(settings)
+    folder = Path(config.packed).expanduser() if config.packed else _folder_of(settings)
     pretokenize(settings, folder, num_proc=config.num_proc, force=force)
     return folder
 
 
 def find_text(name: str) -> Path:
     """Return the folder of a named text under $CLEW_DATA."""
-    beside = os.environ.get(DATA_VARIABLE)
-    folder = Path(beside).expanduser() / name if beside else None
-    if folder is None or not folder.is_dir():
-        where = f"{DATA_VARIABLE} is {beside}" if beside else f"{DATA_VARIABLE} is not set"
+    root = data_folder()
+    if root is None or not (root / name).is_dir():
+        where = f"{DATA_VARIABLE} is {root}" if root else f"{DATA_VARIABLE} is not set"
         raise ConfigError(
             f"data.name is {name!r}; expected a folder of text of that name under "
             f"${DATA_VARIABLE} ({where}), or give data.dataset"
         )
-    return folder
+    return root / name
 
 
-def cache_folder(settings: PackSettings) -> Path:
-    """Return where a corpus is packed unless a folder is named: one for each plan."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+def _folder_of(settings: PackSettings) -> Path:
+    """Return where a corpus is packed if no folder is named: one for each plan."""
     digest = hashlib.sha256(plan_text(settings, plan_units(settings.dataset)).encode()).hexdigest()
     name = Path(settings.dataset).stem or "text"
-    return Path(root).expanduser() / "clew" / "tokens" / f"{name}-{digest[:12]}"
+    return cache_folder("tokens") / f"{name}-{digest[:12]}"

@@ -7,15 +7,14 @@ names no other file: `entity_names.tsv` for entities; `edge_map.json`, `relation
 `relation_names.tsv` or `relation2text.txt` for relations.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
+from clew.folders import DATA_VARIABLE, data_folder
 from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.names import DATA_VARIABLE
 from clew.text_blocks import COMPRESSIONS
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -36,18 +35,20 @@ def load_graph(config: TripleData) -> KnowledgeGraph:
     if not config.train:
         raise ConfigError(f"data.train is {config.train!r}; expected a file of training triples")
     train = Path(config.train).expanduser()
-    return read_graph(_name_of_file(train), _with_config(GraphFiles(train), config))
+    # A file `train.txt` has the name of its folder, another one its own without suffixes.
+    stem = train.name.split(".")[0] or train.name
+    name = train.resolve().parent.name if stem == "train" else stem
+    return read_graph(name, _with_config(GraphFiles(train), config))
 
 
 def named_data_sets() -> dict[str, Path]:
     """Return the folders of all named data sets, sorted by name."""
-    beside = os.environ.get(DATA_VARIABLE)
-    roots = [Path(beside).expanduser()] if beside else []
+    root = data_folder()
     found = {
         folder.name: folder
-        for root in [*roots, BUNDLED]  # the bundled ones come last, so they win
-        if root.is_dir()
-        for folder in root.iterdir()
+        for place in (root, BUNDLED)  # the bundled ones come last, so they win
+        if place is not None and place.is_dir()
+        for folder in place.iterdir()
         if any((folder / name).is_file() for name in _split_names("train"))
     }
     return dict(sorted(found.items()))
@@ -58,8 +59,8 @@ def find_data_set(name: str) -> Path:
     known = named_data_sets()
     if name in known:
         return known[name]
-    beside = os.environ.get(DATA_VARIABLE)
-    where = f"{DATA_VARIABLE} is {beside}" if beside else f"set {DATA_VARIABLE} to add more"
+    root = data_folder()
+    where = f"{DATA_VARIABLE} is {root}" if root else f"set {DATA_VARIABLE} to add more"
     raise ConfigError(
         f"data.name is {name!r}; expected one of {', '.join(known)} ({where}), or data.train with "
         "a file of triples"
@@ -108,9 +109,3 @@ def _only_file(folder: Path, names: list[str]) -> Path | None:
             f"{folder}: has {' and '.join(path.name for path in found)}; expected one of them"
         )
     return found[0] if found else None
-
-
-def _name_of_file(train: Path) -> str:
-    """Return the folder's name for `<folder>/train.txt`, else the file's name without suffixes."""
-    stem = train.name.split(".")[0] or train.name
-    return train.resolve().parent.name if stem == "train" else stem

@@ -9,7 +9,7 @@ from typing import Any
 from clew.errors import ConfigError
 from clew.link_prediction.labels import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.workflows.test_triples import TestTriple
+from clew.workflows.given_triples import GivenTriple
 from clew.workflows.trace_source import GivenFiles
 
 
@@ -27,7 +27,7 @@ class BatchRequest:
     edge_map: str = ""
     node_name_dict: str = ""
 
-    def chosen(self, tests: list[TestTriple]) -> list[TestTriple]:
+    def chosen(self, tests: list[GivenTriple]) -> list[GivenTriple]:
         """Return the test triples from `start_index` on, at most `max_triples`.
 
         Raises:

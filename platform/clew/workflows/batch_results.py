@@ -1,4 +1,4 @@
-"""The output folder of `batch_tracin`: one folder a test triple, a summary, and the whole.
+"""The output folder of `batch_tracin`: one folder for each test triple, a summary, and the whole.
 
 settings.json                 what the results are of; other settings are refused
 tests/000012/influence.json   and .csv, .parquet: written under another name and renamed, so
@@ -37,7 +37,7 @@ SETTINGS_FILE = "settings.json"
 SUMMARY_FILE = "summary.json"
 TESTS_FOLDER = "tests"
 NOTE_FILE = "test.json"
-"""Beside a finished test triple's results: which one it is."""
+"""Next to a finished test triple's results: which one it is."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ begins, so a killed run loses at most a group.
 """
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +15,15 @@ import numpy as np
 
 from clew import names
 from clew.errors import ClewError, DataError, Interrupted, described
+from clew.folders import cache_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.link_prediction.triples import Triples
 from clew.runs.influence_report import InfluenceReport
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_results import Outcome, OutputFolder
+from clew.workflows.given_triples import GivenTriple, read_test_triples
 from clew.workflows.outputs import check_folder
-from clew.workflows.test_triples import TestTriple, read_test_triples
 from clew.workflows.trace_output import identity
 from clew.workflows.trace_source import TraceSource, open_trace_source
 from clew.workflows.tracin import (
@@ -99,7 +99,7 @@ def batch_tracin(
             source,
             report,
             output,
-            Neighbourhood.cached(labelled, cache_folder()),
+            Neighbourhood.cached(labelled, cache_folder("neighbourhoods")),
         )
         with open_trace_run(source, f"batch_tracin {source.task.dataset}") as tracker:
             outcomes = batch.run(tests, progress)
@@ -136,10 +136,10 @@ class _Batch:
         self.computed: list[Findings] = []
         self.seconds = 0.0
 
-    def run(self, tests: Sequence[TestTriple], progress: Progress) -> list[Outcome]:
+    def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
         """Return the outcome of every test triple, in order."""
         outcomes: dict[int, Outcome] = {}
-        waiting: list[tuple[TestTriple, np.ndarray]] = []
+        waiting: list[tuple[GivenTriple, np.ndarray]] = []
         for test in tests:
             outcome, candidates = self._look(test)
             if outcome is not None:
@@ -166,7 +166,7 @@ class _Batch:
         empty = np.empty(0)
         return speed(Findings(tests, [], empty, empty, candidates, self.seconds))
 
-    def _look(self, test: TestTriple) -> tuple[Outcome | None, np.ndarray]:
+    def _look(self, test: GivenTriple) -> tuple[Outcome | None, np.ndarray]:
         """Return what is known of a test triple before any computing, and its candidates."""
         nothing = np.empty(0, np.int64)
         if test.ids is None:
@@ -185,7 +185,7 @@ class _Batch:
             return Outcome(test.index, test.text, "failed", message), candidates
         return None, candidates
 
-    def _group(self, group: Sequence[tuple[TestTriple, np.ndarray]]) -> list[Outcome]:
+    def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
         """Explain a group together; if that fails, one by one, to find out which fails."""
         try:
             return self._explain(group)
@@ -198,7 +198,7 @@ class _Batch:
             logger.warning("line %d (%s): %s", test.index + 1, test.text, error)
             return [Outcome(test.index, test.text, "failed", described(error))]
 
-    def _explain(self, group: Sequence[tuple[TestTriple, np.ndarray]]) -> list[Outcome]:
+    def _explain(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
         mask = np.zeros((len(group), len(self._source.task.graph.train)), bool)
         for row, (_, candidates) in enumerate(group):
             mask[row, candidates] = True
@@ -217,7 +217,7 @@ class _Batch:
         return outcomes
 
 
-def _unusable(test: TestTriple) -> Outcome:
+def _unusable(test: GivenTriple) -> Outcome:
     return Outcome(test.index, test.text, "failed", test.problem)
 
 
@@ -226,12 +226,6 @@ def _none_explained(request: BatchRequest, outcomes: Sequence[Outcome]) -> str:
     return f"{request.test_triples}: no triple could be explained ({reasons})"
 
 
-def cache_folder() -> Path:
-    """Return where neighbourhood indices are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "clew" / "neighbourhoods"
-
-
-def _ids(tests: Sequence[TestTriple]) -> Triples:
+def _ids(tests: Sequence[GivenTriple]) -> Triples:
     """Return the ids of the usable triples."""
     return np.array([t.ids for t in tests if t.ids is not None], np.int32).reshape(-1, 3)

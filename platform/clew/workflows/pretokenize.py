@@ -19,14 +19,14 @@ class PretokenizeResult:
     manifest: PackManifest
 
     def table(self) -> str:
-        """Return what was packed, one fact a line."""
+        """Return what was packed, one fact per line."""
         manifest = self.manifest
         windows = max(0, manifest.num_tokens - 1) // manifest.chunk_size
         facts = {
             "documents": f"{manifest.num_documents:,}",
             "bytes of text": f"{manifest.num_bytes:,}",
             "tokens": f"{manifest.num_tokens:,}",
-            "bytes a token": f"{manifest.num_bytes / manifest.num_tokens:.2f}",
+            "bytes per token": f"{manifest.num_bytes / manifest.num_tokens:.2f}",
             f"windows of {manifest.chunk_size:,}": f"{windows:,}",
             "vocabulary": f"{manifest.vocabulary_size:,} ({manifest.tokenizer})",
             "fingerprint": manifest.fingerprint,
@@ -39,7 +39,7 @@ class PretokenizeResult:
 def pretokenize_corpus(
     settings: PackSettings, output: Path, *, num_proc: int = 1, force: bool = False
 ) -> PretokenizeResult:
-    """Pack a corpus, named, in files or from Hugging Face; go on where a killed run was.
+    """Pack a corpus, named, in files or from Hugging Face; continue where a killed run stopped.
 
     Raises:
         UsageError: a number that is not positive, or a corpus that cannot be read.

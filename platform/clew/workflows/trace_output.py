@@ -1,4 +1,4 @@
-"""Where an explanation's files go besides its run, and whose results are never written over."""
+"""Where copies of an explanation's files go; results of something else are never overwritten."""
 
 import shutil
 from collections.abc import Mapping

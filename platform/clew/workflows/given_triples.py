@@ -13,7 +13,6 @@ import pyarrow as pa
 from clew.errors import DataError
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.triples import KnowledgeGraph, Triples
-from clew.link_prediction.vocabulary import Vocabulary
 from clew.text_blocks import line_blocks
 
 SHOWN_PROBLEMS = 5
@@ -21,10 +20,8 @@ NUM_FIELDS = 3
 
 
 @dataclass(frozen=True)
-class TestTriple:
-    """One line of test triples; `ids` are missing where `problem` says why."""
-
-    __test__ = False
+class GivenTriple:
+    """One line of triples to explain; `ids` are missing where `problem` says why."""
 
     index: int
     """Place among the lines, from 0."""
@@ -33,7 +30,7 @@ class TestTriple:
     problem: str = ""
 
 
-def read_test_triples(test: str, graph: KnowledgeGraph) -> list[TestTriple]:
+def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
     """Read a file of triples, or one triple written `head,relation,tail`.
 
     Raises:
@@ -52,7 +49,7 @@ def read_test_triples(test: str, graph: KnowledgeGraph) -> list[TestTriple]:
     return [_of_commas(test, graph)]
 
 
-def usable(triples: Sequence[TestTriple], source: str) -> Triples:
+def usable(triples: Sequence[GivenTriple], source: str) -> Triples:
     """Return the ids of triples that must all be usable.
 
     Raises:
@@ -68,15 +65,15 @@ def usable(triples: Sequence[TestTriple], source: str) -> Triples:
     return np.array([triple.ids for triple in triples], np.int32).reshape(-1, NUM_FIELDS)
 
 
-def _of_line(index: int, line: str, graph: KnowledgeGraph) -> TestTriple:
+def _of_line(index: int, line: str, graph: KnowledgeGraph) -> GivenTriple:
     fields = line.split("\t")
     if len(fields) != NUM_FIELDS or "" in fields:
         problem = f"{line!r} is not head<TAB>relation<TAB>tail"
-        return TestTriple(index, line, None, problem)
+        return GivenTriple(index, line, None, problem)
     return _of_fields(index, line, fields, graph)
 
 
-def _of_commas(text: str, graph: KnowledgeGraph) -> TestTriple:
+def _of_commas(text: str, graph: KnowledgeGraph) -> GivenTriple:
     """Split at two of the commas; names may hold commas, so every way is tried."""
     pieces = text.split(",")
     ways = [
@@ -85,28 +82,24 @@ def _of_commas(text: str, graph: KnowledgeGraph) -> TestTriple:
         for j in range(i + 1, len(pieces))
     ]
     if not ways:
-        return TestTriple(0, text, None, f"{text!r} is not head,relation,tail")
+        return GivenTriple(0, text, None, f"{text!r} is not head,relation,tail")
     tried = [_of_fields(0, text, [field.strip() for field in way], graph) for way in ways]
     found = [triple for triple in tried if triple.ids is not None]
     if len(found) > 1:
         problem = f"{text!r} can be read as {len(found)} triples; give a file with tabs instead"
-        return TestTriple(0, text, None, problem)
+        return GivenTriple(0, text, None, problem)
     return found[0] if found else tried[0]
 
 
-def _of_fields(index: int, text: str, fields: list[str], graph: KnowledgeGraph) -> TestTriple:
+def _of_fields(index: int, text: str, fields: list[str], graph: KnowledgeGraph) -> GivenTriple:
     problems, ids = [], []
     for field, vocabulary in zip(
         fields, (graph.entities, graph.relations, graph.entities), strict=True
     ):
-        found = _find(field, vocabulary)
+        found = int(fields_to_ids(pa.array([field], pa.string()), vocabulary)[0])
         if found < 0:
             problems.append(vocabulary.unknown_name_message(field))
         ids.append(found)
     if problems:
-        return TestTriple(index, text, None, "; ".join(problems))
-    return TestTriple(index, text, (ids[0], ids[1], ids[2]))
-
-
-def _find(field: str, vocabulary: Vocabulary) -> int:
-    return int(fields_to_ids(pa.array([field], pa.string()), vocabulary)[0])
+        return GivenTriple(index, text, None, "; ".join(problems))
+    return GivenTriple(index, text, (ids[0], ids[1], ids[2]))
