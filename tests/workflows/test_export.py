@@ -96,7 +96,7 @@ def test_nothing_is_overwritten(trained: TrainedStore, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists and is not empty"):
         export(trained.strong, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    with pytest.raises(ConfigError, match="file is no folder"):
+    with pytest.raises(ConfigError, match="file is not a folder"):
         export(trained.strong, tmp_path / "file")
 
 

@@ -28,17 +28,17 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "option", "place", "message"),
     [
-        (("train", f"--config={CONFIG}"), "--output-dir", "full/file", "full/file is no folder"),
+        (("train", f"--config={CONFIG}"), "--output-dir", "full/file", "full/file is not a folder"),
         (("train", "--resume=none"), "--output-dir", "full", "exists and is not empty"),
-        (("export", "--model=none"), "--output-dir", "full/file/x", "full/file is no folder"),
+        (("export", "--model=none"), "--output-dir", "full/file/x", "full/file is not a folder"),
         (("export", "--model=none"), "--output-dir", "full", "exists and is not empty"),
-        (("batch-tracin", "--model=none"), "--output-dir", "full/file", "is no folder"),
-        (TRACIN, "--output", "full/file", "full/file is no folder"),
-        (TRACIN, "--output", "full/file/x.json", "full/file is no folder"),
+        (("batch-tracin", "--model=none"), "--output-dir", "full/file", "is not a folder"),
+        (TRACIN, "--output", "full/file", "full/file is not a folder"),
+        (TRACIN, "--output", "full/file/x.json", "full/file is not a folder"),
         (TEXT, "--output", "full", "is a folder; name a file"),
-        (TEXT, "--output", "full/file/x/y", "full/file is no folder"),
+        (TEXT, "--output", "full/file/x/y", "full/file is not a folder"),
         (("trace-sequence", "--model=none"), "--output", "full", "is a folder; name a file"),
-        (("pretokenize", "--dataset=none"), "--output", "full/file", "full/file is no folder"),
+        (("pretokenize", "--dataset=none"), "--output", "full/file", "full/file is not a folder"),
     ],
 )
 def test_every_verb_looks_first(

@@ -75,7 +75,7 @@ def test_without_its_data_set_a_run_still_answers_by_recorded_names(
     moved = path.rename(path.with_name("moved.txt"))
     try:
         result = predict(trained.other, [asked(*QUERY)])
-        assert "known answers cannot be told" in result.table()
+        assert "known answers cannot be marked" in result.table()
         assert {a.known for a in result.predictions[0].answers} == {None}
         with pytest.raises(DataError, match="training triples are not available"):
             predict(trained.other, [asked(*QUERY)], filter_known=True)

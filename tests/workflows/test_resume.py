@@ -1,4 +1,4 @@
-"""Which runs may be taken up again; that what is taken up is right is tested with the trainer."""
+"""Which runs may be continued; that the continuation is right is tested with the trainer."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
-from clew.workflows.resume import find_newest, find_resume_point
-from clew.workflows.train import resume_folder, resume_newest, train
+from clew.workflows.resume import find_in_folder, find_newest, find_resume_point
+from clew.workflows.train import resume, train
 from tests.workflows.trained import small_config
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_is_alive_elsewhere_stays_as_it_is(tracking_store: Path, tmp_
 
 def test_a_run_that_has_long_been_silent_is_ended(tracking_store: Path, tmp_path: Path) -> None:
     run = run_of_elsewhere(silent=130.0)
-    with pytest.raises(CheckpointError, match=r"before it wrote its configuration.*begin again"):
+    with pytest.raises(CheckpointError, match=r"before it wrote its configuration.*start again"):
         find_resume_point(run.run_id, {}, tmp_path)
     assert find_run(run.run_id).status == "KILLED"
 
@@ -104,7 +104,7 @@ def test_a_run_that_another_completed_is_not_taken_up_again(
     tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
 ) -> None:
     stopped = interrupt(config_of())
-    done = resume_newest(config_of(), {})
+    done = resume(lambda folder: find_newest(config_of(), {}, folder))
     assert find_run(done.run_id or "").tags[names.TAG_RESUMED_FROM] == stopped
     with pytest.raises(TrackingError, match="no unfinished run with this configuration"):
         find_newest(config_of(), {}, tmp_path)
@@ -140,7 +140,7 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
     train(config_of(), output_dir=whole)
     stopped = interrupt(config_of(), checkpoint_dir=kept)
     assert (kept / "checkpoints" / "epoch-0001").is_dir()
-    resume_folder(config_of(), {}, checkpoint_dir=kept)
+    resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
     for name in ("best/model.safetensors", "checkpoints/epoch-0004/model.safetensors"):
         assert (whole / name).read_bytes() == (kept / name).read_bytes(), name
     folders = {path.name for path in (kept / "checkpoints").iterdir()}
@@ -153,8 +153,8 @@ def test_a_folder_is_not_resumed_with_another_model(
 ) -> None:
     interrupt(config_of(), checkpoint_dir=tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"model\.embedding_dim: run"):
-        resume_folder(config_of(model__embedding_dim=32), {}, checkpoint_dir=tmp_path / "kept")
+        find_in_folder(tmp_path / "kept", config_of(model__embedding_dim=32), {})
     with pytest.raises(CheckpointError, match="empty has no checkpoint to resume from"):
-        resume_folder(None, {}, checkpoint_dir=tmp_path / "empty")
+        find_in_folder(tmp_path / "empty", None, {})
     with pytest.raises(ConfigError, match="kept: exists and is not empty"):
         train(config_of(), checkpoint_dir=tmp_path / "kept")

@@ -45,7 +45,7 @@ class PretokenizeOptions(Options):
     num_proc: int = 1
     """Number of processes that tokenize."""
     max_chunks: int | None = None
-    """Stop after so many windows."""
+    """Stop after this many windows."""
     held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share at the end of the text that a BPE vocabulary is not trained on."""
     force: bool = False
@@ -54,7 +54,7 @@ class PretokenizeOptions(Options):
 
 @command(PretokenizeOptions)
 def pretokenize(options: PretokenizeOptions) -> int:
-    """Pack a corpus into one memory map of tokens; a killed run goes on where it was."""
+    """Pack a corpus into one memory map of tokens; a killed run continues where it stopped."""
     from clew.language_modeling.pack_settings import PackSettings
     from clew.workflows.pretokenize import pretokenize_corpus
 

@@ -69,9 +69,11 @@ def train(options: TrainOptions) -> int:
 
 def _resumed(options: TrainOptions) -> "TrainResult":
     """Continue a given run, the newest one, or from a folder of checkpoints."""
-    from clew.workflows import train as workflow
+    from clew.workflows import resume
+    from clew.workflows.outputs import check_new_folder
+    from clew.workflows.train import resume as resume_from
 
-    overrides, output_dir = options.overrides, options.output_dir
+    overrides, folder = options.overrides, options.checkpoint_dir
     is_named, has_config = options.resume != NEWEST, options.config != DEFAULT_CONFIG
     if is_named and has_config:
         raise ConfigError(
@@ -79,18 +81,17 @@ def _resumed(options: TrainOptions) -> "TrainResult":
             f"{options.config} is given too; leave --config out and override with --set"
         )
     if is_named:
-        return workflow.resume(
-            options.resume, overrides, output_dir=output_dir, checkpoint_dir=options.checkpoint_dir
-        )
-    if options.checkpoint_dir is None:
-        config = load(options.config, overrides)
-        return workflow.resume_newest(config, overrides, output_dir=output_dir)
-    return workflow.resume_folder(
-        load(options.config, overrides) if has_config else None,
-        overrides,
-        checkpoint_dir=options.checkpoint_dir,
-        output_dir=output_dir,
-    )
+        check_new_folder("--checkpoint-dir", folder)
+
+    def find(downloads: Path) -> resume.ResumePoint:
+        if is_named:
+            return resume.find_resume_point(options.resume, overrides, downloads)
+        if folder is None:
+            return resume.find_newest(load(options.config, overrides), overrides, downloads)
+        config = load(options.config, overrides) if has_config else None
+        return resume.find_in_folder(folder, config, overrides)
+
+    return resume_from(find, output_dir=options.output_dir, checkpoint_dir=folder)
 
 
 class PlanOptions(Configured):
@@ -101,15 +102,15 @@ class PlanOptions(Configured):
     device: str = ""
     """Where it would run: cpu, cuda, or a GPU that need not be here, such as 'H100 80GB'."""
     memory_gib: Annotated[float | None, Field(gt=0)] = None
-    """Memory to fit into; what the device has unless given."""
+    """Memory to fit into (default: what the device has)."""
     num_processes: Annotated[int, Option(also=("devices",))] = 1
     """Processes of a data-parallel run, each on its device."""
     num_entities: Annotated[int | None, Field(ge=1)] = None
-    """Plan for so many entities, without the data."""
+    """Plan for this many entities, without the data."""
     num_relations: Annotated[int | None, Field(ge=1)] = None
-    """Plan for so many relations, inverses not counted, without the data."""
+    """Plan for this many relations, without inverses and without the data."""
     vocabulary_size: Annotated[int | None, Field(ge=1)] = None
-    """Plan for so many tokens; those of the packed text or its tokenizer unless given."""
+    """Plan for a vocabulary of this size (default: of the packed text or its tokenizer)."""
     frame_shape: Annotated[str, Field(pattern=r"^([1-9]\d*x[1-9]\d*x[1-9]\d*)?$")] = ""
     """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
     as_json: JsonFlag = False

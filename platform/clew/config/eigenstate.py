@@ -91,7 +91,7 @@ class EigenstateLMModel(Section):
     convolution_width: int = Field(default=1, ge=1)
     """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
     reset_at_documents: bool = False
-    """Read each document of a sequence as if it were alone: state and filters begin afresh after
+    """Read each document of a sequence as if it were alone: state and filters start again after
     an end-of-text token, in training, evaluation and generation. Only the token that follows an
     end of text is predicted from before. Otherwise the model reads on across documents, whose
     ends it sees as a token. Windows and segments cut documents anywhere, either way."""

@@ -44,7 +44,12 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} and {section}.{key} are both given; they mean the same, remove one of them"
             )
-        target[key] = _channels(value) if name == "memory_optimized" else value
+        if name == "memory_optimized":
+            if not isinstance(value, bool):
+                raise ConfigError(f"memory_optimized is {value!r}; expected true or false")
+            target[key] = REDUCED_CHANNELS if value else FULL_CHANNELS
+        else:
+            target[key] = value
     return spread
 
 
@@ -53,9 +58,3 @@ def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, A
     if not isinstance(target, dict):
         raise ConfigError(f"{section}: is {target!r}, expected keys because {name} is given")
     return target
-
-
-def _channels(memory_optimized: object) -> tuple[int, ...]:
-    if not isinstance(memory_optimized, bool):
-        raise ConfigError(f"memory_optimized is {memory_optimized!r}; expected true or false")
-    return REDUCED_CHANNELS if memory_optimized else FULL_CHANNELS

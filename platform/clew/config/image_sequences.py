@@ -160,12 +160,12 @@ class SequenceRegressionModel(Section):
             for size in self.channels:
                 if size % self.norm_groups:
                     raise ValueError(
-                        f"channels {size} is no multiple of norm_groups {self.norm_groups}; "
+                        f"channels {size} is not a multiple of norm_groups {self.norm_groups}; "
                         "choose sizes that divide"
                     )
         if self.architecture != "cnn" and self.width % (2 * self.heads):
             raise ValueError(
-                f"the last of channels is {self.width}, no multiple of 2 x heads = "
+                f"the last of channels is {self.width}, not a multiple of 2 x heads = "
                 f"{2 * self.heads}; choose sizes that divide"
             )
         return self

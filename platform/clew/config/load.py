@@ -53,7 +53,8 @@ def from_mapping(
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_describe(error)}") from None
+        problems = "; ".join(_describe(dict(problem)) for problem in error.errors())
+        raise ConfigError(f"{source}: {problems}") from None
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -210,12 +211,8 @@ def _model_classes(annotation: Any) -> list[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in _model_classes(part)]
 
 
-def _describe(error: ValidationError) -> str:
-    """Return all problems in one line; an unknown key is followed by the valid ones."""
-    return "; ".join(_describe_one(dict(problem)) for problem in error.errors())
-
-
-def _describe_one(problem: dict[str, Any]) -> str:
+def _describe(problem: dict[str, Any]) -> str:
+    """Return a problem in one line; an unknown key is followed by the valid ones."""
     # A tagged union adds its tag to the location: data -> (triples) -> name.
     location = [str(part) for part in problem["loc"]]
     section = location[0] if location else ""

@@ -2,20 +2,24 @@
 
 import hashlib
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
 from clew.config.data import DataConfig
-from clew.config.graph_models import ConvEModel, GraphModelSettings
-from clew.config.image_sequences import ImageSequenceData
+from clew.config.eigenstate import EigenstateLMModel
+from clew.config.graph_models import ConvEModel, GraphModelConfig, GraphModelSettings
+from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
 from clew.config.kinds import check_kinds, fill_sections
 from clew.config.loss import LossConfig, OneVsAllLoss
-from clew.config.model import ModelConfig
 from clew.config.optimizer import Adam, ConstantSchedule, OptimizerConfig, ScheduleConfig
 from clew.config.services import EvaluationConfig, InfluenceConfig, TrackingConfig
 from clew.config.training import OptimizationsConfig, TrainingConfig
+
+ModelConfig = Annotated[
+    GraphModelConfig | EigenstateLMModel | SequenceRegressionModel, Field(discriminator="kind")
+]
 
 
 class RunConfig(Section):

@@ -46,7 +46,7 @@ class InfluenceConfig(Section):
     batch_size: Annotated[int | None, EXPLAIN_FLAG] = Field(default=None, ge=1)
     """Training triples computed at once; unset: chosen by `memory_budget_mib`."""
     memory_budget_mib: float = Field(default=512.0, gt=0)
-    """Memory that the engine may use besides models and results; it sets the size of its tiles."""
+    """Memory, in addition to models and results, that the engine may use; it sets its tiles."""
     use_mixed_precision: Annotated[bool, EXPLAIN_FLAG] = False
     """Compute large matrix products with half-precision operands; the deviation from float32 on a
     sample is measured and recorded."""

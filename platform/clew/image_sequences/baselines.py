@@ -74,7 +74,7 @@ def ridge_predictions(
     features = (features - mean) / deviation
     kernel = features @ features.T
     penalty = _choose_penalty(kernel, targets, train.groups)
-    weights = _dual(kernel, targets - targets.mean(), penalty)
+    weights = np.linalg.solve(kernel + penalty * np.eye(len(kernel)), targets - targets.mean())
     scaled = (_features(test, pixel_means) - mean) / deviation
     predictions: np.ndarray = scaled @ (features.T @ weights) + targets.mean() + start
     return predictions
@@ -118,12 +118,6 @@ def _choose_penalty(kernel: np.ndarray, targets: np.ndarray, groups: np.ndarray)
             prediction = across @ (rotated / (values + penalty)) + mean
             errors[place] += abs(prediction - targets[out]).sum()
     return RIDGE_PENALTIES[int(errors.argmin())]
-
-
-def _dual(kernel: np.ndarray, targets: np.ndarray, penalty: float) -> np.ndarray:
-    """Return (K + penalty I)^-1 y."""
-    weights: np.ndarray = np.linalg.solve(kernel + penalty * np.eye(len(kernel)), targets)
-    return weights
 
 
 def _features(windows: SequenceWindows, pixel_means: np.ndarray | None) -> np.ndarray:

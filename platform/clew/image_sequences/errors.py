@@ -21,7 +21,7 @@ CONFIDENCE = 0.9
 
 @dataclass(frozen=True, eq=False)
 class RegressionResult:
-    """Predictions beside the truth, one entry a window, in the target's unit."""
+    """Predictions and the truth, one entry for each window, in the target's unit."""
 
     prediction: np.ndarray
     target: np.ndarray
@@ -52,7 +52,7 @@ class RegressionResult:
         return {names.metric(split, name): value for name, value in values.items()}
 
     def by_group(self) -> list[dict[str, Any]]:
-        """Return one row a group: windows, MAE, RMSE, R2, bias, and the baselines' MAE."""
+        """Return one row for each group: windows, MAE, RMSE, R2, bias, and the baselines' MAE."""
         rows = []
         for group in dict.fromkeys(self.group.tolist()):
             own = self.group == group
@@ -94,7 +94,7 @@ class RegressionResult:
         )
 
     def write(self, path: Path) -> None:
-        """Write predictions as Parquet, one row a window."""
+        """Write predictions as Parquet, one row for each window."""
         columns: dict[str, Any] = {
             "last_frame": self.last_frame,
             "group": pa.array(self.group.tolist(), pa.string()),

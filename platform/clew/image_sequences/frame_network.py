@@ -48,7 +48,7 @@ class SpatialAttention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # A bias would shift all scores of a frame alike, which softmax does not see.
+        # A bias would shift all scores of a frame by the same amount, which softmax does not see.
         self.score = nn.Conv2d(channels, 1, 1, bias=False)
 
     def weights(self, x: Maps) -> Float[Tensor, "frame row column"]:
@@ -62,7 +62,7 @@ class SpatialAttention(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """Feature vectors of frames: one a frame, or one for each patch of it.
+    """Feature vectors of frames: one for each frame, or one for each patch of it.
 
     Args:
         num_channels: Channels of a frame.

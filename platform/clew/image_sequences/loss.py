@@ -1,4 +1,4 @@
-"""Losses of a scalar regression, one value an example."""
+"""Losses of a scalar regression, one value for each example."""
 
 from jaxtyping import Float
 from torch import Tensor, where

@@ -41,7 +41,7 @@ def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
 
 
 def draw_attention(images: np.ndarray, maps: np.ndarray, titles: list[str], path: Path) -> None:
-    """Draw frames above where the network looked in them, one row of each a window.
+    """Draw frames above where the network looked in them, one row of each for each window.
 
     Args:
         images: First channel of each frame, `(window, time, height, width)`.
@@ -65,7 +65,7 @@ def draw_attention(images: np.ndarray, maps: np.ndarray, titles: list[str], path
 
 
 def draw_windows(images: np.ndarray, titles: list[str], path: Path) -> None:
-    """Draw the frames of windows, one row a window.
+    """Draw the frames of windows, one row for each window.
 
     Args:
         images: First channel of each frame, `(window, time, height, width)`.

@@ -32,7 +32,7 @@ FASTEST_TURN = math.pi / 2
 
 
 Scans = tuple[ScanState, ...]
-"""What a mixer carries from one part of a sequence to the next, one entry a time scale."""
+"""What a mixer carries from one part of a sequence to the next, one entry for each time scale."""
 
 
 @dataclass(frozen=True)

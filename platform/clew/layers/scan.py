@@ -44,7 +44,7 @@ def scan(
     Args:
         inputs: Drive of each eigenstate.
         eigenvalues: Multipliers within the closed unit disc, for all examples or for each.
-        initial: State before the first step; zero unless given.
+        initial: State before the first step; zero if not given.
         chunk_size: Steps in a chunk, 1 or more.
         starts: Steps that the state before them does not reach.
     """

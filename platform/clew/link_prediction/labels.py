@@ -137,15 +137,10 @@ def _label_text(path: Path, key: str, value: object) -> str:
             if isinstance(value.get(name), str):
                 return str(value[name])
         if isinstance(value.get("predicate"), str):
-            return _predicate_text(value)
+            qualifiers = [f"{k}: {v}" for k, v in value.items() if k != "predicate" and v]
+            shown = f" ({', '.join(qualifiers)})" if qualifiers else ""
+            return f"{value['predicate']}{shown}"
     raise DataError(
         f"{path}: the label of {quoted(key)} is {quoted(json.dumps(value))}; expected a text, or "
         "an object with label, name or predicate"
-    )
-
-
-def _predicate_text(value: dict[str, object]) -> str:
-    qualifiers = [f"{k}: {v}" for k, v in value.items() if k != "predicate" and v]
-    return (
-        f"{value['predicate']} ({', '.join(qualifiers)})" if qualifiers else str(value["predicate"])
     )

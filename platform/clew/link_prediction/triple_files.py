@@ -120,15 +120,12 @@ def _translate(
         if len(unknown):
             row, column = map(int, unknown[0])
             vocabulary = relations if column == RELATION else entities
-            raise _unknown_name(path, row, values[int(table[row, column])].as_py(), vocabulary)
+            name = values[int(table[row, column])].as_py()
+            message = f"{path}, line {row + 1}: {vocabulary.unknown_name_message(name)}"
+            if name.isdecimal() and not vocabulary.fields_may_be_ids:
+                message += "; ids need a dictionary in which no name is a whole number"
+            raise DataError(message)
     return translated
-
-
-def _unknown_name(path: Path, row: int, name: str, vocabulary: Vocabulary) -> DataError:
-    message = f"{path}, line {row + 1}: {vocabulary.unknown_name_message(name)}"
-    if name.isdecimal() and not vocabulary.fields_may_be_ids:
-        message += "; ids need a dictionary in which no name is a whole number"
-    return DataError(message)
 
 
 def _refuse_same_file(paths: Sequence[Path]) -> None:

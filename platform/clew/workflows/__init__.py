@@ -1,1 +1,1 @@
-"""One use case a file; the only folder where subjects, training, influence and runs meet."""
+"""One use case per file; the only folder where subjects, training, influence and runs meet."""

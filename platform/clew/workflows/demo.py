@@ -112,7 +112,9 @@ def comparison(results: Sequence[TrainResult]) -> Iterator[str]:
     """Yield a table of runs, one per line, and the ratios of the later ones to the first."""
     yield f"{'':12}" + "".join(f"{title:>12}" for title, _, _ in COLUMNS) + "  run"
     for result in results:
-        cells = "".join(f"{_cell(result, key, form):>12}" for _, key, form in COLUMNS)
+        metrics = result.metrics
+        texts = (form.format(metrics[k]) if k in metrics else "-" for _, k, form in COLUMNS)
+        cells = "".join(f"{text:>12}" for text in texts)
         yield f"{result.variant:12}{cells}  {result.run_id}"
     for result in results[1:]:
         first, key = results[0], names.EXAMPLES_PER_SECOND
@@ -122,7 +124,3 @@ def comparison(results: Sequence[TrainResult]) -> Iterator[str]:
             f"{result.variant} against {first.variant} on this machine: {speed:.2f} times the "
             f"examples/s, test MRR {change:+.4f}"
         )
-
-
-def _cell(result: TrainResult, key: str, form: str) -> str:
-    return form.format(result.metrics[key]) if key in result.metrics else "-"

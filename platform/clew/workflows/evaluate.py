@@ -7,14 +7,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from clew import __version__, names
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, DataError
 from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit, hardware_summary
 from clew.runs.mlflow_store import open_tracker
+from clew.training.precision import device_name
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
 
 logger = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
         names.TAG_DATA_FINGERPRINT: loaded.task.data_fingerprint,
         names.TAG_CONFIG_HASH: source.manifest.config_hash,
         names.TAG_CHECKPOINT_STEP: str(source.manifest.step),
-        names.TAG_DEVICE: _device_name(loaded.device),
+        names.TAG_DEVICE: device_name(loaded.device),
         names.TAG_HARDWARE: hardware_summary(),
         names.TAG_VERSION: __version__,
         names.TAG_COMMIT: git_commit() or "unknown",
@@ -120,7 +119,3 @@ def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
     if source.version is not None:
         tags[names.TAG_MODEL_VERSION] = source.version.uri
     return tags
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

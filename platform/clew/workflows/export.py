@@ -59,7 +59,7 @@ class ExportResult:
     program: ProgramCheck
 
     def table(self) -> str:
-        """Return what was written, one file a line."""
+        """Return what was written, one file per line."""
         program = f"not exported: {self.program.reason}"
         if self.program.exported:
             program = (
@@ -202,6 +202,6 @@ def _name_columns(vocabulary: Vocabulary) -> dict[str, pa.Array]:
 
 
 def _rows(table: nn.Embedding) -> pa.FixedSizeListArray:
-    """Return an embedding table as one list of equal length a row, float32."""
+    """Return an embedding table with one list for each row, float32."""
     values = pa.array(table.weight.detach().numpy().ravel())
     return pa.FixedSizeListArray.from_arrays(values, table.embedding_dim)

@@ -31,7 +31,7 @@ class LeaveOneOutResult(TrainResult):
     groups: list[dict[str, float | int | str]] = field(default_factory=list)
 
     def table(self) -> str:
-        """Return the metrics, then one line a group."""
+        """Return the metrics, then one line for each group."""
         keys = [key for key in self.groups[0] if key == "mae" or key.endswith("_mae")]
         lines = [super().table(), "", "  ".join(f"{k:>16}" for k in ("group", "windows", *keys))]
         for row in self.groups:
@@ -57,8 +57,8 @@ def train_each_group(
 
     Args:
         config: With `data.leave_one_group_out`.
-        output_dir: Where to copy the runs' files, one folder a group.
-        checkpoint_dir: Where the runs keep their checkpoints, one folder a group.
+        output_dir: Where to copy the runs' files, one folder for each group.
+        checkpoint_dir: Where the runs keep their checkpoints, one folder for each group.
         parent_run_id: Run of which this one is a part.
         tags: Further tags of all runs; a study's cell is the run above them alone.
 

@@ -66,7 +66,7 @@ class MemoryBefore:
 
     @classmethod
     def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
-        """Predict what is to come, in the main process, and look at what is."""
+        """Predict the need, in the main process, and measure what the process has now."""
         planner = MemoryPlanner(task, device, world.size)
         return cls(predicted_memory(planner, config) if world.is_main else {}, process_gib())
 
@@ -131,7 +131,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def describe_lack(planner: MemoryPlanner, config: RunConfig, peak_gib: float) -> str:
-    """Return the budget beside the measured peak, and the changes that would fit."""
+    """Return the budget and the measured peak, and the changes that would fit."""
     kind, memory = planner.device.type, planner.predict(config)
     # Never more than what has failed.
     limit = min(free_gib(planner.device), max(peak_gib, memory.total_gib) * 0.99)

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 REGISTRY_SCHEME = "models:/"
 OLDER_SUFFIX = ".pt"
 KEPT_FOLDERS = (names.ARTIFACT_BEST, names.ARTIFACT_CHECKPOINTS)
+EXPECTED = "a run id, models:/name@alias, or a folder of checkpoints"
+"""What names a model, in words."""
 SERVED_FOLDER = "artifacts/model"
 """Where a registered model keeps its model folder."""
 
@@ -63,15 +65,14 @@ def open_model(reference: str) -> Iterator[ModelSource]:
         TrackingError: no such run, model or alias, or the store does not answer.
         CheckpointError: the run has no best checkpoint, or it cannot be read.
     """
-    if not reference.strip():
-        raise ConfigError(
-            "no model given; expected a run id, models:/name@alias, or a checkpoint folder"
-        )
+    refuse_empty(reference)
     with tempfile.TemporaryDirectory(prefix="clew-model-") as folder:
         if reference.startswith(REGISTRY_SCHEME):
             yield open_version(find_version(reference), Path(folder), reference)
         elif (local := folder_meant(reference)) is not None:
-            yield _open_folder(local, reference)
+            has_best = (local / names.ARTIFACT_BEST).is_dir()
+            is_checkpoint = (local / MANIFEST_FILE).is_file() or not has_best
+            yield _open(local if is_checkpoint else local / names.ARTIFACT_BEST, reference)
         else:
             yield open_run_best(reference, Path(folder))
 
@@ -115,15 +116,7 @@ def open_run_best(run_id: str, folder: Path) -> ModelSource:
     Raises:
         CheckpointError: the run has none.
     """
-    try:
-        folders = list_artifact_folders(run_id)
-    except TrackingError as error:
-        if "/" in run_id or "." in run_id:
-            raise CheckpointError(
-                f"{run_id}: no such folder; expected a run id, models:/name@alias, or a checkpoint "
-                "folder"
-            ) from None
-        raise error from None
+    folders = folders_of_run(run_id)
     if names.ARTIFACT_BEST not in folders:
         raise CheckpointError(
             f"run {run_id} has no best checkpoint (it has {', '.join(folders) or 'no artifacts'}); "
@@ -132,6 +125,31 @@ def open_run_best(run_id: str, folder: Path) -> ModelSource:
         )
     best = download_artifact(run_id, names.ARTIFACT_BEST, folder)
     return replace(_open(best, run_id), run_id=run_id)
+
+
+def refuse_empty(reference: str) -> None:
+    """Refuse a reference that names nothing.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    if not reference.strip():
+        raise ConfigError(f"no model given; expected {EXPECTED}")
+
+
+def folders_of_run(run_id: str) -> list[str]:
+    """Return the names of a run's artifact folders.
+
+    Raises:
+        CheckpointError: it looks like a path, and there is no such run.
+        TrackingError: there is no such run.
+    """
+    try:
+        return list_artifact_folders(run_id)
+    except TrackingError as error:
+        if "/" in run_id or "." in run_id:
+            raise CheckpointError(f"{run_id}: no such folder; expected {EXPECTED}") from None
+        raise error from None
 
 
 def folder_meant(reference: str) -> Path | None:
@@ -152,14 +170,8 @@ def folder_meant(reference: str) -> Path | None:
         )
     if not any((path.parent / name).is_dir() for name in KEPT_FOLDERS):
         return None
-    logger.warning("%s does not exist; the model of folder %s is taken", path, path.parent)
+    logger.warning("%s does not exist; using the model in folder %s", path, path.parent)
     return path.parent
-
-
-def _open_folder(folder: Path, reference: str) -> ModelSource:
-    if not (folder / MANIFEST_FILE).is_file() and (folder / names.ARTIFACT_BEST).is_dir():
-        folder = folder / names.ARTIFACT_BEST
-    return _open(folder, reference)
 
 
 def _open(folder: Path, reference: str) -> ModelSource:
@@ -199,7 +211,10 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
     """
     config = source.config
     if data is not None:
-        config = config.model_copy(update={"data": _placed(config.data, data)})
+        own = config.data
+        if isinstance(own, TripleData) and isinstance(data, TripleData):
+            data = data.model_copy(update={"inverse_relations": own.inverse_relations})
+        config = config.model_copy(update={"data": data})
     task = build_task(config)
     check_fingerprint(source, task.data_fingerprint)
     model = task.build_model()
@@ -207,13 +222,6 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
     # A model that was trained on a GPU is evaluated on the CPU where there is none.
     device = resolve_device("cpu" if config.training.device == "cpu" else "auto")
     return LoadedModel(task, model.to(device), device)
-
-
-def _placed(own: DataConfig, at: DataConfig) -> DataConfig:
-    """Return a model's own data settings with the files of another configuration."""
-    if isinstance(own, TripleData) and isinstance(at, TripleData):
-        return at.model_copy(update={"inverse_relations": own.inverse_relations})
-    return at
 
 
 def check_fingerprint(source: ModelSource, fingerprint: str) -> None:

@@ -49,6 +49,6 @@ def check_file(option: str, path: Path | None) -> None:
 def _check_can_hold(folder: Path, given: str) -> None:
     nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not nearest.is_dir():
-        raise ConfigError(f"{given}: {nearest} is no folder; name another place")
+        raise ConfigError(f"{given}: {nearest} is not a folder; name another place")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{given}: {nearest} cannot be written; name another place")

@@ -31,7 +31,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The budget of a configuration beside its limit, and its variants."""
+    """The budget of a configuration with its limit, and its variants."""
 
     device: str
     batch_size: int
@@ -184,6 +184,6 @@ def largest_divisor(
         if together % size == 0:
             return size
     raise OutOfMemoryError(
-        f"{limit_gib:.2f} GiB hold no microbatch of {least} or more examples that divides "
-        f"{together}; make the model smaller or free memory"
+        f"no microbatch of {least} or more examples that divides {together} fits into "
+        f"{limit_gib:.2f} GiB; make the model smaller or free memory"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
-from clew.link_prediction.answers import Answer, Prediction, Query
+from clew.link_prediction.answers import Prediction, Query
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
@@ -21,7 +21,6 @@ from clew.link_prediction.model_folder import (
 )
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.sources import load_graph
-from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model
@@ -76,7 +75,7 @@ def predict(
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         queries: What is asked.
-        top_k: Answers a query.
+        top_k: Answers to each query.
         filter_known: Leave answers out that are known in training.
 
     Raises:
@@ -130,7 +129,7 @@ def read_queries(path: Path) -> list[Asked]:
     ]
     if not found:
         raise DataError(
-            f"{path}: holds no query; expected one a line, for example head<TAB>relation"
+            f"{path}: holds no query; expected one query per line, for example head<TAB>relation"
         )
     return found
 
@@ -138,11 +137,11 @@ def read_queries(path: Path) -> list[Asked]:
 def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     """Load a model with its names, and say what could not be had.
 
-    A registered model holds everything; for a run or a checkpoint the data set tells what is known
-    in training, and without it the names that the run recorded still answer.
+    A registered model contains everything. For a run or a checkpoint, the data set says what is
+    known from training; without it, the names that the run recorded are enough to answer.
 
     Raises:
-        UsageError: the model is none of link prediction, or neither data nor names are there.
+        UsageError: the model is not of link prediction, or neither data nor names are available.
     """
     data = source.config.data
     if not isinstance(data, TripleData):
@@ -153,24 +152,19 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():
         return load_predictor(source.checkpoint), []
     try:
-        graph = _graph_of(source, data)
+        graph = load_graph(data)
+        check_fingerprint(source, graph.fingerprint)
     except UsageError as error:
         entities, relations = _recorded_names(source)
         model = load_graph_model(source.checkpoint, len(entities), len(relations))
-        return Predictor(model, entities, relations), [f"known answers cannot be told: {error}"]
+        return Predictor(model, entities, relations), [f"known answers cannot be marked: {error}"]
     model = load_graph_model(source.checkpoint, graph.num_entities, graph.num_relations)
     known = index_known(graph.train, graph.num_relations)
     return Predictor(model, graph.entities, graph.relations, known=known), []
 
 
-def _graph_of(source: ModelSource, data: TripleData) -> KnowledgeGraph:
-    graph = load_graph(data)
-    check_fingerprint(source, graph.fingerprint)
-    return graph
-
-
 def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
-    """Return the names that lie beside a checkpoint, or that its run recorded."""
+    """Return the names next to a checkpoint, or those that its run recorded."""
     for folder in list(source.checkpoint.parents)[:2]:
         if (folder / VOCABULARY_FOLDER / ENTITIES_FILE).is_file():
             return read_vocabularies(folder / VOCABULARY_FOLDER)
@@ -231,10 +225,8 @@ def _table_of(prediction: Prediction) -> Iterator[str]:
     for answer in prediction.answers:
         probability = "" if answer.probability is None else f"{answer.probability:.4f}"
         known = {True: "yes", False: "no", None: "?"}[answer.known]
+        label = "" if answer.label == answer.name else f"  {answer.label}"
         yield (
-            f"{answer.rank:4}  {answer.score:9.4f}  {probability:>11}  {known:5}  {_shown(answer)}"
+            f"{answer.rank:4}  {answer.score:9.4f}  {probability:>11}  {known:5}  "
+            f"{answer.name}{label}"
         )
-
-
-def _shown(answer: Answer) -> str:
-    return answer.name if answer.label == answer.name else f"{answer.name}  {answer.label}"

@@ -1,4 +1,4 @@
-"""Finds where an interrupted run can be taken up: its newest good checkpoint."""
+"""Finds where an interrupted run can be continued: its newest good checkpoint."""
 
 import logging
 import time
@@ -41,7 +41,7 @@ from clew.training.checkpoints import (
 logger = logging.getLogger(__name__)
 
 NUM_SEARCHED = 50
-"""Runs that a search for one to go on with reads at once."""
+"""Runs that a search for one to continue reads at a time."""
 
 # Another value of one of these would make the checkpoint's tensors, its best metric, or the order
 # of the remaining examples, mean something else.
@@ -106,7 +106,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
         raise CheckpointError(
             f"run {run_id} ended before it wrote its configuration: there is nothing to resume; "
-            "begin again with clew train --config"
+            "start again with clew train --config"
         )
     original = from_mapping(read_config(run_id, folder))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
@@ -132,11 +132,11 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
         except CheckpointError as error:
             logger.warning("%s", error)
             continue
-        logger.info("going on with run %s from %s", run.run_id, point.checkpoint.name)
+        logger.info("continuing run %s from %s", run.run_id, point.checkpoint.name)
         return point
     raise TrackingError(
         f"--resume: {store.shown(store.tracking_uri())} has no unfinished run with this "
-        "configuration and a checkpoint; give a run id, or leave --resume out to begin one"
+        "configuration and a checkpoint; give a run id, or leave --resume out to start one"
     )
 
 
@@ -150,7 +150,9 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
         page = search_runs(query, offset=offset, limit=NUM_SEARCHED)
         offset, more = offset + NUM_SEARCHED, page.more
         for run in page.runs:
-            if run.tags.get(names.TAG_CONFIG_HASH) != _as_in(run, config).config_hash:
+            prefix = f"{names.PARAMETER_PREFIX}training."
+            batch = (run.params.get(prefix + k) for k in ("batch_size", "gradient_accumulation"))
+            if run.tags.get(names.TAG_CONFIG_HASH) != _with_batch(config, *batch).config_hash:
                 continue
             if run.status == "FINISHED" or run.run_id in completed:
                 completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
@@ -158,14 +160,8 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
                 yield run
 
 
-def _as_in(run: RunRecord, config: RunConfig) -> RunConfig:
-    """Return a configuration with the run's batch sizes in place of `auto`."""
-    prefix = f"{names.PARAMETER_PREFIX}training."
-    recorded = (run.params.get(prefix + key) for key in ("batch_size", "gradient_accumulation"))
-    return _with_batch(config, *recorded)
-
-
 def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> RunConfig:
+    """Return a configuration with a run's batch sizes in place of `auto`."""
     if config.training.batch_size != AUTO_BATCH_SIZE or batch_size is None:
         return config
     settings = {"batch_size": batch_size, "gradient_accumulation": accumulation}
@@ -177,12 +173,12 @@ def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> 
 def find_in_folder(
     folder: Path, config: RunConfig | None, overrides: Mapping[str, Any]
 ) -> ResumePoint:
-    """Go on from the newest good checkpoint of a folder that `--checkpoint-dir` kept.
+    """Return the newest good checkpoint of a folder that `--checkpoint-dir` kept.
 
     Args:
         folder: With `checkpoints/` in it, or with the checkpoints themselves.
         config: What to go on with; None: the configuration of the checkpoint.
-        overrides: Settings that win over the checkpoint's own.
+        overrides: Settings that replace the checkpoint's own.
 
     Raises:
         CheckpointError: it has no checkpoint that can be resumed from.
@@ -201,7 +197,7 @@ def find_in_folder(
     _refuse_changes(manifest.run_id, original, config)
     _end_if_dead(manifest.run_id)
     best = folder / names.ARTIFACT_BEST
-    logger.info("going on from %s", usable[-1])
+    logger.info("continuing from %s", usable[-1])
     return ResumePoint(
         manifest.run_id,
         usable[-1],
@@ -286,6 +282,6 @@ def _usable(paths: Sequence[Path], source: str) -> tuple[Path, ...]:
             logger.warning("checkpoint %s of %s is not usable: %s", path.name, source, error)
     if not found:
         raise CheckpointError(
-            f"{source} has no checkpoint to resume from; begin again with clew train --config"
+            f"{source} has no checkpoint to resume from; start again with clew train --config"
         )
     return tuple(path for _, path in sorted(found, key=lambda item: (item[0], item[1].name)))

@@ -1,7 +1,7 @@
 """The code of a registered model, as MLflow's servers run it ("models from code").
 
 `clew promote` copies this file, the package and a model folder into the registered model. A server
-loads them once; a request is a batch of queries, one a row, and gets one prediction a row.
+loads them once; a request is a batch of queries, one per row, and gets one prediction per row.
 """
 
 import os

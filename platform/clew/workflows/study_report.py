@@ -54,7 +54,8 @@ class StudyReport:
 
     def _lines(self) -> Iterator[str]:
         study = self.study
-        yield f"Study `{study.name}`: medians over rounds ({_rounds(study)}); in brackets the"
+        seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
+        yield f"Study `{study.name}`: medians over rounds ({seeds}); in brackets the"
         yield f"ratio to `{study.reference}` and its 95 % interval. {self.machine.summary}; commit"
         yield f"{self.commit[:12]}."
         yield ""
@@ -120,10 +121,6 @@ class StudyReport:
             "problems": self.problems,
             "runs": self.run_ids,
         }
-
-
-def _rounds(study: Study) -> str:
-    return f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
 
 
 def _as_dict(estimate: Estimate | None) -> Mapping[str, float | int | None] | None:

@@ -80,7 +80,7 @@ def _common(values: Mapping[int, float], base: Mapping[int, float]) -> list[int]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim beside its estimate."""
+    """A claim with its estimate."""
 
     claim: Claim
     estimate: Estimate | None

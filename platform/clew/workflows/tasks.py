@@ -25,12 +25,8 @@ def build_task(config: RunConfig) -> Task[Any]:
         case TripleData():
             return LinkPrediction(load_graph(config.data), config)
         case TokenData():
-            return LanguageModeling(load_tokens(config.data, window=_window(config)), config)
+            assert isinstance(config.model, EigenstateLMModel)
+            tokens = load_tokens(config.data, window=config.model.max_seq_len)
+            return LanguageModeling(tokens, config)
         case ImageSequenceData():
             return SequenceRegression(load_sequences(config.data), config)
-
-
-def _window(config: RunConfig) -> int:
-    """Return the tokens in a training window."""
-    assert isinstance(config.model, EigenstateLMModel)
-    return config.model.max_seq_len

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from clew import names
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.errors import CheckpointError, ConfigError
 from clew.influence.guards import without_gaps
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.runs import download_artifact, list_artifact_folders
+from clew.runs.reading.runs import download_artifact
 from clew.training.checkpoints import (
     AVERAGE_FILE,
     MANIFEST_FILE,
@@ -38,6 +37,8 @@ from clew.workflows.model_source import (
     check_fingerprint,
     find_version,
     folder_meant,
+    folders_of_run,
+    refuse_empty,
 )
 from clew.workflows.tasks import build_task
 
@@ -120,10 +121,7 @@ def open_checkpoints(
     Raises:
         UsageError: the checkpoints are missing or do not belong together.
     """
-    if not reference.strip():
-        raise ConfigError(
-            "no model given; expected a run id, models:/name@alias, or a folder of checkpoints"
-        )
+    refuse_empty(reference)
     with tempfile.TemporaryDirectory(prefix="clew-trace-") as folder:
         version = None
         run_id: str | None = reference
@@ -174,15 +172,7 @@ def _load(
 
 def _of_run(run_id: str, folder: Path) -> list[CheckpointRecord]:
     """Download a run's checkpoints."""
-    try:
-        folders = list_artifact_folders(run_id)
-    except TrackingError as error:
-        if "/" in run_id or "." in run_id:
-            raise CheckpointError(
-                f"{run_id}: no such folder; expected a run id, models:/name@alias, or a folder of "
-                "checkpoints"
-            ) from None
-        raise error from None
+    folders = folders_of_run(run_id)
     if names.ARTIFACT_CHECKPOINTS not in folders:
         raise CheckpointError(
             f"run {run_id} has no checkpoints (it has {', '.join(folders) or 'no artifacts'}); "
@@ -271,8 +261,3 @@ def _check_training_file(path: Path, graph: KnowledgeGraph, model: ModelSource) 
             f"{len(own)} others (data fingerprint {model.manifest.data_fingerprint}); leave "
             "train out to use the model's own"
         )
-
-
-def device_name(device: torch.device) -> str:
-    """Return what a report calls the device."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -16,13 +16,13 @@ from clew.influence.scores import Scored
 from clew.influence.windows import WindowExplanation, WindowTracer
 from clew.runs.base import Tracker
 from clew.runs.window_report import WindowReport, WindowScore
-from clew.training.precision import resolve_device
+from clew.training.precision import device_name, resolve_device
 from clew.training.setup import prepare_process
 from clew.training.task import B
 from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint
 from clew.workflows.tasks import build_task
 from clew.workflows.trace_run import trace_run
-from clew.workflows.trace_source import average_setting, device_name
+from clew.workflows.trace_source import average_setting
 
 T = TypeVar("T")
 R = TypeVar("R", bound=WindowReport[Any])

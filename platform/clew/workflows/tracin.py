@@ -17,14 +17,14 @@ from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.influence_report import InfluenceReport, TripleRecord
 from clew.training.checkpoints import CheckpointRecord
-from clew.workflows.test_triples import read_test_triples, usable
+from clew.training.precision import device_name
+from clew.workflows.given_triples import read_test_triples, usable
 from clew.workflows.trace_output import check_output, check_place, copy_files
 from clew.workflows.trace_run import trace_run
 from clew.workflows.trace_source import (
     GivenFiles,
     TraceSource,
     average_setting,
-    device_name,
     open_trace_source,
 )
 

@@ -34,12 +34,7 @@ from clew.workflows.memory_guard import (
     resolve_batch_size,
 )
 from clew.workflows.outputs import check_new_folder
-from clew.workflows.resume import (
-    ResumePoint,
-    find_in_folder,
-    find_newest,
-    find_resume_point,
-)
+from clew.workflows.resume import ResumePoint
 from clew.workflows.tasks import build_task
 from clew.workflows.training_run import open_training_run, origin_of, variant_name
 
@@ -100,46 +95,18 @@ def train(
 
 
 def resume(
-    run_id: str,
-    overrides: Mapping[str, Any],
+    find: Callable[[Path], ResumePoint],
     *,
     output_dir: Path | None = None,
     checkpoint_dir: Path | None = None,
 ) -> TrainResult:
-    """Go on from a run's newest good checkpoint, in a new run that holds the earlier ones too."""
-    check_new_folder("--checkpoint-dir", checkpoint_dir)
+    """Continue from a checkpoint, in a new run that holds the earlier checkpoints too.
 
-    def find(folder: Path) -> ResumePoint:
-        return find_resume_point(run_id, overrides, folder)
-
-    return _resume(find, output_dir, checkpoint_dir)
-
-
-def resume_newest(
-    config: RunConfig, overrides: Mapping[str, Any], *, output_dir: Path | None = None
-) -> TrainResult:
-    """Go on from the newest run with this configuration that did not finish."""
-    return _resume(lambda folder: find_newest(config, overrides, folder), output_dir, None)
-
-
-def resume_folder(
-    config: RunConfig | None,
-    overrides: Mapping[str, Any],
-    *,
-    checkpoint_dir: Path,
-    output_dir: Path | None = None,
-) -> TrainResult:
-    """Go on from the newest good checkpoint in a folder, and keep the new ones there too."""
-
-    def find(folder: Path) -> ResumePoint:
-        return find_in_folder(checkpoint_dir, config, overrides)
-
-    return _resume(find, output_dir, checkpoint_dir)
-
-
-def _resume(
-    find: Callable[[Path], ResumePoint], output_dir: Path | None, checkpoint_dir: Path | None
-) -> TrainResult:
+    Args:
+        find: Finds the checkpoint, and may download it into the folder that it gets.
+        output_dir: Also copy the run's files to this new folder at the end.
+        checkpoint_dir: Keep the run's files in this folder while it trains.
+    """
     check_new_folder("--output-dir", output_dir)
     with (
         joined_world() as world,
@@ -216,7 +183,9 @@ def _run(
     _write_run_files(trainer, config, folder)
     before = memory.predicted | measure_before_training(trainer, config)
     if point is not None:
-        _take_up(trainer, point)
+        trainer.checkpointer.resumable.restore(point.checkpoint)
+        if trainer.world.is_main:  # the earlier checkpoints belong to this run too
+            trainer.checkpointer.adopt([*point.earlier, point.checkpoint], point.best)
     reset_gpu_peaks(trainer.precision.device)
     reset_process_peak()
     trainer.history.start()
@@ -255,14 +224,6 @@ def _test(trainer: Trainer[Any], config: RunConfig) -> dict[str, float]:
     if report.is_dir():
         trainer.history.tracker.artifact(report)
     return metrics
-
-
-def _take_up(trainer: Trainer[Any], point: ResumePoint) -> None:
-    """Restore the state of the resumed run and store its earlier checkpoints with this one."""
-    trainer.checkpointer.resumable.restore(point.checkpoint)
-    if not trainer.world.is_main:
-        return
-    trainer.checkpointer.adopt([*point.earlier, point.checkpoint], point.best)
 
 
 def _write_run_files(trainer: Trainer[Any], config: RunConfig, folder: Path) -> None:

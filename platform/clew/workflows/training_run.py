@@ -14,7 +14,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.tensorboard import TensorBoardTracker
 from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
-from clew.training.precision import half_precision_type
+from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
 from clew.training.task import Task
 from clew.workflows.resume import ResumePoint
 
@@ -31,14 +31,15 @@ def open_training_run(
     """Open the run and say what it is; processes other than the main one record nothing."""
     if not world.is_main:
         return Tracker()
-    variant = variant_name(config, _precision_name(config, device))
+    dtype = half_precision_type(config.optimizations, device)
+    variant = variant_name(config, PRECISION_NAMES[dtype])
     tags = {
         names.TAG_TASK: task.kind,
         names.TAG_DATASET: task.dataset,
         names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
         names.TAG_CONFIG_HASH: config.config_hash,
         names.TAG_VARIANT: variant,
-        names.TAG_DEVICE: _device_name(device),
+        names.TAG_DEVICE: device_name(device),
         names.TAG_HARDWARE: hardware_summary(),
         names.TAG_VERSION: __version__,
         names.TAG_COMMIT: git_commit() or "unknown",
@@ -77,7 +78,7 @@ def origin_of(
         config_hash=config.config_hash,
         data_fingerprint=task.data_fingerprint,
         optimizer=config.optimizer.kind,
-        device=_device_name(device),
+        device=device_name(device),
         clew_version=__version__,
         commit=git_commit() or "unknown",
         run_id=tracker.run_id or "",
@@ -92,12 +93,3 @@ def variant_name(config: RunConfig, precision: str) -> str:
     parts += ["+compile"] if optimizations.torch_compile else []
     parts += [] if optimizations.enable_memory_cleanup else ["-cleanup"]
     return "".join(parts)
-
-
-def _precision_name(config: RunConfig, device: torch.device) -> str:
-    dtype = half_precision_type(config.optimizations, device)
-    return {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
