@@ -2,14 +2,27 @@
 
 import pytest
 import torch
-from pykeen.nn.modules import ComplExInteraction, DistMultInteraction
+from pykeen.nn.modules import (
+    ComplExInteraction,
+    CPInteraction,
+    DistMultInteraction,
+    RESCALInteraction,
+    RotatEInteraction,
+    TransEInteraction,
+    TuckERInteraction,
+)
 
 from clew.config.graph_models import (
     GRAPH_MODELS,
     ComplExModel,
     ConvEModel,
+    CPModel,
     DistMultModel,
     GraphModelSettings,
+    RESCALModel,
+    RotatEModel,
+    TransEModel,
+    TuckERModel,
 )
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 
@@ -18,8 +31,18 @@ SETTINGS = {
     "conve": ConvEModel(embedding_dim=20, output_channels=3),
     "distmult": DistMultModel(embedding_dim=6),
     "complex": ComplExModel(embedding_dim=6, entity_bias=True),
+    "cp": CPModel(embedding_dim=6),
+    "rescal": RESCALModel(embedding_dim=5),
+    "tucker": TuckERModel(embedding_dim=6, relation_dim=3),
+    "transe": TransEModel(embedding_dim=6),
+    "rotate": RotatEModel(embedding_dim=6),
 }
 HEAD, RELATION = torch.tensor([0, 3, 6, 3]), torch.tensor([1, 0, 3, 2])
+
+
+def numbers(rows: torch.Tensor) -> torch.Tensor:
+    """Complex numbers from their real parts, then their imaginary parts."""
+    return torch.complex(*rows.chunk(2, dim=1))
 
 
 def build(config: GraphModelSettings) -> GraphModel:
@@ -28,8 +51,7 @@ def build(config: GraphModelSettings) -> GraphModel:
 
 
 def scores(model: GraphModel) -> torch.Tensor:
-    found = model.queries(HEAD, RELATION) @ model.entity.weight.T
-    return found if model.entity_bias is None else found + model.entity_bias
+    return model.scores(model.queries(HEAD, RELATION))
 
 
 def test_every_kind_is_built_here():
@@ -47,15 +69,79 @@ def test_distmult_scores_as_pykeen_does():
 def test_complex_scores_as_pykeen_does():
     model = build(SETTINGS["complex"].model_copy(update={"entity_bias": False}))
 
-    def numbers(rows: torch.Tensor) -> torch.Tensor:
-        return torch.complex(*rows.chunk(2, dim=1))
-
     expected = ComplExInteraction()(
         numbers(model.entity(HEAD))[:, None],
         numbers(model.relation(RELATION))[:, None],
         numbers(model.entity.weight)[None],
     )
     torch.testing.assert_close(scores(model), expected)
+
+
+def test_cp_scores_as_pykeen_does():
+    model = build(SETTINGS["cp"])
+    head, relation, tail = model.head_entity(HEAD), model.relation(RELATION), model.entity.weight
+    expected = CPInteraction()(head[:, None, None], relation[:, None, None], tail[None, :, None])
+    torch.testing.assert_close(scores(model), expected)
+
+
+def test_rescal_scores_as_pykeen_does():
+    model = build(SETTINGS["rescal"])
+    matrix = model.relation(RELATION).unflatten(1, (5, 5))
+    expected = RESCALInteraction()(
+        model.entity(HEAD)[:, None], matrix[:, None], model.entity.weight[None]
+    )
+    torch.testing.assert_close(scores(model), expected)
+
+
+def test_tucker_scores_as_pykeen_does():
+    model = build(SETTINGS["tucker"])
+    model.train()
+    model(torch.arange(NUM_ENTITIES), torch.zeros(NUM_ENTITIES, dtype=torch.long))
+    model.eval()
+    theirs = TuckERInteraction(embedding_dim=6, relation_dim=3).double().eval()
+    core = model.core.detach().unflatten(1, (3, 6)).permute(2, 1, 0)
+    theirs.core_tensor.data.copy_(core)
+    theirs.head_batch_norm.load_state_dict(model.head_norm.state_dict())
+    theirs.head_relation_batch_norm.load_state_dict(model.projection_norm.state_dict())
+    rows = zip(model.entity(HEAD), model.relation(RELATION), strict=True)
+    expected = [
+        theirs(head.expand(NUM_ENTITIES, -1), relation.expand(NUM_ENTITIES, -1), tails)
+        for (head, relation), tails in ((pair, model.entity.weight) for pair in rows)
+    ]
+    torch.testing.assert_close(scores(model), torch.stack(expected))
+
+
+def test_transe_scores_as_pykeen_does():
+    model = build(SETTINGS["transe"])
+    expected = TransEInteraction(p=2, power_norm=True)(
+        model.entity(HEAD)[:, None], model.relation(RELATION)[:, None], model.entity.weight[None]
+    )
+    torch.testing.assert_close(scores(model), expected)
+
+
+def test_rotate_scores_as_the_square_of_pykeen_s():
+    model = build(SETTINGS["rotate"])
+    expected = RotatEInteraction()(
+        numbers(model.entity(HEAD))[:, None],
+        torch.polar(torch.ones(4, 1, 3).double(), model.relation(RELATION)[:, None]),
+        numbers(model.entity.weight)[None],
+    )
+    torch.testing.assert_close(scores(model), -expected.square())
+
+
+@pytest.mark.parametrize("kind", GRAPH_MODELS)
+def test_scores_are_products_and_biases(kind: str):
+    model = build(SETTINGS[kind])
+    if model.entity_bias is not None:
+        torch.nn.init.normal_(model.entity_bias)
+    queries = model.queries(HEAD, RELATION)
+    expected = queries @ model.entity.weight.T
+    if kind in {"transe", "rotate"}:
+        expected = -(queries[:, None] / 2 - model.entity.weight).square().sum(2)
+    if model.entity_bias is not None:
+        expected = expected + model.entity_bias
+    torch.testing.assert_close(model.scores(queries), expected)
+    torch.testing.assert_close(model.scores(queries, slice(2, 5)), expected[:, 2:5])
 
 
 def test_complex_tells_the_two_directions_apart_and_distmult_does_not():
@@ -76,12 +162,13 @@ def test_the_seam(kind: str):
     assert queries.shape == (len(HEAD), dim)
     assert model.entity.weight.shape == (NUM_ENTITIES, dim)
     torch.testing.assert_close(model(HEAD, RELATION), queries)
-    torch.testing.assert_close(model.encode(model.entity(HEAD), model.relation(RELATION)), queries)
+    heads, relations = model.head_table(HEAD), model.relation(RELATION)
+    torch.testing.assert_close(model.encode(heads, relations), queries)
     assert (model.entity_bias is None) == (not SETTINGS[kind].entity_bias)
     assert model.floats_per_query > 0
 
 
-@pytest.mark.parametrize("kind", ["distmult", "complex"])
+@pytest.mark.parametrize("kind", [kind for kind in GRAPH_MODELS if kind != "conve"])
 def test_dropout_is_in_force_in_training_alone(kind: str):
     config = SETTINGS[kind].model_copy(update={"input_dropout": 0.5})
     model = build(config)

@@ -10,9 +10,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from clew.config.graph_models import ComplExModel, ConvEModel, DistMultModel
+from clew.config.graph_models import (
+    ComplExModel,
+    ConvEModel,
+    CPModel,
+    DistMultModel,
+    GraphModelSettings,
+    RESCALModel,
+    RotatEModel,
+    TransEModel,
+    TuckERModel,
+)
 from clew.influence.link_prediction.checkpoint import build_trunk
 from clew.influence.link_prediction.conve_trunk import LAYOUT
 from clew.influence.link_prediction.deltas import (
@@ -41,7 +50,9 @@ from clew.runs.influence_report import CONVE_PARTS
 ENTITIES, RELATIONS = 6, 3
 PART_OF = {
     "relation.weight": "relation",
+    "head_entity.weight": "entity_input",
     "projection.weight": "dense",
+    "core": "dense",
     "projection.bias": "dense",
     "entity_bias": "entity_output",
 }
@@ -60,11 +71,32 @@ def network(**overrides: object) -> ConvE:
     return model.eval()
 
 
+SIMPLE: dict[str, GraphModelSettings] = {
+    "distmult": DistMultModel(embedding_dim=8),
+    "complex": ComplExModel(embedding_dim=8, entity_bias=True),
+    "cp": CPModel(embedding_dim=8),
+    "rescal": RESCALModel(embedding_dim=5),
+    "tucker": TuckERModel(embedding_dim=6, relation_dim=4, entity_bias=True),
+    "transe": TransEModel(embedding_dim=8),
+    "rotate": RotatEModel(embedding_dim=8, entity_bias=False),
+}
+
+
 def simple(kind: str) -> GraphModel:
     torch.manual_seed(4)
-    settings = {"distmult": DistMultModel, "complex": ComplExModel}[kind]
-    config = settings(embedding_dim=8, entity_bias=kind == "complex", initial_deviation=0.5)
-    return build_graph_model(config, ENTITIES, 2 * RELATIONS).double().eval()
+    model = build_graph_model(SIMPLE[kind], ENTITIES, 2 * RELATIONS).double()
+    for parameter in model.parameters():
+        parameter.data += 0.5 * torch.randn_like(parameter)
+    for _ in range(3):  # running statistics of TuckER
+        model(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
+    return model.eval()
+
+
+def parts_of(kind: str) -> tuple[str, ...]:
+    """Parts of a model, with the names of `brute_force`."""
+    if kind == "cp":
+        return ("entity_output", "entity_input", "relation")
+    return CONVE_PARTS if kind == "tucker" else SCORER_PARTS
 
 
 def graph(count: int, seed: int) -> np.ndarray:
@@ -82,36 +114,34 @@ FORMS = [
 
 
 def query_loss(
-    model: GraphModel, form: LossForm, head: int, relation: int, tails: list[int]
+    model: GraphModel, form: LossForm, query: tuple[int, int], tails: list[int], scorer: Tensor
 ) -> Tensor:
-    """The loss of one training row, as the task computes it; nothing without tails."""
+    """The loss of one training row with `scorer` as the table of tails; nothing without tails."""
     if not tails:
-        return model.entity.weight.sum() * 0.0
-    settings = OneVsAll(form.function, form.label_smoothing, "plain")
-    query = model(torch.tensor([head]), torch.tensor([relation]))
+        return scorer.sum() * 0.0
+    hidden = model(*(torch.tensor([number]) for number in query))
+    bias, query_bias = model.entity_bias, None
+    if model.squared_distance:  # -|h / 2 - W_e|^2 written out
+        lengths = -(scorer * scorer).sum(1)
+        bias = lengths if bias is None else lengths + bias
+        query_bias = -((hidden / 2) * (hidden / 2)).sum(1)
     return one_vs_all_row_losses(
-        query,
-        model.entity.weight,
-        model.entity_bias,
+        hidden,
+        scorer,
+        bias,
         torch.zeros(len(tails), dtype=torch.long),
         torch.tensor(tails),
-        settings=settings,
+        settings=OneVsAll(form.function, form.label_smoothing, "plain"),
+        query_bias=query_bias,
     ).sum()
 
 
-def split_table(model: GraphModel, loss_of: object) -> dict[str, Tensor]:
+def split_table(
+    model: GraphModel, form: LossForm, query: tuple[int, int], tails: list[int]
+) -> dict[str, Tensor]:
     """Gradients by parameter, the entity table's lookup and scorer uses apart."""
     scorer = model.entity.weight.detach().clone().requires_grad_()
-    real = F.linear
-
-    def linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        return real(x, scorer if w is model.entity.weight else w, b)
-
-    F.linear = linear
-    try:
-        loss = loss_of()
-    finally:
-        F.linear = real
+    loss = query_loss(model, form, query, tails, scorer)
     named = dict(model.named_parameters()) | {"scorer": scorer}
     grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {
@@ -134,9 +164,7 @@ def triple_gradient(
             tails = sorted(set(train[same, side[1]].tolist()))
         without = [e for e in tails if e != tail]
         for sign, positives in ((1.0, tails), (-1.0, without)):
-            grads = split_table(
-                model, lambda p=positives, h=head, r=relation: query_loss(model, form, h, r, p)
-            )
+            grads = split_table(model, form, (head, relation), positives)
             for name, grad in grads.items():
                 total[name] = total.get(name, 0.0) + sign * grad
     return total
@@ -219,15 +247,46 @@ def both_gradients(
 
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("kind", ["distmult", "complex"])
+@pytest.mark.parametrize("kind", SIMPLE)
 def test_every_graph_model_has_exact_parts(kind, form, directions):
     model = simple(kind)
     trunk, train, test = build(model, form, directions)
     ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
     expected = brute_force(*both_gradients(model, form, directions), None)
-    assert trunk.parts(3) == SCORER_PARTS
-    assert_parts_agree(by_triple(ours, directions), expected, SCORER_PARTS)
+    assert len(trunk.parts(3)) == len(parts_of(kind))
+    assert_parts_agree(by_triple(ours, directions), expected, parts_of(kind))
     assert all(float(values.abs().max()) > 0 for values in ours)
+
+
+@pytest.mark.parametrize("form", FORMS[2:6], ids=str)
+@pytest.mark.parametrize("kind", ["cp", "tucker", "transe", "rotate"])
+def test_aligned_and_preconditioned_pairs_of_every_kind(kind, form):
+    model, epsilon = simple(kind), 1e-3
+    moments = {n: torch.rand_like(p) * 1e-4 for n, p in model.named_parameters()}
+    scale = {n: 1 / (v.sqrt() + epsilon) for n, v in moments.items()}
+    for name in {"entity.weight", "head_entity.weight", "core"} & moments.keys():
+        scale[name] = rank_one(moments[name], epsilon)
+    scale["scorer"] = scale["entity.weight"]
+    trunk, train, test = build(model, form, 2)
+    preconditioner = Preconditioner.from_moments(moments, trunk.layout(model), epsilon=epsilon)
+    kernel = Kernel(trunk, trunk.parts(3), preconditioner)
+    grid = kernel(Grid(trunk, train, test), train, test)
+    expected = brute_force(*both_gradients(model, form, 2), scale)
+    assert_parts_agree(by_triple(grid, 2), expected, parts_of(kind))
+    same, own = (kernel(meet(trunk, train, train), train, train) for meet in (Grid, Aligned))
+    torch.testing.assert_close(own, same.diagonal(dim1=1, dim2=2), rtol=1e-11, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS[1:6:2], ids=str)
+def test_the_trunk_of_tucker_agrees_with_the_one_for_every_model(form):
+    model = simple("tucker")
+    generic, train, test = build(model, form, 2, trunk=AutogradTrunk(model))
+    ours = Kernel(generic, generic.parts(3))(Grid(generic, train, test), train, test)
+    for keep in (True, False):
+        trunk, train, test = build(model, form, 2, keep=keep)
+        expected = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+        joined = torch.cat([expected[:4], expected[4:].sum(0, keepdim=True)])
+        torch.testing.assert_close(ours, joined, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", FORMS[1:6:2], ids=str)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from clew.config.graph_models import GRAPH_MODELS
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
@@ -70,12 +71,13 @@ def config_of(
     inverse: bool = True,
     kind: str = "one_vs_all",
     function: str = "binary_cross_entropy",
+    model: dict[str, object] | None = None,
     **influence: object,
 ) -> RunConfig:
     return from_mapping(
         {
             "data": {"kind": "triples", "name": "umls", "inverse_relations": inverse},
-            "model": {"embedding_dim": 12, "embedding_height": 3, "output_channels": 4},
+            "model": model or {"embedding_dim": 12, "embedding_height": 3, "output_channels": 4},
             "loss": {
                 "kind": kind,
                 "function": function,
@@ -179,6 +181,24 @@ def test_sum_over_checkpoints_equals_the_plain_reference(tmp_path, inverse):
     ours = matrix(small.tracer(top_k=0).explain(small.tests))
     expected = reference(small, small.task.graph.train, small.tests).numpy()
     assert np.abs(ours - expected).max() <= 1e-10 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", GRAPH_MODELS[1:])
+def test_every_graph_model_agrees_with_the_plain_reference_and_the_generic_engine(tmp_path, kind):
+    small = fixture_of(tmp_path, DoubleTask, model={"kind": kind, "embedding_dim": 6})
+    ours = matrix(small.tracer(top_k=0).explain(small.tests))
+    expected = reference(small, small.task.graph.train, small.tests).numpy()
+    assert np.abs(ours - expected).max() <= 1e-10 * np.abs(expected).max()
+    total = np.zeros_like(expected)
+    for record in list_checkpoints(small.folder):
+        model = small.task.build_model()
+        load_model(record.path, model)
+        rows, tests = small.task.train_examples(), own_rows(small.task, small.tests)
+        generic = TaskCheckpoint(small.task, model, rows, tests)
+        products = generic.products(np.arange(2 * TRIPLES), norms=False).by_part.sum(0)
+        summed = products.view(2, 12, 2, TRIPLES).sum((0, 2)).numpy()
+        total += record.learning_rate_weight * summed
+    assert np.abs(total - expected).max() <= 1e-9 * np.abs(expected).max()
 
 
 def test_checkpoints_and_parts_add_up(small):

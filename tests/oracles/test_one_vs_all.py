@@ -21,7 +21,19 @@ FUNCTIONS = get_args(LossFunction)
 class Problem:
     """Random queries, entity table, bias and multi-label positives."""
 
-    def __init__(self, batch, entities, dim, *, dtype, seed=0, bias=True, scale=1.0, positives=3):
+    def __init__(
+        self,
+        batch,
+        entities,
+        dim,
+        *,
+        dtype,
+        seed=0,
+        bias=True,
+        scale=1.0,
+        positives=3,
+        query_bias=False,
+    ):
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape):
@@ -32,6 +44,7 @@ class Problem:
         self.queries, self.table = draw(batch, dim), draw(entities, dim)
         self.table.data /= 2 ** round(math.log2(dim) / 2)
         self.bias = draw(entities) if bias else None
+        self.query_bias = draw(batch) if query_bias else None
         chosen = [
             torch.randperm(entities, generator=generator)[: 1 + (i + seed) % positives]
             for i in range(batch)
@@ -43,7 +56,7 @@ class Problem:
 
     @property
     def inputs(self):
-        return [x for x in (self.queries, self.table, self.bias) if x is not None]
+        return [x for x in (self.queries, self.table, self.bias, self.query_bias) if x is not None]
 
     def loss(self, **options) -> Tensor:
         """The loss under test."""
@@ -54,11 +67,14 @@ class Problem:
             self.row,
             self.entity,
             settings=OneVsAll(**options),
+            query_bias=self.query_bias,
         )
 
     def dense_loss(self, function, label_smoothing) -> Tensor:
         """The same with the label matrix written out, by torch's own losses."""
         self.scores = F.linear(self.queries, self.table, self.bias)
+        if self.query_bias is not None:
+            self.scores = self.scores + self.query_bias[:, None]
         scores = self.scores
         labels = torch.zeros_like(scores)
         labels[self.row, self.entity] = 1.0
@@ -78,7 +94,10 @@ class Problem:
         (slope,) = torch.autograd.grad(truth, self.scores, retain_graph=True)
         queries, table = self.queries.detach().abs(), self.table.detach().abs()
         slope = slope.abs() + 2 * self.labels  # itself a difference: probability - label
-        return [x.max().item() for x in (slope @ table, slope.T @ queries, slope.sum(dim=0))]
+        sums = [slope @ table, slope.T @ queries]
+        sums += [slope.sum(dim=0)] if self.bias is not None else []
+        sums += [slope.sum(dim=1)] if self.query_bias is not None else []
+        return [x.max().item() for x in sums]
 
 
 def assert_same(
@@ -90,7 +109,7 @@ def assert_same(
     """
     assert abs(loss.double() - truth) <= tolerance * max(abs(truth), 1.0)
     magnitudes = exact.gradient_magnitudes(truth)
-    gradients = zip(problem.gradients(loss), exact.gradients(truth), magnitudes, strict=False)
+    gradients = zip(problem.gradients(loss), exact.gradients(truth), magnitudes, strict=True)
     for actual, expected, magnitude in gradients:
         assert actual.dtype == loss.dtype
         assert (actual.double() - expected).abs().max().item() <= tolerance * magnitude
@@ -100,10 +119,12 @@ def assert_same(
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_equals_labels_written_out(implementation, function, smoothing, dtype, tolerance, bias):
-    problem = Problem(7, 4500, 12, dtype=dtype, bias=bias)
-    exact = Problem(7, 4500, 12, dtype=torch.float64, bias=bias)
+@pytest.mark.parametrize(("bias", "query_bias"), [(True, False), (False, False), (True, True)])
+def test_equals_labels_written_out(
+    implementation, function, smoothing, dtype, tolerance, bias, query_bias
+):
+    problem = Problem(7, 4500, 12, dtype=dtype, bias=bias, query_bias=query_bias)
+    exact = Problem(7, 4500, 12, dtype=torch.float64, bias=bias, query_bias=query_bias)
     loss = problem.loss(
         function=function, label_smoothing=smoothing, implementation=implementation, chunk_bytes=1
     )

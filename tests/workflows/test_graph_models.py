@@ -8,9 +8,12 @@ import pandas as pd
 import pytest
 
 from clew.__main__ import run as clew
+from clew.config.graph_models import GRAPH_MODELS
 from tests.workflows.trained import ROOT
 
-KINDS = ("distmult", "complex")
+KINDS = GRAPH_MODELS[1:]
+PARTS = {"entity_output", "entity_cross", "entity_input", "relation"}
+PARTS_OF = {"cp": PARTS - {"entity_cross"}, "tucker": PARTS | {"dense", "network"}}
 FACT = "virus,causes,disease_or_syndrome"
 
 
@@ -51,7 +54,7 @@ def test_every_command_takes_every_graph_model(
 
     report = json.loads(next((tmp_path / "why").rglob("influence.json")).read_text())
     (entry, *_) = report["tests"][0]["proponents"]
-    assert set(entry["by_part"]) == {"entity_output", "entity_cross", "entity_input", "relation"}
+    assert set(entry["by_part"]) == PARTS_OF.get(kind, PARTS)
     assert sum(entry["by_part"].values()) == pytest.approx(entry["influence"], rel=1e-3)
     exported = pd.read_parquet(tmp_path / "export" / "entities.parquet")
     assert np.stack(exported["embedding"]).shape == (135, 24)

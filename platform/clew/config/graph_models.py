@@ -28,6 +28,11 @@ class GraphModelSettings(Section):
         """Whether training needs two or more examples in a batch."""
         return False
 
+    @property
+    def relation_size(self) -> int:
+        """Numbers in a relation's row."""
+        return self.embedding_dim
+
 
 class ConvEModel(GraphModelSettings):
     """ConvE (Dettmers et al., 2018, arXiv 1707.01476): 2-D convolution over head and relation."""
@@ -102,11 +107,9 @@ class ConvEModel(GraphModelSettings):
         return self
 
 
-class DistMultModel(GraphModelSettings):
-    """DistMult (Yang et al., 2015, arXiv 1412.6575): a product of three vectors."""
+class PlainModel(GraphModelSettings):
+    """Settings of the models without a network between embeddings and scores."""
 
-    kind: Literal["distmult"] = "distmult"
-    """Element-wise products; symmetric in head and tail."""
     entity_bias: bool = False
     """Whether to add a bias to each entity's score."""
     input_dropout: Probability = 0.0
@@ -115,22 +118,106 @@ class DistMultModel(GraphModelSettings):
     """Standard deviation of the initial embeddings."""
 
 
-class ComplExModel(GraphModelSettings):
+class DistMultModel(PlainModel):
+    """DistMult (Yang et al., 2015, arXiv 1412.6575): a product of three vectors."""
+
+    kind: Literal["distmult"] = "distmult"
+    """Element-wise products; symmetric in head and tail."""
+
+
+class ComplExModel(PlainModel):
     """ComplEx (Trouillon et al., 2016, arXiv 1606.06357): DistMult over complex numbers."""
 
     kind: Literal["complex"] = "complex"
     """Products of complex numbers; a relation may be antisymmetric."""
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=2, multiple_of=2)
     """Length of a row: real parts of `embedding_dim / 2` complex numbers, then imaginary parts."""
+
+
+class CPModel(PlainModel):
+    """CP decomposition (Lacroix et al., 2018, arXiv 1806.07297), with inverse relations."""
+
+    kind: Literal["cp"] = "cp"
+    """A product of three vectors; an entity has one row as head and another one as tail."""
+
+
+class RESCALModel(PlainModel):
+    """RESCAL (Nickel et al., 2011): a relation is a matrix."""
+
+    kind: Literal["rescal"] = "rescal"
+    """Bilinear forms; a relation has `embedding_dim` x `embedding_dim` numbers."""
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=100, ge=1)
+    """Length of the embedding of an entity, and rows and columns of a relation's matrix."""
+
+    @property
+    def relation_size(self) -> int:
+        """One number for each row and column."""
+        return self.embedding_dim**2
+
+
+class TuckERModel(GraphModelSettings):
+    """TuckER (Balazevic et al., 2019, arXiv 1901.09590): a core tensor that relations share."""
+
+    kind: Literal["tucker"] = "tucker"
+    """Three vectors multiplied with a core tensor."""
+    relation_dim: int | None = Field(default=None, ge=1)
+    """Length of a relation's row; unset: `embedding_dim`."""
     entity_bias: bool = False
     """Whether to add a bias to each entity's score."""
-    input_dropout: Probability = 0.0
-    """Dropout on the embeddings of head and relation."""
-    initial_deviation: float = Field(default=0.1, gt=0)
-    """Standard deviation of the initial embeddings."""
+    input_dropout: Probability = 0.3
+    """Dropout on the head."""
+    relation_dropout: Probability = 0.4
+    """Dropout on the matrix that a relation makes of the core."""
+    projection_dropout: Probability = 0.5
+    """Dropout on the product of head and matrix."""
+
+    @property
+    def normalises_batches(self) -> bool:
+        """TuckER has batch normalisation."""
+        return True
+
+    @property
+    def relation_size(self) -> int:
+        """`relation_dim`, if it is set."""
+        return self.relation_dim or self.embedding_dim
 
 
-GraphModelConfig = ConvEModel | DistMultModel | ComplExModel
+class TransEModel(PlainModel):
+    """TransE (Bordes et al., 2013): a relation moves the head near the tail."""
+
+    kind: Literal["transe"] = "transe"
+    """Squared distances of head + relation to the tails."""
+    entity_bias: bool = True
+    """Whether to add a bias to each entity's score; a distance alone is never positive."""
+
+
+class RotatEModel(PlainModel):
+    """RotatE (Sun et al., 2019, arXiv 1902.10197): a relation turns the head towards the tail."""
+
+    kind: Literal["rotate"] = "rotate"
+    """Squared distances of the rotated head to the tails."""
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=2, multiple_of=2)
+    """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
+    parts; a relation has one angle for each of them."""
+    entity_bias: bool = True
+    """Whether to add a bias to each entity's score; a distance alone is never positive."""
+
+    @property
+    def relation_size(self) -> int:
+        """One angle for each complex number."""
+        return self.embedding_dim // 2
+
+
+GraphModelConfig = (
+    ConvEModel
+    | DistMultModel
+    | ComplExModel
+    | CPModel
+    | RESCALModel
+    | TuckERModel
+    | TransEModel
+    | RotatEModel
+)
 GRAPH_MODELS = tuple(
     str(model.model_fields["kind"].default) for model in get_args(GraphModelConfig)
 )

@@ -158,9 +158,7 @@ class Predictor:
     @torch.no_grad()
     def _scores(self, queries: Queries) -> Scores:
         """Return the score of every entity, `(batch, entity)`."""
-        scores: Tensor = queries @ self.model.entity.weight.T
-        if isinstance(bias := self.model.entity_bias, Tensor):
-            scores += bias
+        scores = self.model.scores(queries)
         if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores)):
             raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
         return scores

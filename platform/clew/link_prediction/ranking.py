@@ -24,7 +24,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from clew.errors import NonFiniteLossError
-from clew.layers.products import product
 from clew.layers.shapes import Queries, Scores
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
@@ -92,7 +91,7 @@ def _rank_by_query(
     model: GraphModel, questions: Questions, known: FilterIndex, settings: RankingSettings
 ) -> Ranks:
     """Rank answers by the scores of each query (entity, relation) with all entities."""
-    table, bias = model.entity.weight, model.entity_bias
+    table = model.entity.weight
     ranks = np.empty(len(questions.answer))
     rows = _rows_at_once(len(table), settings)
     for group in query_groups(questions, known, rows):
@@ -103,9 +102,7 @@ def _rank_by_query(
 
         def tiles(size: int, queries: Tensor = queries) -> Iterator[Scores]:
             for start in range(0, len(table), size):
-                part = slice(start, start + size)
-                scores = product(queries, table[part].T)
-                yield scores if bias is None else scores.add_(bias[part])
+                yield model.scores(queries, slice(start, start + size))
 
         ranks[group.place] = _ranks(tiles, group, len(table), table.device, settings)
     return ranks
@@ -115,7 +112,7 @@ def _rank_by_candidate(
     model: GraphModel, questions: Questions, known: FilterIndex, settings: RankingSettings
 ) -> Ranks:
     """Rank heads by encoding each candidate with the relation and scoring the given tail."""
-    table, bias = model.entity.weight, model.entity_bias
+    table, bias = model.entity.weight, model.tail_bias()
     device, ranks = table.device, np.empty(len(questions.answer))
     rows = _rows_at_once(len(table), settings)
     for inverse in np.unique(questions.relation):
@@ -129,7 +126,11 @@ def _rank_by_candidate(
             ) -> Iterator[Scores]:
                 for start in range(0, len(table), size):
                     heads = torch.arange(start, min(start + size, len(table)), device=device)
-                    scores = table[tails] @ _encode(model, heads, relation, settings).T
+                    queries = _encode(model, heads, relation, settings)
+                    scores = table[tails] @ queries.T
+                    query_bias = model.query_bias(queries)
+                    if query_bias is not None:
+                        scores += query_bias
                     yield scores if bias is None else scores.add_(bias[tails].unsqueeze(1))
 
             place = asked[group.place]

@@ -1,5 +1,6 @@
 """Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -88,20 +89,24 @@ class LinkPrediction:
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows; `count` is the number of rows."""
-        total = one_vs_all_loss(*self._arguments(model, batch), settings=self._loss)
-        return LossSum(total, batch.count)
+        return LossSum(self._compare(one_vs_all_loss, model, batch), batch.count)
 
     def example_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return the loss of each row, `(batch,)`."""
-        return one_vs_all_row_losses(*self._arguments(model, batch), settings=self._loss)
+        return self._compare(one_vs_all_row_losses, model, batch)
 
-    def _arguments(
-        self, model: nn.Module, batch: TripleBatch
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-        graph_model = _as_graph_model(model)
-        queries = model(batch.head, batch.relation)
-        table, bias = graph_model.entity.weight, graph_model.entity_bias
-        return queries, table, bias, batch.row, batch.entity
+    def _compare(self, loss: Callable[..., Tensor], model: nn.Module, batch: TripleBatch) -> Tensor:
+        """Return a loss of a model's scores of a batch."""
+        graph_model, queries = _as_graph_model(model), model(batch.head, batch.relation)
+        return loss(
+            queries,
+            graph_model.entity.weight,
+            graph_model.tail_bias(),
+            batch.row,
+            batch.entity,
+            settings=self._loss,
+            query_bias=graph_model.query_bias(queries),
+        )
 
     def has_examples(self, split: str) -> bool:
         """Return whether a split has triples."""

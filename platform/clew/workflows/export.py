@@ -85,10 +85,7 @@ class Scorer(nn.Module):
 
     def forward(self, head: Tensor, relation: Tensor) -> Tensor:
         """Return `(batch, entity)` scores of `(batch,)` heads and relations."""
-        queries: Tensor = self.model(head, relation)
-        scores = queries @ self.model.entity.weight.T
-        bias = self.model.entity_bias
-        return scores + bias if isinstance(bias, Tensor) else scores
+        return self.model.scores(self.model(head, relation))
 
 
 def export(model: str, output_dir: Path) -> ExportResult:
@@ -174,9 +171,9 @@ def _difference(scorer: Scorer, path: Path) -> float:
 
 
 def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:
-    bias = model.entity_bias
+    bias = model.tail_bias()
     columns = _name_columns(entities)
-    if isinstance(bias, Tensor):
+    if bias is not None:
         columns["bias"] = pa.array(bias.detach().numpy())
     return pa.table(columns | {"embedding": _rows(model.entity)})
 

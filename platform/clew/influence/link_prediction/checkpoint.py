@@ -12,11 +12,13 @@ from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
 from clew.influence.link_prediction.preconditioner import Preconditioner
 from clew.influence.link_prediction.rows import RowBuilder, Rows
 from clew.influence.link_prediction.trunk import AutogradTrunk, Scorer, Trunk
+from clew.influence.link_prediction.tucker_trunk import TuckERTrunk
 from clew.influence.products import MatrixProduct
 from clew.influence.summation import Products
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.models.tucker import TuckER
 
 EVERY_LAYER = 3
 """This many layers, counted from the end, are the whole model."""
@@ -110,6 +112,8 @@ def build_trunk(
     product = product or MatrixProduct()
     if isinstance(model, ConvE):
         return ConvETrunk(model, product, keep_features)
+    if isinstance(model, TuckER):
+        return TuckERTrunk(model, product, keep_features)
     return AutogradTrunk(model, product, keep_features)
 
 

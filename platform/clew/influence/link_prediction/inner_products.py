@@ -10,11 +10,17 @@ last layer, for rows i and j,
          + (gq_i.gq_j)(f_i.f_j + 1)                        dense: ConvE's fully connected layer
          + w_i.w_j                                         convolution, network: all the rest
 
+A squared distance has the score s_e = h.W_e - |W_e|^2 - |h|^2 / 4, so that row e of the table gets
+de[e] (h - 2 W_e) from the scorer instead of de[e] h. In the first line this adds three products of
+deltas that are weighted entity by entity:
+
+    sum_e de_i[e] de_j[e] (-2 h_i.W_e - 2 h_j.W_e + 4 |W_e|^2)
+
 The same formula serves all pairs of training and test rows (`Grid`) and aligned pairs (`Aligned`,
 for self-influence and norms). A preconditioner scales the second side only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -175,16 +181,41 @@ class Kernel:
         return torch.stack([compute[part](meeting, a, b) for part in self.parts])
 
     def _entity_output(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
-        hidden = b.queries.hidden
+        hidden, has_bias = b.queries.hidden, self.trunk.model.entity_bias is not None
         if self.scale is None:
-            constant = 0.0 if self.trunk.model.entity_bias is None else 1.0
-            dot = meet.query_dot(a.queries.hidden, hidden)
-            return self._delta_dot(meet, a, b, None) * dot.add_(constant)
-        dot = meet.query_dot(a.queries.hidden, hidden * self.scale.table.columns)
-        products = self._delta_dot(meet, a, b, self.scale.table.rows) * dot
-        if self.trunk.model.entity_bias is not None:
-            products += self._delta_dot(meet, a, b, self.scale.vectors["entity_bias"])
+            dot = meet.query_dot(a.queries.hidden, hidden).add_(float(has_bias))
+            products = self._delta_dot(meet, a, b, None) * dot
+        else:
+            dot = meet.query_dot(a.queries.hidden, hidden * self.scale.table.columns)
+            products = self._delta_dot(meet, a, b, self.scale.table.rows) * dot
+            if has_bias:
+                products += self._delta_dot(meet, a, b, self.scale.vectors["entity_bias"])
+        if self.trunk.model.squared_distance:
+            products += self._from_lengths(meet, a, b)
         return products
+
+    def _from_lengths(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+        """Return what the bias -|W_e|^2 of a squared distance adds to `entity_output`."""
+        table = self.trunk.model.entity.weight.detach()
+        scale = None if self.scale is None else self.scale.table
+        scaled = table if scale is None else table * scale.columns
+        weighted_a = self._weighted(a, scaled, torch.zeros_like(table[:, 0]))
+        weighted_b = self._weighted(b, scaled, 4.0 * (table * scaled).sum(1))
+        rows = None if scale is None else scale.rows
+        products = self._delta_dot(replace(meet, left=weighted_a), weighted_a, b, rows)
+        return products.add_(self._delta_dot(meet, a, weighted_b, rows))
+
+    def _weighted(self, rows: Rows, table: Tensor, lengths: Tensor) -> Rows:
+        """Return rows whose delta of entity e is multiplied by lengths[e] - 2 h . table[e]."""
+        queries, tail = rows.queries, rows.rows.tail
+        weights = self.trunk.product(queries.hidden[queries.base_query], table.T)
+        base = queries.base * weights.mul_(-2.0).add_(lengths)
+        at_tail = lengths[tail] - 2.0 * (queries.hidden[rows.query] * table[tail]).sum(1)
+        return replace(
+            rows,
+            rows=replace(rows.rows, beta=rows.rows.beta * at_tail),
+            queries=replace(queries, base=base),
+        )
 
     def _delta_dot(self, meet: Meeting, a: Rows, b: Rows, scale: Tensor | None) -> Tensor:
         """Return de_a . (scale de_b)."""
@@ -218,14 +249,18 @@ class Kernel:
             head_b, hidden_b = head_b * table.columns, hidden_b * table.columns
             delta_a = delta_a * meet.b(table.rows[b.rows.head])
             delta_b = delta_b * meet.a(table.rows[a.rows.head])
-        return delta_a.mul_(meet.dot(hidden_a, head_b)).add_(
-            delta_b.mul_(meet.dot(head_a, hidden_b))
-        )
+        dot_a, dot_b = meet.dot(hidden_a, head_b), meet.dot(head_a, hidden_b)
+        if self.trunk.model.squared_distance:
+            weight = self.trunk.model.entity.weight.detach()
+            columns = 1.0 if table is None else table.columns
+            dot_a -= 2.0 * meet.b((weight[b.rows.head] * head_b).sum(1))
+            dot_b -= 2.0 * meet.a((weight[a.rows.head] * columns * head_a).sum(1))
+        return delta_a.mul_(dot_a).add_(delta_b.mul_(dot_b))
 
     def _entity_input(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
         head_b = _head(b)
         if self.scale is not None:
-            table = self.scale.table
+            table = self.scale.head_table
             head_b = head_b * table.columns * table.rows[b.rows.head, None]
         same = meet.a(a.rows.head) == meet.b(b.rows.head)
         return meet.dot(_head(a), head_b).mul_(same)

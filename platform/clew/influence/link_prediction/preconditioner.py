@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from clew.errors import CheckpointError
-from clew.influence.link_prediction.trunk import Layout
+from clew.influence.link_prediction.trunk import HEAD_TABLE, Layout
 from clew.link_prediction.models.base import GraphModel
 from clew.training.checkpoints import OPTIMIZER_FILE, load_tensors
 
@@ -51,6 +51,8 @@ class Preconditioner:
     """D of every parameter of a graph model."""
 
     table: RankOne
+    head_table: RankOne
+    """D of the table of heads; the same as `table` unless a model has two."""
     dense: RankOne | None
     """D of the fully connected layer, if the model has one."""
     relation: Tensor
@@ -63,7 +65,7 @@ class Preconditioner:
         cls, moments: Mapping[str, Tensor], layout: Layout, *, epsilon: float
     ) -> "Preconditioner":
         """Build from second moments by parameter name."""
-        factored = {"entity.weight", "relation.weight", layout.dense}
+        factored = {"entity.weight", "relation.weight", HEAD_TABLE, layout.dense}
         exact = {
             name: torch.zeros_like(v).flatten()
             if name in layout.without_effect
@@ -71,9 +73,11 @@ class Preconditioner:
             for name, v in moments.items()
             if name not in factored
         }
+        table = RankOne.of(moments["entity.weight"], epsilon)
         small = [exact[name] for name in layout.small if name in exact]
         return cls(
-            table=RankOne.of(moments["entity.weight"], epsilon),
+            table=table,
+            head_table=RankOne.of(moments[HEAD_TABLE], epsilon) if HEAD_TABLE in moments else table,
             dense=None if layout.dense is None else RankOne.of(moments[layout.dense], epsilon),
             relation=1.0 / (moments["relation.weight"].sqrt() + epsilon),
             small=torch.cat(small) if small else moments["entity.weight"].new_empty(0),

@@ -69,10 +69,10 @@ class RowBuilder:
         base_row = torch.zeros(len(head), dtype=torch.long, device=head.device)
         base_row[needed] = torch.arange(len(needed), device=head.device)
         pulled = torch.zeros_like(hidden)
-        pulled[needed] = self.scorer.pull(base)
+        pulled[needed] = self.scorer.pull(base, hidden[needed])
         if not len(needed):
-            base = base.new_zeros(1, len(self.scorer.table))
-        return Queries(head, relation, activations, hidden, base, base_row, pulled)
+            base, needed = base.new_zeros(1, len(self.scorer.table)), base_row[:1]
+        return Queries(head, relation, activations, hidden, base, base_row, needed, pulled)
 
     def _base(self, head: Tensor, relation: Tensor, hidden: Tensor) -> Tensor:
         """Return B of queries: P, or Y if a query has several known tails."""
@@ -92,7 +92,8 @@ class RowBuilder:
     ) -> RowGradients:
         part = slice(start, start + len(query))
         pulled = rows.alpha[part, None] * queries.pulled[query]
-        grad_hidden = pulled.sub_(rows.beta[part, None] * self.scorer.table[rows.tail[part]])
+        slope = self.scorer.slope(rows.tail[part], queries.hidden[query])
+        grad_hidden = pulled.sub_(rows.beta[part, None] * slope)
         return self.trunk.backward(queries, query, grad_hidden, deep=self.depth > 2)
 
 

@@ -45,7 +45,9 @@ def plan_tiles(
     """
     budget = budget_mib * 2**20
     num_entities, dim = model.entity.weight.shape
-    row = FLOAT_BYTES * (num_entities + (1 + keep_features) * model.floats_per_query + 12 * dim)
+    tables = 3 if model.squared_distance else 1  # deltas, and their two weighted forms
+    features = (1 + keep_features) * model.floats_per_query
+    row = FLOAT_BYTES * (tables * num_entities + features + 12 * dim)
     test = num_checkpoints * num_directions * row
     tests = int(max(1, min(num_tests, TEST_SHARE * budget // test)))
     pair = FLOAT_BYTES * num_parts * (2 * num_directions**2 + 4) + 16 * (num_checkpoints + 2)

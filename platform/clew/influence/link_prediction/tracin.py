@@ -228,13 +228,12 @@ class Tracer:
         Known tails of the query from all splits are left out; ties count half.
         """
         model = self.models[-1]
-        bias = 0.0 if model.entity_bias is None else model.entity_bias
         scores, ranks = np.empty(len(tests)), np.empty(len(tests))
         for start in range(0, len(tests), RANKED_TESTS):
             part = slice(start, start + RANKED_TESTS)
             head, relation, tail = torch.from_numpy(tests[part].astype(np.int64)).T
             queries = model(head.to(self.device), relation.to(self.device))
-            every = (queries @ model.entity.weight.T + bias).double().cpu().numpy()
+            every = model.scores(queries).double().cpu().numpy()
             row, answer = np.arange(len(every)), tail.numpy()
             scores[part] = own = every[row, answer]
             every[self._filter.lookup(tests[part, HEAD], tests[part, RELATION])] = -np.inf

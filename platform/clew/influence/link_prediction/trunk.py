@@ -22,6 +22,8 @@ Activations = Mapping[str, Tensor]
 SCORER_PARTS = ("entity_output", "entity_cross", "entity_input", "relation")
 NETWORK_PART = "network"
 """All parameters except the tables and the entity bias, if a model has any."""
+HEAD_TABLE = "head_entity.weight"
+"""Table of heads, of a model that has one beside the table of tails."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +38,10 @@ class Queries:
     base: Float[Tensor, "dense entity"]
     """P or Y of the queries that need it, see `base_row`."""
     base_row: Int[Tensor, "query"]
+    base_query: Int[Tensor, "dense"]
+    """Query of each row of `base`."""
     pulled: Float[Tensor, "query dim"]
-    """W^T B; zero if no base is needed."""
+    """Gradient of B . s with respect to h; zero if no base is needed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +52,7 @@ class RowGradients:
     """gq, before the last normalisation, if a model has a fully connected layer."""
     head: Float[Tensor, "row dim"] | None = None
     """ga"""
-    relation: Float[Tensor, "row dim"] | None = None
+    relation: Float[Tensor, "row relation_dim"] | None = None
     """gr"""
     small: Float[Tensor, "row small"] | None = None
     """w, of all other parameters, one after another."""
@@ -132,20 +136,38 @@ class Trunk(Protocol):
 
 
 class Scorer:
-    """The products with the entity table, the same for every model."""
+    """The products with the entity table, the same for every model.
+
+    A squared distance has the biases -|W_e|^2 and -|h|^2 / 4, so that ds_e / dh = W_e - h / 2.
+    """
 
     def __init__(self, model: GraphModel, product: MatrixProduct) -> None:
+        self._model, bias = model, model.tail_bias()
         self.table = model.entity.weight.detach()
-        self.bias = None if model.entity_bias is None else model.entity_bias.detach()
+        self.bias = None if bias is None else bias.detach()
         self._product, self._prepared = product, product.prepare(self.table)
 
     def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n entity"]:
         """Return s from h."""
-        return self._product.affine(hidden, self._prepared, self.bias)
+        scores = self._product.affine(hidden, self._prepared, self.bias)
+        bias = self._model.query_bias(hidden)
+        return scores if bias is None else scores.add_(bias[:, None])
 
-    def pull(self, base: Float[Tensor, "n entity"]) -> Float[Tensor, "n dim"]:
-        """Return W^T B."""
-        return self._product(base, self._prepared)
+    def pull(
+        self, base: Float[Tensor, "n entity"], hidden: Float[Tensor, "n dim"]
+    ) -> Float[Tensor, "n dim"]:
+        """Return the gradient of B . s with respect to h: W^T B, for a distance less half h."""
+        pulled = self._product(base, self._prepared)
+        if self._model.squared_distance:
+            pulled -= 0.5 * base.sum(1, keepdim=True) * hidden
+        return pulled
+
+    def slope(
+        self, entity: Int[Tensor, "n"], hidden: Float[Tensor, "n dim"]
+    ) -> Float[Tensor, "n dim"]:
+        """Return the gradient of the score of one entity a row with respect to h."""
+        rows = self.table[entity]
+        return rows - 0.5 * hidden if self._model.squared_distance else rows
 
 
 class AutogradTrunk:
@@ -172,19 +194,21 @@ class AutogradTrunk:
     @staticmethod
     def layout(model: GraphModel) -> Layout:
         """Return all parameters except the tables and the entity bias, in the model's order."""
-        scored = {"entity.weight", "relation.weight", "entity_bias"}
+        scored = {"entity.weight", "relation.weight", "entity_bias", HEAD_TABLE}
         return Layout(None, tuple(n for n, _ in model.named_parameters() if n not in scored))
 
     def parts(self, depth: int) -> tuple[str, ...]:
         """Return only the scorer for one layer, else everything."""
         if depth == 1:
             return SCORER_PARTS[:1]
-        return (*SCORER_PARTS, NETWORK_PART) if self._network else SCORER_PARTS
+        shared = self.model.head_table is self.model.entity
+        parts = [part for part in SCORER_PARTS if shared or part != "entity_cross"]
+        return (*parts, NETWORK_PART) if self._network else tuple(parts)
 
     @torch.no_grad()
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return the embeddings of queries, and their vectors."""
-        rows = {"head": self.model.entity(head), "relation": self.model.relation(relation)}
+        rows = {"head": self.model.head_table(head), "relation": self.model.relation(relation)}
         return rows, self.model.encode(**rows)
 
     def features(self, activations: Activations, index: Tensor | None) -> Tensor:
@@ -202,6 +226,7 @@ class AutogradTrunk:
             of_head, of_relation = torch.autograd.grad(hidden, leaves, grad_hidden)
         return RowGradients(None, of_head, of_relation, self._small(head, relation, grad_hidden))
 
+    @torch.no_grad()
     def _small(self, head: Tensor, relation: Tensor, grad_hidden: Tensor) -> Tensor | None:
         """Return each row's gradient of the network's parameters, `(row, small)`."""
         if not self._network:

@@ -55,7 +55,10 @@ class Workspace:
 
 
 class EntityChunks:
-    """Products with one chunk of entities after another; a bias is added later."""
+    """Products with one chunk of entities after another, plus the bias of each query if given.
+
+    A bias of entities is added later.
+    """
 
     def __init__(
         self,
@@ -64,8 +67,9 @@ class EntityChunks:
         *,
         operand: torch.dtype,
         size: int,
+        query_bias: Tensor | None = None,
     ) -> None:
-        self.queries, self.table = queries.to(operand), table
+        self.queries, self.table, self.query_bias = queries.to(operand), table, query_bias
         self.size = size
         self.workspace = Workspace(table.device)
 
@@ -77,4 +81,6 @@ class EntityChunks:
             if operand != exact:
                 rows = self.workspace.take("rows", tuple(rows.shape), operand).copy_(rows)
             scores = self.workspace.product("scores", self.queries, rows.T, dtype=exact)
+            if self.query_bias is not None:
+                scores += self.query_bias[:, None]
             yield entities, rows, scores

@@ -1,13 +1,13 @@
 """Losses over all entities in chunks, without keeping scores; gradients come with the forward.
 
-Both losses are a normaliser minus a part that is linear in the scores s = X W^T + b:
+Both losses are a normaliser minus a part that is linear in the scores s = X W^T + b + c:
 
     binary cross entropy     N = sum_e softplus(s_e)              dN/ds = sigmoid(s)
     softmax cross entropy    N = mass * log sum_e exp(s_e)        dN/ds = mass * softmax(s)
 
 For a chunk c of entities, with G = dN/ds over it, three matrix products give the exact gradient:
 
-    S = X W_c^T + b_c,    dX += G W_c,    dW_c = G^T X,    db_c = sum_rows G
+    S = X W_c^T + b_c,    dX += G W_c,    dW_c = G^T X,    db_c = sum_rows G,    dc += sum_cols G
 
 The softmax needs its log-sum-exp first, so scores are computed twice: four products. The linear
 part, sum_e y_e s_e, needs no scores at all: its positives are gathered rows, and its smoothing is
@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clew.layers.shapes import EntityBias, EntityTable, Queries
+from clew.layers.shapes import EntityBias, EntityTable, Queries, QueryBias
 from clew.link_prediction.losses.entity_chunks import EntityChunks, chunk_size
 from clew.link_prediction.losses.slopes import Slope, Slopes, slopes_for
 from clew.link_prediction.losses.targets import LossFunction, Targets
@@ -46,6 +46,7 @@ def fused_loss(
     *,
     function: LossFunction,
     chunk_bytes: int,
+    query_bias: QueryBias | None = None,
 ) -> Float[Tensor, ""]:
     """Return the loss summed over rows; its gradients are computed at the same time.
 
@@ -57,17 +58,18 @@ def fused_loss(
         function: Which normaliser.
         chunk_bytes: Budget for the chunks of scores; a chunk has about 2,048 entities
             even if the budget is smaller.
+        query_bias: Query bias c, or None.
     """
     operand = _operand_type(table)
     size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
     # Inside an autograd function gradients are off, so this checks here whether they are needed.
     wanted = tuple(
         torch.is_grad_enabled() and x is not None and x.requires_grad
-        for x in (queries, table, bias)
+        for x in (queries, table, bias, query_bias)
     )
     with torch.autocast(table.device.type, enabled=False):
         total: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
-            queries, table, bias, targets, function, operand, size, wanted
+            queries, table, bias, query_bias, targets, function, operand, size, wanted
         )
     return total
 
@@ -90,20 +92,21 @@ class _FusedLoss(torch.autograd.Function):
         queries: Tensor,
         table: Tensor,
         bias: Tensor | None,
+        query_bias: Tensor | None,
         targets: Targets,
         function: LossFunction,
         operand: torch.dtype,
         size: int,
-        wanted: tuple[bool, bool, bool],
+        wanted: tuple[bool, bool, bool, bool],
     ) -> Tensor:
-        chunks = EntityChunks(queries, table, operand=operand, size=size)
+        chunks = EntityChunks(queries, table, operand=operand, size=size, query_bias=query_bias)
         gradients = _Gradients(chunks, targets, wanted=wanted)
         slopes = slopes_for(chunks.workspace, table.dtype, operand, gradients.gain)
         if function == "binary_cross_entropy":
             total = _binary_cross_entropy(chunks, bias, slopes, gradients)
         else:
             total = _softmax_cross_entropy(chunks, bias, slopes, gradients, targets.mass)
-        total -= gradients.add_linear_part(queries, table, bias)
+        total -= gradients.add_linear_part(queries, table, bias, query_bias)
         ctx.gradients = gradients.tensors
         ctx.queries_type = queries.dtype
         return total.to(targets.weight.dtype)
@@ -116,22 +119,22 @@ class _FusedLoss(torch.autograd.Function):
                 "the fused loss was backpropagated a second time; it scales its gradients in "
                 "place, so compute the loss again or use implementation='plain'"
             )
-        queries, table, bias = (g if g is None else g.mul_(upstream) for g in ctx.gradients)
+        queries, *others = (g if g is None else g.mul_(upstream) for g in ctx.gradients)
         ctx.gradients = None
         if queries is not None:
             queries = queries.to(ctx.queries_type)
-        return queries, table, bias, None, None, None, None, None
+        return queries, *others, None, None, None, None, None
 
 
 class _Gradients:
-    """The requested gradients of queries, table and bias, filled chunk by chunk."""
+    """The requested gradients of queries, table and biases, filled chunk by chunk."""
 
     def __init__(
         self,
         chunks: EntityChunks,
         targets: Targets,
         *,
-        wanted: tuple[bool, bool, bool],
+        wanted: tuple[bool, bool, bool, bool],
     ) -> None:
         queries, table = chunks.queries, chunks.table
         self.queries, self.targets, self.workspace = queries, targets, chunks.workspace
@@ -141,11 +144,12 @@ class _Gradients:
         self.dx = torch.zeros_like(queries, dtype=self.exact) if wanted[0] else None
         self.dw = torch.empty_like(table) if wanted[1] else None
         self.db = table.new_empty(len(table)) if wanted[2] else None
+        self.dc = torch.zeros_like(targets.mass) if wanted[3] else None
         self.smoothing = targets.floor * queries.to(self.exact).sum(dim=0)
 
     @property
-    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        return self.dx, self.dw, self.db
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.dx, self.dw, self.db, self.dc
 
     def add(self, entities: slice, rows: Tensor, slope: Slope) -> None:
         """Add a chunk's part of the normaliser's gradient."""
@@ -159,8 +163,12 @@ class _Gradients:
             if self.gain != 1.0:
                 dw *= 1.0 / self.gain
             torch.sub(dw, self.smoothing, out=self.dw[entities])
+        if self.dc is not None:
+            self.dc.add_(g.sum(dim=1, dtype=exact), alpha=1.0 / self.gain)
 
-    def add_linear_part(self, queries: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+    def add_linear_part(
+        self, queries: Tensor, table: Tensor, bias: Tensor | None, query_bias: Tensor | None
+    ) -> Tensor:
         """Return sum y s over all rows and entities, and subtract its gradient.
 
         The smoothing's part of `dw` and `db` is already included by `add`.
@@ -181,7 +189,10 @@ class _Gradients:
             self.dw.index_add_(0, entity, positive_x.mul_(weight[:, None]), alpha=-1)
         if self.db is not None:
             self.db.index_add_(0, entity, weight, alpha=-1)
-        return torch.dot(weight, scores) + self.targets.floor * smoothed
+        if self.dc is not None:
+            self.dc -= self.targets.mass
+        total = torch.dot(weight, scores) + self.targets.floor * smoothed
+        return total if query_bias is None else total + torch.dot(self.targets.mass, query_bias)
 
 
 def _part(bias: Tensor | None, entities: slice) -> Tensor | None:

@@ -1,7 +1,8 @@
 """Losses over all entities: binary cross entropy and softmax cross entropy, plain and fused.
 
-With scores s = X W^T + b of query vectors X `(batch, dim)` against the entity table W
-`(entity, dim)`, and labels y as in `clew.link_prediction.losses.targets`, the loss of a row is
+With scores s = X W^T + b + c of query vectors X `(batch, dim)` against the entity table W
+`(entity, dim)`, biases b of entities and c of queries, and labels y as in
+`clew.link_prediction.losses.targets`, the loss of a row is
 
     binary cross entropy     sum_e softplus(s_e)                - sum_e y_e s_e
     softmax cross entropy    (sum_e y_e) log sum_e exp(s_e)     - sum_e y_e s_e
@@ -18,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.layers.shapes import EntityBias, EntityTable, Queries, Scores
+from clew.layers.shapes import EntityBias, EntityTable, Queries, QueryBias, Scores
 from clew.link_prediction.losses.fused_one_vs_all import fused_loss
 from clew.link_prediction.losses.targets import (
     SOFTPLUS_THRESHOLD,
@@ -61,6 +62,7 @@ def one_vs_all_loss(
     entity: Int[Tensor, " positive"],
     *,
     settings: OneVsAll,
+    query_bias: QueryBias | None = None,
 ) -> Float[Tensor, ""]:
     """Return the loss summed over rows, in float32 (float64 for float64 parameters).
 
@@ -71,9 +73,12 @@ def one_vs_all_loss(
         row: Row of each positive.
         entity: Entity of each positive; a pair (row, entity) occurs once.
         settings: Which loss and implementation.
+        query_bias: Query bias c, or None.
     """
     if settings.chosen(len(queries), len(table)) == "plain":
-        return one_vs_all_row_losses(queries, table, bias, row, entity, settings=settings).sum()
+        return one_vs_all_row_losses(
+            queries, table, bias, row, entity, settings=settings, query_bias=query_bias
+        ).sum()
     targets = _targets(queries, table, row, entity, settings)
     return fused_loss(
         queries,
@@ -82,6 +87,7 @@ def one_vs_all_loss(
         targets,
         function=settings.function,
         chunk_bytes=settings.chunk_bytes,
+        query_bias=query_bias,
     )
 
 
@@ -93,10 +99,13 @@ def one_vs_all_row_losses(
     entity: Int[Tensor, " positive"],
     *,
     settings: OneVsAll,
+    query_bias: QueryBias | None = None,
 ) -> Float[Tensor, " batch"]:
     """Return the loss of each row, always by the plain implementation; arguments as above."""
     targets = _targets(queries, table, row, entity, settings)
     scores = F.linear(queries, table, bias).to(targets.weight.dtype)
+    if query_bias is not None:
+        scores = scores + query_bias[:, None]
     return row_losses(scores, targets, function=settings.function)
 
 

@@ -1,9 +1,14 @@
 """What losses, ranking, prediction, export and influence need from a graph model.
 
 The score of (head, relation, tail) is the inner product of a query vector with the tail's row of
-the entity table, plus the tail's bias if there is one:
+the entity table, plus a bias of the tail and a bias of the query:
 
-    s(h, r, t) = q(h, r) . e_t + b_t
+    s(h, r, t) = q(h, r) . e_t + b_t + c(q)
+
+Most models have at most a parameter as b and no c. A squared distance |p - e_t|^2 between a point
+p(h, r) and the tail fits with q = 2 p, whose biases follow from the table and the query:
+
+    -|p - e_t|^2 = 2 p . e_t - |e_t|^2 - |p|^2 = q . e_t - |e_t|^2 - |q|^2 / 4
 
 A new model is one file in this folder, named after its `kind`, with a subclass that implements
 `encode`; its settings are one class in `clew.config.graph_models`.
@@ -18,9 +23,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clew.config.graph_models import GraphModelSettings
-from clew.layers.shapes import Ids, Queries
+from clew.layers.products import linear
+from clew.layers.shapes import EntityBias, Ids, Queries, QueryBias, Scores
 
 Rows = Float[Tensor, "batch dim"]
+RelationRows = Float[Tensor, "batch relation_dim"]
+EVERY_ENTITY = slice(None)
 
 
 class GraphModel(nn.Module, ABC):
@@ -34,6 +42,8 @@ class GraphModel(nn.Module, ABC):
 
     kinds: ClassVar[dict[str, type["GraphModel"]]] = {}
     """Model class of each `model.kind` whose file has been imported."""
+    squared_distance: ClassVar[bool] = False
+    """Whether a score is a negative squared distance, of half a query vector to the tail's row."""
 
     entity_bias: nn.Parameter | None
 
@@ -45,21 +55,50 @@ class GraphModel(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.entity = nn.Embedding(num_entities, config.embedding_dim)
-        self.relation = nn.Embedding(num_relations, config.embedding_dim)
+        self.relation = nn.Embedding(num_relations, config.relation_size)
         bias = nn.Parameter(torch.zeros(num_entities)) if config.entity_bias else None
         self.register_parameter("entity_bias", bias)
 
+    @property
+    def head_table(self) -> nn.Embedding:
+        """Return the table with the rows of heads: the entity table, unless a model has two."""
+        return self.entity
+
     @abstractmethod
-    def encode(self, head: Rows, relation: Rows) -> Queries:
+    def encode(self, head: Rows, relation: RelationRows) -> Queries:
         """Return query vectors from the embeddings of heads and relations, `(batch, dim)`."""
 
     def queries(self, head: Ids, relation: Ids) -> Queries:
         """Return the query vector of each (head, relation), `(batch, dim)`."""
-        return self.encode(self.entity(head), self.relation(relation))
+        return self.encode(self.head_table(head), self.relation(relation))
 
     def forward(self, head: Ids, relation: Ids) -> Queries:
         """Return `queries`; wrappers such as `torch.compile` call it."""
         return self.queries(head, relation)
+
+    def tail_bias(self, entities: slice = EVERY_ENTITY) -> EntityBias | None:
+        """Return what is added to the score of each entity, or None; differentiable."""
+        bias = None if self.entity_bias is None else self.entity_bias[entities]
+        if not self.squared_distance:
+            return bias
+        lengths = self.entity.weight[entities].square().sum(1)
+        return -lengths if bias is None else bias - lengths
+
+    def query_bias(self, queries: Queries) -> QueryBias | None:
+        """Return what is added to all scores of each query, or None; differentiable."""
+        if not self.squared_distance:
+            return None
+        return -0.25 * queries.to(self.entity.weight.dtype).square().sum(1)
+
+    def scores(self, queries: Queries, entities: slice = EVERY_ENTITY) -> Scores:
+        """Return the score of each entity for each query, `(batch, entity)`."""
+        scores = linear(queries, self.entity.weight[entities], None)
+        tail_bias, query_bias = self.tail_bias(entities), self.query_bias(queries)
+        if tail_bias is not None:
+            scores += tail_bias
+        if query_bias is not None:
+            scores += query_bias[:, None]
+        return scores
 
     @property
     def floats_per_query(self) -> int:

@@ -1,0 +1,82 @@
+"""TuckER's queries and their gradients, with the gradient of the core kept factored.
+
+In evaluation mode the core is a fully connected layer on f = vec(r n(h)^T): a row's gradient of it
+is the outer product of gq and f, and is never formed.
+"""
+
+import torch
+from torch import Tensor
+
+from clew.influence.link_prediction.trunk import (
+    NETWORK_PART,
+    SCORER_PARTS,
+    Activations,
+    AutogradTrunk,
+    Layout,
+    Queries,
+    RowGradients,
+)
+from clew.influence.products import MatrixProduct
+from clew.link_prediction.models.tucker import TuckER
+
+LAYOUT = Layout(
+    dense="core",
+    small=(
+        "head_norm.weight",
+        "head_norm.bias",
+        "projection_norm.weight",
+        "projection_norm.bias",
+    ),
+)
+
+
+class TuckERTrunk(AutogradTrunk):
+    """The frozen TuckER of a checkpoint; arguments as of `AutogradTrunk`."""
+
+    def __init__(
+        self, model: TuckER, product: MatrixProduct | None = None, keep_features: bool = True
+    ) -> None:
+        super().__init__(model, product, keep_features)
+        self._tucker = model
+
+    @staticmethod
+    def layout(model: object) -> Layout:
+        """Return the positions of TuckER's parameters in a row's gradients."""
+        return LAYOUT
+
+    def parts(self, depth: int) -> tuple[str, ...]:
+        """Return the scorer for one layer, the core too for two."""
+        every = (*SCORER_PARTS, "dense", NETWORK_PART)
+        return {1: SCORER_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, every)
+
+    @torch.no_grad()
+    def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
+        """Return the embeddings of queries, f if it is kept, and their vectors."""
+        rows, hidden = super().forward(head, relation)
+        kept = {"features": self._tucker.features(**rows)} if self.keep_features else {}
+        return {**rows, **kept}, hidden
+
+    @torch.no_grad()
+    def features(self, activations: Activations, index: Tensor | None) -> Tensor:
+        """Return f of some queries, or of all; recomputed if it was not kept."""
+
+        def picked(name: str) -> Tensor:
+            return activations[name] if index is None else activations[name][index]
+
+        if "features" in activations:
+            return picked("features")
+        return self._tucker.features(picked("head"), picked("relation"))
+
+    def backward(
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
+    ) -> RowGradients:
+        """Differentiate the query vectors of rows; rows do not influence each other."""
+        head, relation = (queries.activations[name][index] for name in ("head", "relation"))
+        with torch.enable_grad():
+            leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
+            projected = self._tucker.project(*leaves)
+            wanted = [projected, *leaves] if deep else [projected]
+            found = torch.autograd.grad(self._tucker.finish(projected), wanted, grad_hidden)
+        if not deep:
+            return RowGradients(found[0])
+        return RowGradients(*found, self._small(head, relation, grad_hidden))

@@ -1,0 +1,37 @@
+"""CP: DistMult with two rows for an entity, one as head and one as tail."""
+
+import torch
+from torch import nn
+
+from clew.config.graph_models import CPModel
+from clew.layers.shapes import Queries
+from clew.link_prediction.models.base import GraphModel, Rows
+
+
+class CP(GraphModel, kind="cp"):
+    """Canonical tensor decomposition (Lacroix et al., 2018, arXiv 1806.07297, section 2.2).
+
+        s(h, r, t) = sum_k a_hk r_k e_tk
+
+    `head_entity` holds the rows a, `entity` the rows e. Only inverse relations tie the two rows of
+    an entity together: without them CP generalises badly (section 5 of the paper).
+    """
+
+    config: CPModel
+
+    def __init__(self, num_entities: int, num_relations: int, config: CPModel) -> None:
+        super().__init__(num_entities, num_relations, config)
+        self.head_entity = nn.Embedding(num_entities, config.embedding_dim)
+        for table in (self.entity, self.relation, self.head_entity):
+            nn.init.normal_(table.weight, std=config.initial_deviation)
+
+    @property
+    def head_table(self) -> nn.Embedding:
+        """Return the rows a."""
+        return self.head_entity
+
+    def encode(self, head: Rows, relation: Rows) -> Queries:
+        """Return a * r, with dropout on both."""
+        rate, training = self.config.input_dropout, self.training
+        head = torch.dropout(head, rate, training)
+        return head * torch.dropout(relation, rate, training)

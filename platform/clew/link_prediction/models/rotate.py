@@ -1,0 +1,36 @@
+"""RotatE: a relation turns complex numbers, and the score is a negative squared distance."""
+
+import math
+
+import torch
+from torch import nn
+
+from clew.config.graph_models import RotatEModel
+from clew.layers.shapes import Queries
+from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+
+
+class RotatE(GraphModel, kind="rotate"):
+    """RotatE (Sun et al., 2019, arXiv 1902.10197, equation 4) with the squared distance.
+
+        s(h, r, t) = -|h e^(i r) - t|^2 + b_t
+
+    A row of the entity table holds the real parts of its complex numbers, then the imaginary parts;
+    a row of the relation table holds angles in radians. Dropout on the turned head only, because an
+    angle of zero is a rotation too.
+    """
+
+    config: RotatEModel
+    squared_distance = True
+
+    def __init__(self, num_entities: int, num_relations: int, config: RotatEModel) -> None:
+        super().__init__(num_entities, num_relations, config)
+        nn.init.normal_(self.entity.weight, std=config.initial_deviation)
+        nn.init.uniform_(self.relation.weight, -math.pi, math.pi)
+
+    def encode(self, head: Rows, relation: RelationRows) -> Queries:
+        """Return 2 h e^(i r) as real parts, then imaginary parts."""
+        head_re, head_im = torch.dropout(head, self.config.input_dropout, self.training).chunk(2, 1)
+        cosine, sine = relation.cos(), relation.sin()
+        real = head_re * cosine - head_im * sine
+        return 2.0 * torch.cat([real, head_re * sine + head_im * cosine], dim=1)

@@ -1,0 +1,70 @@
+"""TuckER: relations share a core tensor, which turns each of them into a matrix."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clew.config.graph_models import TuckERModel
+from clew.layers.dropout import dropout
+from clew.layers.shapes import Queries
+from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+
+
+class TuckER(GraphModel, kind="tucker"):
+    """TuckER (Balazevic et al., 2019, arXiv 1901.09590, equation 2).
+
+        s(h, r, t) = sum_ijk C_kji n(h)_i r_j n'(...)_k t_k = n'(C vec(r n(h)^T)) . t
+
+    with batch normalisations n of the head and n' of the product, and dropout after both and on the
+    matrix C r, as in the authors' code.
+    """
+
+    config: TuckERModel
+
+    def __init__(self, num_entities: int, num_relations: int, config: TuckERModel) -> None:
+        super().__init__(num_entities, num_relations, config)
+        dim, relation_dim = config.embedding_dim, config.relation_size
+        self.core = nn.Parameter(torch.empty(dim, relation_dim * dim))
+        self.head_norm = nn.BatchNorm1d(dim)
+        self.projection_norm = nn.BatchNorm1d(dim)
+        nn.init.uniform_(self.core, -1.0, 1.0)
+        nn.init.xavier_normal_(self.entity.weight)
+        nn.init.xavier_normal_(self.relation.weight)
+
+    def encode(self, head: Rows, relation: RelationRows) -> Queries:
+        """Return n'(C vec(r n(h)^T)) of each pair of embeddings, `(batch, dim)`."""
+        return self.finish(self.project(head, relation))
+
+    def project(self, head: Rows, relation: RelationRows) -> Queries:
+        """Return the product of core, relation and head before the last normalisation."""
+        config, training = self.config, self.training
+        head = dropout(_normalised(self.head_norm, head), config.input_dropout, training)
+        core = self.core.unflatten(1, (relation.shape[1], head.shape[1]))
+        matrix = torch.einsum("bj,kji->bki", relation, core)
+        matrix = dropout(matrix, config.relation_dropout, training)
+        return torch.einsum("bki,bi->bk", matrix, head)
+
+    def finish(self, projected: Queries) -> Queries:
+        """Return queries from projected rows."""
+        normal = _normalised(self.projection_norm, projected)
+        return dropout(normal, self.config.projection_dropout, self.training)
+
+    def features(self, head: Rows, relation: RelationRows) -> Tensor:
+        """Return vec(r n(h)^T), which the core maps to `project` in evaluation mode."""
+        return torch.einsum("bj,bi->bji", relation, self.head_norm(head)).flatten(1)
+
+    @property
+    def floats_per_query(self) -> int:
+        """Return the size of a relation's matrix, or of `features` if that is larger."""
+        config = self.config
+        return config.embedding_dim * max(config.embedding_dim, config.relation_size)
+
+
+def _normalised(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
+    """Normalise over the batch; a single row uses the running statistics."""
+    if norm.training and len(rows) == 1:
+        return F.batch_norm(
+            rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+        )
+    normalised: Tensor = norm(rows)
+    return normalised
