@@ -42,6 +42,8 @@ def card(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath], head: 
         evidence=evidence(test, facts, paths),
         why=summary(facts, scored(test, facts), head.train_size),
     )
+    if head.validation is not None:
+        states.note(head.validation.sentence)
     notes(head.settings)
 
 

@@ -21,6 +21,7 @@ from pydantic_core import core_schema
 
 from clew.errors import DataError, described
 from clew.files import replacing
+from clew.runs.validation_record import ValidationSummary
 
 R = TypeVar("R")
 SIGN_CONVENTION = "positive scores lower the test triple's loss (proponents)"
@@ -182,6 +183,8 @@ class ReportFrame:
     train_size: int
     seconds: float
     device: str
+    validation: ValidationSummary | None = None
+    """What this form of score was worth when it was tested on this model, if it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +253,10 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
     """
     try:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            frame = json.dumps(_FRAME.dump_python(report), ensure_ascii=False)
-            file.write(f'{frame[:-1]}, "tests": [')
+            frame = _FRAME.dump_python(report)
+            if report.validation is None:
+                del frame["validation"]
+            file.write(f'{json.dumps(frame, ensure_ascii=False)[:-1]}, "tests": [')
             for index, test in enumerate(report.tests):
                 content = _TEST.dump_python(test, exclude_none=True)
                 text = json.dumps(content, allow_nan=False, ensure_ascii=False)

@@ -34,6 +34,7 @@ from clew.runs.influence_report import (
     read_influence_outline,
 )
 from clew.runs.reading.report_files import ReportFiles
+from clew.runs.validation_record import ValidationSummary
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -64,6 +65,7 @@ class ReportHead:
     train_size: int | None = None
     seconds: float | None = None
     device: str = ""
+    validation: ValidationSummary | None = None
     problem: str = ""
 
 
@@ -139,6 +141,7 @@ def _head_of(report: ReportOutline) -> ReportHead:
         train_size=report.train_size,
         seconds=report.seconds,
         device=report.device,
+        validation=report.validation,
     )
 
 
