@@ -1,7 +1,7 @@
 """Text documents from files, a piece at a time: never a whole corpus in memory.
 
 A corpus is cut into *units* that can be read apart from each other, so that several processes may
-tokenize it and a killed one can go on: ranges of a text or JSON Lines file that end with a line,
+tokenize it and a killed one can continue: ranges of a text or JSON Lines file that end with a line,
 row groups of a Parquet file, whole compressed files, or a Hugging Face data set.
 
 A text file is one document, an empty one too. A line of JSON Lines and a row of Parquet are one

@@ -50,7 +50,7 @@ PLAN_FILE = "plan.json"
 def pretokenize(
     settings: PackSettings, output: Path, *, num_proc: int = 1, force: bool = False
 ) -> PackManifest:
-    """Pack a corpus into a folder, or go on packing it; a finished pack is left as it is.
+    """Pack a corpus into a folder, or continue packing it; a finished pack is left as it is.
 
     Args:
         settings: What to pack.

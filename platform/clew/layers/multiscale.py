@@ -38,7 +38,7 @@ def scan_at_scale(
     chunk_size: int,
     positions: Positions | None = None,
 ) -> tuple[RealSeries, ScanState]:
-    """Return each token's state at this scale, and what to go on from.
+    """Return each token's state at this scale, and what to continue from.
 
     Args:
         inputs: Drive of each eigenstate at each token.

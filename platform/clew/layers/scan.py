@@ -38,8 +38,8 @@ def scan(
     """Return all states of `c_t = eigenvalue c_{t-1} + input_t`, `(batch, time, state, 2)`.
 
     Complex numbers are pairs of real and imaginary part, float32 (float64 in tests). The result
-    does not depend on `chunk_size`, save for rounding. The state after the last step, to go on
-    from, is `states[:, -1]`.
+    does not depend on `chunk_size` except by rounding. The state after the last step, from which
+    to continue, is `states[:, -1]`.
 
     Args:
         inputs: Drive of each eigenstate.

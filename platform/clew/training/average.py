@@ -1,8 +1,8 @@
 """An exponential moving average of the parameters, for validation and the best checkpoint.
 
 A point in the middle of the last steps predicts better than the last of them (Polyak and Juditsky,
-1992; Izmailov et al., 2018, arXiv 1803.05407). Training itself goes on from the parameters, and so
-do checkpoints that are resumed from or explained: influence follows the path that was taken.
+1992; Izmailov et al., 2018, arXiv 1803.05407). Training itself continues from the parameters, and
+so do checkpoints that are resumed from or explained: influence follows the path that was taken.
 """
 
 from collections.abc import Iterator, Mapping

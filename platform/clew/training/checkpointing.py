@@ -70,7 +70,7 @@ class Checkpointer:
         return self.folder / names.ARTIFACT_BEST
 
     def last_good(self) -> str:
-        """Say, for an error message, what is left to go on from."""
+        """Say, for an error message, what is left to continue from."""
         run_id = self.resumable.history.tracker.run_id
         if self.newest is None:
             return "no checkpoint had been written yet"

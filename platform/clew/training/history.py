@@ -27,7 +27,7 @@ class MetricValue:
 class History:
     """Records values once and hands them to the tracker.
 
-    `elapsed_seconds` counts from the start of training and goes on across a resume.
+    `elapsed_seconds` counts from the start of training and continues across a resume.
     """
 
     tracker: Tracker

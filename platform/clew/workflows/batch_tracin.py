@@ -1,4 +1,4 @@
-"""Explain many predictions by the training triples near them, and go on after a kill.
+"""Explain many predictions by the training triples near them, and continue after a kill.
 
 Test triples are computed together, a group at a time: the rows of their candidates' union are the
 work, and they are shared. Each test triple has its own result on the disk before the next group

@@ -62,7 +62,7 @@ FIXED_KEYS = (
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A run to go on from: its checkpoint on local disk, and the configuration from here on."""
+    """A run to continue: its checkpoint on local disk, and the configuration from here on."""
 
     run_id: str
     checkpoint: Path
@@ -86,7 +86,7 @@ class ResumePoint:
 
 
 def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
-    """Download what is needed to go on from a run into `folder`.
+    """Download what is needed to continue a run into `folder`.
 
     Raises:
         TrackingError: there is no such run, or its process is alive; nothing is written.
@@ -119,7 +119,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
 
 
 def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
-    """Go on from the newest run with this configuration that did not finish.
+    """Find the newest run with this configuration that did not finish.
 
     Runs without a usable checkpoint are passed over, with a warning.
 
@@ -177,7 +177,7 @@ def find_in_folder(
 
     Args:
         folder: With `checkpoints/` in it, or with the checkpoints themselves.
-        config: What to go on with; None: the configuration of the checkpoint.
+        config: What to continue with; None: the configuration of the checkpoint.
         overrides: Settings that replace the checkpoint's own.
 
     Raises:
