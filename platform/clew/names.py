@@ -46,6 +46,7 @@ TAG_STUDY = "clew.study"
 TAG_CELL = "clew.cell"
 TAG_WARNINGS = "clew.warnings"
 TAG_LOSS_IMPLEMENTATION = "clew.loss_implementation"
+TAG_WARM_START = "clew.warm_start"
 TAG_COMPILE_FAILED = "clew.compile_failed"
 
 # Tags of a checkpoint's model entry: its path in the run's artifacts, and its step

@@ -175,3 +175,14 @@ def test_dropout_is_in_force_in_training_alone(kind: str):
     assert torch.equal(model(HEAD, RELATION), model(HEAD, RELATION))
     model.train()
     assert not torch.equal(model(HEAD, RELATION), model(HEAD, RELATION))
+
+
+def test_relations_may_have_a_dropout_of_their_own():
+    config = DistMultModel(embedding_dim=50, relation_dropout=0.9)
+    model = build(config).train()
+    torch.nn.init.ones_(model.entity.weight)
+    torch.nn.init.ones_(model.relation.weight)
+    queries = model(HEAD, RELATION)
+    kept = queries != 0
+    assert 0 < kept.sum() < kept.numel()
+    torch.testing.assert_close(queries[kept], torch.full_like(queries[kept], 10.0))

@@ -13,7 +13,7 @@ from tests.workflows.trained import ROOT
 
 KINDS = GRAPH_MODELS[1:]
 PARTS = {"entity_output", "entity_cross", "entity_input", "relation"}
-PARTS_OF = {"cp": PARTS - {"entity_cross"}, "tucker": PARTS | {"dense", "network"}}
+PARTS_OF = {"tucker": PARTS | {"dense", "network"}}
 FACT = "virus,causes,disease_or_syndrome"
 
 

@@ -22,6 +22,10 @@ class GraphModelSettings(Section):
     """Length of the embedding of an entity or a relation."""
     entity_bias: bool = True
     """Whether to add a bias to each entity's score."""
+    warm_start: str | None = None
+    """Start from the parameters of this run (its id, `models:/name@alias` or a checkpoint folder)
+    instead of random ones. Entities and relations are matched by name; new ones start at random.
+    Influence covers the steps of the new run alone."""
 
     @property
     def normalises_batches(self) -> bool:
@@ -118,14 +122,26 @@ class PlainModel(GraphModelSettings):
     """Standard deviation of the initial embeddings."""
 
 
-class DistMultModel(PlainModel):
+class FactorizationSettings(PlainModel):
+    """Settings of the models whose score is linear in each of head, relation and tail."""
+
+    relation_dropout: Probability | None = None
+    """Dropout on the embedding of the relation; unset: `input_dropout`."""
+
+    @property
+    def dropout_of_relations(self) -> float:
+        """`relation_dropout`, if it is set, else `input_dropout`."""
+        return self.input_dropout if self.relation_dropout is None else self.relation_dropout
+
+
+class DistMultModel(FactorizationSettings):
     """DistMult (Yang et al., 2015, arXiv 1412.6575): a product of three vectors."""
 
     kind: Literal["distmult"] = "distmult"
     """Element-wise products; symmetric in head and tail."""
 
 
-class ComplExModel(PlainModel):
+class ComplExModel(FactorizationSettings):
     """ComplEx (Trouillon et al., 2016, arXiv 1606.06357): DistMult over complex numbers."""
 
     kind: Literal["complex"] = "complex"
@@ -134,14 +150,14 @@ class ComplExModel(PlainModel):
     """Length of a row: real parts of `embedding_dim / 2` complex numbers, then imaginary parts."""
 
 
-class CPModel(PlainModel):
+class CPModel(FactorizationSettings):
     """CP decomposition (Lacroix et al., 2018, arXiv 1806.07297), with inverse relations."""
 
     kind: Literal["cp"] = "cp"
     """A product of three vectors; an entity has one row as head and another one as tail."""
 
 
-class RESCALModel(PlainModel):
+class RESCALModel(FactorizationSettings):
     """RESCAL (Nickel et al., 2011): a relation is a matrix."""
 
     kind: Literal["rescal"] = "rescal"
@@ -201,6 +217,8 @@ class RotatEModel(PlainModel):
     parts; a relation has one angle for each of them."""
     entity_bias: bool = True
     """Whether to add a bias to each entity's score; a distance alone is never positive."""
+    input_dropout: Probability = 0.0
+    """Dropout on the turned head."""
 
     @property
     def relation_size(self) -> int:

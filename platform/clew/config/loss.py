@@ -19,6 +19,22 @@ class EntityLoss(Section):
     selects the one that suits the sizes; the choice is recorded on the run."""
     chunk_mib: float = Field(default=64.0, gt=0)
     """Memory budget of the fused loss for its chunks, in MiB."""
+    regularizer: Literal["n3", "dura"] | None = None
+    """Penalty on the embeddings of each training triple. `n3`: cubes of the sizes of its numbers
+    (Lacroix et al., 2018). `dura`: squared lengths of the query vector and of the tail (Zhang et
+    al., 2020). For complex, cp, distmult and rescal."""
+    regularizer_weight: float = Field(default=0.01, gt=0)
+    """Factor of the regularizer."""
+    relation_prediction_weight: float = Field(default=0.0, ge=0)
+    """Factor of a second task: softmax cross entropy of a triple's relation among all relations,
+    inverse ones included (Chen et al., 2021). For complex, cp, distmult and rescal."""
+
+    @property
+    def needs_factorization(self) -> str | None:
+        """The key of a term that only tensor factorizations have, if one is in force."""
+        if self.regularizer is not None:
+            return "regularizer"
+        return "relation_prediction_weight" if self.relation_prediction_weight else None
 
 
 class OneVsAllLoss(EntityLoss):

@@ -9,10 +9,15 @@ from pydantic import Field, model_validator
 from clew.config.base import Section
 from clew.config.data import DataConfig
 from clew.config.eigenstate import EigenstateLMModel
-from clew.config.graph_models import ConvEModel, GraphModelConfig, GraphModelSettings
+from clew.config.graph_models import (
+    ConvEModel,
+    FactorizationSettings,
+    GraphModelConfig,
+    GraphModelSettings,
+)
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
 from clew.config.kinds import check_kinds, fill_sections
-from clew.config.loss import LossConfig, OneVsAllLoss
+from clew.config.loss import EntityLoss, LossConfig, OneVsAllLoss
 from clew.config.optimizer import Adam, ConstantSchedule, OptimizerConfig, ScheduleConfig
 from clew.config.services import EvaluationConfig, InfluenceConfig, TrackingConfig
 from clew.config.training import OptimizationsConfig, TrainingConfig
@@ -74,10 +79,21 @@ class RunConfig(Section):
                 "training.batch_size is 1, but the model's batch normalisation needs 2 or more "
                 "examples; raise it, or use gradient_accumulation for less memory"
             )
+        if isinstance(self.loss, EntityLoss):
+            self._refuse_terms_without_factors(self.loss)
         if self.data.kind == "image_sequences":
             self._refuse_unused_groups(self.data)
         check_kinds(self.data.kind, self.model.kind, self.loss.kind, self.evaluation.metric)
         return self
+
+    def _refuse_terms_without_factors(self, loss: EntityLoss) -> None:
+        """Refuse a regularizer and relation prediction for models that do not have them."""
+        if loss.needs_factorization and not isinstance(self.model, FactorizationSettings):
+            raise ValueError(
+                f"loss.{loss.needs_factorization} is {getattr(loss, loss.needs_factorization)!r}, "
+                f"but model.kind is {self.model.kind!r}; it is defined for complex, cp, distmult "
+                "and rescal"
+            )
 
     def _refuse_unused_groups(self, data: ImageSequenceData) -> None:
         """Refuse held-out groups that are never tested, or that both choose and test a model."""

@@ -18,7 +18,9 @@ from clew.link_prediction.losses.one_vs_all import (
     one_vs_all_loss,
     one_vs_all_row_losses,
 )
+from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, build_graph_model
+from clew.link_prediction.models.factorization import Factorization
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
@@ -64,6 +66,7 @@ class LinkPrediction:
             implementation=loss.implementation,
             chunk_bytes=int(loss.chunk_mib * 1024**2),
         )
+        self.terms = TripleTerms.from_config(loss)
         self._batch_size = config.training.batch_size
         self._results: dict[str, RankingResult] = {}
 
@@ -89,11 +92,30 @@ class LinkPrediction:
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows; `count` is the number of rows."""
-        return LossSum(self._compare(one_vs_all_loss, model, batch), batch.count)
+        total = self._compare(one_vs_all_loss, model, batch)
+        if self.terms is not None:
+            total = total + self._triple_losses(self.terms, model, batch).sum()
+        return LossSum(total, batch.count)
 
     def example_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return the loss of each row, `(batch,)`."""
+        losses = self.prediction_losses(model, batch)
+        if self.terms is None:
+            return losses
+        return losses.index_add(0, batch.row, self._triple_losses(self.terms, model, batch))
+
+    def prediction_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
+        """Return the loss of each row without regularizer and relation prediction, `(batch,)`."""
         return self._compare(one_vs_all_row_losses, model, batch)
+
+    @staticmethod
+    def _triple_losses(terms: TripleTerms, model: nn.Module, batch: TripleBatch) -> Tensor:
+        """Return what the terms add for each positive, `(positive,)`, in float32."""
+        assert isinstance(model, Factorization)
+        head, relation = batch.head[batch.row], batch.relation[batch.row]
+        with torch.autocast(head.device.type, enabled=False):
+            rows = model.head_table(head), model.relation(relation), model.entity(batch.entity)
+            return terms.losses(model, *rows, relation)
 
     def _compare(self, loss: Callable[..., Tensor], model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return a loss of a model's scores of a batch."""

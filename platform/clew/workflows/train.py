@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from clew import names
+from clew.config.graph_models import GraphModelSettings
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
@@ -37,6 +38,7 @@ from clew.workflows.outputs import check_new_folder
 from clew.workflows.resume import ResumePoint
 from clew.workflows.tasks import build_task
 from clew.workflows.training_run import open_training_run, origin_of, variant_name
+from clew.workflows.warm_start import start_warm
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +183,8 @@ def _run(
     logger.info("%s parameters", f"{parameters:,}")
     tracker.tags({names.TAG_PARAMETERS: str(parameters)})
     _write_run_files(trainer, config, folder)
+    if point is None and isinstance(config.model, GraphModelSettings) and config.model.warm_start:
+        tracker.tags(start_warm(trainer.model, trainer.task, config.model.warm_start).tags())
     before = memory.predicted | measure_before_training(trainer, config)
     if point is not None:
         trainer.checkpointer.resumable.restore(point.checkpoint)

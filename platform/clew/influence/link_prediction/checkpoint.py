@@ -16,6 +16,7 @@ from clew.influence.link_prediction.tucker_trunk import TuckERTrunk
 from clew.influence.products import MatrixProduct
 from clew.influence.summation import Products
 from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.models.tucker import TuckER
@@ -42,6 +43,8 @@ class TripleRows:
     test: DeltaRows
     known: FilterIndex | None = None
     """Tails of training queries, if the deltas need them."""
+    terms: TripleTerms | None = None
+    """What the loss adds for each training triple."""
 
 
 class GraphModelCheckpoint:
@@ -58,7 +61,7 @@ class GraphModelCheckpoint:
         kept = trunk if options.keep_features else build_trunk(model, options.product)
         scorer = Scorer(model, options.product)
         self._trunk, self._rows = trunk, rows
-        self._builder = RowBuilder(trunk, scorer, rows.form, options.depth, rows.known)
+        self._builder = RowBuilder(trunk, scorer, rows.form, options.depth, rows.known, rows.terms)
         self._kernel = Kernel(trunk, trunk.parts(options.depth), scale)
         with torch.no_grad():
             self.tests = RowBuilder(kept, scorer, rows.form, options.depth).build(rows.test)

@@ -10,6 +10,9 @@ last layer, for rows i and j,
          + (gq_i.gq_j)(f_i.f_j + 1)                        dense: ConvE's fully connected layer
          + w_i.w_j                                         convolution, network: all the rest
 
+Terms that the loss adds for a triple (`clew.link_prediction.losses.triple_terms`) have gradients of
+the tail as an embedding, gt, a second lookup of the table beside ga, and of all relations, dr p^T.
+
 A squared distance has the score s_e = h.W_e - |W_e|^2 - |h|^2 / 4, so that row e of the table gets
 de[e] (h - 2 W_e) from the scorer instead of de[e] h. In the first line this adds three products of
 deltas that are weighted entity by entity:
@@ -21,11 +24,13 @@ for self-influence and norms). A preconditioner scales the second side only.
 """
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from clew.influence.link_prediction.preconditioner import Preconditioner
+from clew.influence.link_prediction.preconditioner import Preconditioner, RankOne
 from clew.influence.link_prediction.rows import Rows
 from clew.influence.link_prediction.trunk import NETWORK_PART, Queries, Trunk
 
@@ -151,6 +156,8 @@ class Aligned:
 
 Meeting = Grid | Aligned
 """Which rows of two sides are paired; results have the shape of the pairs."""
+Lookup = tuple[Tensor, Tensor]
+"""Which row of a table each row of a side looks up, and the gradients of what it found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,30 +247,56 @@ class Kernel:
 
     def _entity_cross(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
         table = None if self.scale is None else self.scale.table
-        head_a, head_b = _head(a), _head(b)
-        hidden_a = a.queries.hidden[a.query]
-        hidden_b = b.queries.hidden[b.query]
-        delta_a = self._delta_a_at(meet, a, b.rows.head)
-        delta_b = self._delta_b_at(meet, b, a.rows.head)
+        hidden_a, hidden_b = a.queries.hidden[a.query], b.queries.hidden[b.query]
         if table is not None:
-            head_b, hidden_b = head_b * table.columns, hidden_b * table.columns
-            delta_a = delta_a * meet.b(table.rows[b.rows.head])
-            delta_b = delta_b * meet.a(table.rows[a.rows.head])
-        dot_a, dot_b = meet.dot(hidden_a, head_b), meet.dot(head_a, hidden_b)
-        if self.trunk.model.squared_distance:
-            weight = self.trunk.model.entity.weight.detach()
-            columns = 1.0 if table is None else table.columns
-            dot_a -= 2.0 * meet.b((weight[b.rows.head] * head_b).sum(1))
-            dot_b -= 2.0 * meet.a((weight[a.rows.head] * columns * head_a).sum(1))
-        return delta_a.mul_(dot_a).add_(delta_b.mul_(dot_b))
+            hidden_b = hidden_b * table.columns
+        products = meet.a(torch.zeros_like(a.rows.beta)) * meet.b(torch.zeros_like(b.rows.beta))
+        for entity, values in self._entity_lookups(b):
+            scaled = values if table is None else values * table.columns
+            delta = self._delta_a_at(meet, a, entity)
+            delta = delta if table is None else delta * meet.b(table.rows[entity])
+            dot = meet.dot(hidden_a, scaled)
+            if self.trunk.model.squared_distance:
+                dot -= meet.b(self._curvature(entity, scaled))
+            products += delta.mul_(dot)
+        for entity, values in self._entity_lookups(a):
+            scaled = values if table is None else values * table.columns
+            delta = self._delta_b_at(meet, b, entity)
+            delta = delta if table is None else delta * meet.a(table.rows[entity])
+            dot = meet.dot(values, hidden_b)
+            if self.trunk.model.squared_distance:
+                dot -= meet.a(self._curvature(entity, scaled))
+            products += delta.mul_(dot)
+        return products
+
+    def _entity_lookups(self, rows: Rows) -> list[Lookup]:
+        """Return the lookups in the entity table."""
+        model, tail = self.trunk.model, rows.gradients.tail
+        found = [(rows.rows.head, _head(rows))] if model.head_table is model.entity else []
+        return found if tail is None else [*found, (rows.rows.tail, tail)]
+
+    def _curvature(self, entity: Tensor, values: Tensor) -> Tensor:
+        """Return 2 W_e . value of each row: what a squared distance takes off h . value."""
+        return 2.0 * (self.trunk.model.entity.weight.detach()[entity] * values).sum(1)
 
     def _entity_input(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
-        head_b = _head(b)
-        if self.scale is not None:
-            table = self.scale.head_table
-            head_b = head_b * table.columns * table.rows[b.rows.head, None]
-        same = meet.a(a.rows.head) == meet.b(b.rows.head)
-        return meet.dot(_head(a), head_b).mul_(same)
+        model, scale = self.trunk.model, self.scale
+        table = None if scale is None else scale.table
+        pairs = product(self._entity_lookups(a), self._entity_lookups(b))
+        products = [self._lookup_dot(meet, x, y, table) for x, y in pairs]
+        if model.head_table is not model.entity:
+            heads = (a.rows.head, _head(a)), (b.rows.head, _head(b))
+            table = None if scale is None else scale.head_table
+            products.append(self._lookup_dot(meet, *heads, table))
+        return torch.stack(products).sum(0)
+
+    @staticmethod
+    def _lookup_dot(meet: Meeting, a: Lookup, b: Lookup, scale: RankOne | None) -> Tensor:
+        """Return the products of the gradients of two lookups in the same table."""
+        (row_a, values_a), (row_b, values_b) = a, b
+        if scale is not None:
+            values_b = values_b * scale.columns * scale.rows[row_b, None]
+        return meet.dot(values_a, values_b).mul_(meet.a(row_a) == meet.b(row_b))
 
     def _relation(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
         relation_a, relation_b = a.gradients.relation, b.gradients.relation
@@ -272,7 +305,18 @@ class Kernel:
         if self.scale is not None:
             relation_b = relation_b * self.scale.relation[b.rows.relation]
         same = meet.a(a.rows.relation) == meet.b(b.rows.relation)
-        return meet.dot(relation_a, relation_b).mul_(same)
+        products = meet.dot(relation_a, relation_b).mul_(same)
+        delta_a, query_a = a.gradients.relation_delta, a.gradients.relation_query
+        delta_b, query_b = b.gradients.relation_delta, b.gradients.relation_query
+        if delta_a is not None and query_a is not None:
+            hit = one_hot(b.rows.relation, delta_a.shape[1]).to(delta_a.dtype)
+            products += meet.dot(delta_a, hit) * meet.dot(query_a, relation_b)
+        if delta_b is not None and query_b is not None:
+            hit = one_hot(a.rows.relation, delta_b.shape[1]).to(delta_b.dtype)
+            products += meet.dot(hit, delta_b) * meet.dot(relation_a, query_b)
+            if delta_a is not None and query_a is not None:
+                products += meet.dot(delta_a, delta_b) * meet.dot(query_a, query_b)
+        return products
 
     def _dense(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
         projected_a, projected = a.gradients.projected, b.gradients.projected

@@ -1,6 +1,5 @@
 """Rows of triples with all the factors of their gradients."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +7,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.influence.link_prediction.term_gradients import with_terms
 from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, Trunk
 from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.triple_terms import TripleTerms
 
 ROW_CHUNK = 256
 """Rows per backward pass through the convolution; few enough that feature maps stay in cache."""
@@ -46,6 +47,8 @@ class RowBuilder:
     depth: int = 3
     """1: only the scorer, 2: also the projection, 3: everything."""
     known: FilterIndex | None = None
+    terms: TripleTerms | None = None
+    """What the loss adds for each triple; for training rows."""
 
     def build(self, rows: DeltaRows) -> Rows:
         """Compute each query once, then rows in chunks."""
@@ -60,7 +63,8 @@ class RowBuilder:
             self._gradients(queries, query[start : start + ROW_CHUNK], rows, start)
             for start in range(0, len(rows) if self.depth > 1 else 0, ROW_CHUNK)
         ]
-        return Rows(rows, query, queries, _concatenate(chunks, queries))
+        none = RowGradients(queries.hidden.new_empty(0, queries.hidden.shape[1]))
+        return Rows(rows, query, queries, RowGradients.joined(chunks) if chunks else none)
 
     def _queries(self, head: Tensor, relation: Tensor, dense: Tensor) -> Queries:
         activations, hidden = self.trunk.forward(head, relation)
@@ -94,20 +98,7 @@ class RowBuilder:
         pulled = rows.alpha[part, None] * queries.pulled[query]
         slope = self.scorer.slope(rows.tail[part], queries.hidden[query])
         grad_hidden = pulled.sub_(rows.beta[part, None] * slope)
-        return self.trunk.backward(queries, query, grad_hidden, deep=self.depth > 2)
-
-
-def _concatenate(chunks: list[RowGradients], queries: Queries) -> RowGradients:
-    if not chunks:
-        return RowGradients(queries.hidden.new_empty(0, queries.hidden.shape[1]))
-
-    def joined(pick: Callable[[RowGradients], Tensor | None]) -> Tensor | None:
-        pieces = [piece for chunk in chunks if (piece := pick(chunk)) is not None]
-        return torch.cat(pieces) if pieces else None
-
-    return RowGradients(
-        joined(lambda chunk: chunk.projected),
-        joined(lambda chunk: chunk.head),
-        joined(lambda chunk: chunk.relation),
-        joined(lambda chunk: chunk.small),
-    )
+        found = self.trunk.backward(queries, query, grad_hidden, deep=self.depth > 2)
+        if self.terms is None or self.depth < 3:
+            return found
+        return with_terms(found, self.trunk.model, rows, part, self.terms)

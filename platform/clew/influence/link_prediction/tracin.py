@@ -44,6 +44,7 @@ from clew.influence.products import half_precision_for
 from clew.influence.scores import Everything, Scored, Strongest
 from clew.influence.summation import Summation, self_influence
 from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import HEAD, RELATION, Triples
@@ -111,7 +112,7 @@ class Tracer:
         loss = config.loss
         if not isinstance(loss, OneVsAllLoss | KvsAllLoss):
             raise ConfigError(f"loss.kind is {loss.kind}, expected one_vs_all or kvs_all")
-        self.form = LossForm.from_config(loss)
+        self.form, self._terms = LossForm.from_config(loss), TripleTerms.from_config(loss)
         self._kind = Directions(graph.num_relations, task.inverse_relations)
         several = self.form.one_query_a_row and self.form.function == "softmax_cross_entropy"
         self._known = known_tails(graph.train, self._kind) if several else None
@@ -303,6 +304,7 @@ class Tracer:
             self._train,
             own_rows(tests, self.form, self._kind).to(self.device, self._dtype),
             self._known,
+            self._terms,
         )
         keep = not self.settings.use_gradient_checkpointing
         options = options_for(self.depth, self.operand if half else None, keep_features=keep)
@@ -324,6 +326,12 @@ class Tracer:
             raise ConfigError(
                 f"influence.score is preconditioned, but the model was trained with "
                 f"{optimizer.kind}; it needs adam or adamw. Use raw or cosine"
+            )
+        if self._terms is not None and self._terms.relation_prediction_weight:
+            raise ConfigError(
+                "influence.score is preconditioned, but the gradient of "
+                f"loss.relation_prediction_weight={self._terms.relation_prediction_weight} has no "
+                "factored form in that geometry; use raw or cosine"
             )
         return read_preconditioner(
             record.path,

@@ -4,8 +4,8 @@
 have a faster one: ConvE has `conve_trunk`, which must give the same numbers.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -56,16 +56,22 @@ class RowGradients:
     """gr"""
     small: Float[Tensor, "row small"] | None = None
     """w, of all other parameters, one after another."""
+    tail: Float[Tensor, "row dim"] | None = None
+    """gt, of the tail as an embedding, if the loss has terms of triples; the scorer is apart."""
+    relation_delta: Float[Tensor, "row relations"] | None = None
+    """dr, slope of the scores of all relations, if the loss predicts relations."""
+    relation_query: Float[Tensor, "row relation_dim"] | None = None
+    """p, with which relations are scored."""
 
     def part(self, rows: slice) -> "RowGradients":
         """Return the gradients of some rows."""
+        return RowGradients(**{k: None if v is None else v[rows] for k, v in vars(self).items()})
 
-        def picked(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[rows]
-
-        return RowGradients(
-            picked(self.projected), picked(self.head), picked(self.relation), picked(self.small)
-        )
+    @classmethod
+    def joined(cls, parts: Sequence["RowGradients"]) -> "RowGradients":
+        """Return the gradients of consecutive rows as one."""
+        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
+        return cls(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -201,9 +207,7 @@ class AutogradTrunk:
         """Return only the scorer for one layer, else everything."""
         if depth == 1:
             return SCORER_PARTS[:1]
-        shared = self.model.head_table is self.model.entity
-        parts = [part for part in SCORER_PARTS if shared or part != "entity_cross"]
-        return (*parts, NETWORK_PART) if self._network else tuple(parts)
+        return (*SCORER_PARTS, NETWORK_PART) if self._network else SCORER_PARTS
 
     @torch.no_grad()
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:

@@ -12,6 +12,7 @@ from clew.influence.link_prediction.checkpoint import (
     TripleRows,
 )
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
@@ -41,7 +42,7 @@ def verify_task(
         )
         return
     rows = _own_rows(train, form)
-    ours = _kernel_products(model, rows, form)
+    ours = _kernel_products(model, rows, form, task.terms)
     expected = _autograd_products(task, model, rows)
     error = (ours - expected).abs().max() / expected.abs().max()
     if not bool(error <= TOLERANCE):
@@ -59,8 +60,11 @@ def _own_rows(train: DeltaRows, form: LossForm) -> DeltaRows:
     return DeltaRows(few.head, few.relation, few.tail, torch.ones_like(beta), beta, 1)
 
 
-def _kernel_products(model: GraphModel, rows: DeltaRows, form: LossForm) -> Tensor:
-    checkpoint = GraphModelCheckpoint(model, TripleRows(form, rows, rows), KernelOptions())
+def _kernel_products(
+    model: GraphModel, rows: DeltaRows, form: LossForm, terms: TripleTerms | None
+) -> Tensor:
+    triples = TripleRows(form, rows, rows, terms=terms)
+    checkpoint = GraphModelCheckpoint(model, triples, KernelOptions())
     indices = torch.arange(len(rows)).numpy()
     return checkpoint.products(indices, norms=False).by_part.sum(0)
 
@@ -70,9 +74,14 @@ def _autograd_products(task: LinkPrediction, model: GraphModel, rows: DeltaRows)
     batch = TripleBatch(rows.head, rows.relation, index, rows.tail, index)
     parameters = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
-        losses = task.example_losses(model, batch)
-        gradients = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
-    return torch.stack([torch.stack([_dot(a, b) for a in gradients]) for b in gradients])
+        train, test = (
+            [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+            for losses in (
+                task.example_losses(model, batch),
+                task.prediction_losses(model, batch),
+            )
+        )
+    return torch.stack([torch.stack([_dot(a, b) for a in train]) for b in test])
 
 
 def _dot(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:

@@ -1,14 +1,16 @@
 """ComplEx: embeddings of complex numbers, so that relations may be antisymmetric."""
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor
 
 from clew.config.graph_models import ComplExModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import GraphModel, Rows
+from clew.link_prediction.models.base import Rows
+from clew.link_prediction.models.factorization import Factorization
 
 
-class ComplEx(GraphModel, kind="complex"):
+class ComplEx(Factorization, kind="complex"):
     """ComplEx (Trouillon et al., 2016, arXiv 1606.06357, equation 9).
 
         s(h, r, t) = Re(sum_k h_k r_k conj(t_k)) = q_re . t_re + q_im . t_im,   q = h r
@@ -19,15 +21,22 @@ class ComplEx(GraphModel, kind="complex"):
 
     config: ComplExModel
 
-    def __init__(self, num_entities: int, num_relations: int, config: ComplExModel) -> None:
-        super().__init__(num_entities, num_relations, config)
-        nn.init.normal_(self.entity.weight, std=config.initial_deviation)
-        nn.init.normal_(self.relation.weight, std=config.initial_deviation)
-
     def encode(self, head: Rows, relation: Rows) -> Queries:
         """Return the complex product h r as real parts, then imaginary parts."""
-        rate, training = self.config.input_dropout, self.training
-        head_re, head_im = torch.dropout(head, rate, training).chunk(2, dim=1)
-        rel_re, rel_im = torch.dropout(relation, rate, training).chunk(2, dim=1)
+        config, training = self.config, self.training
+        head = torch.dropout(head, config.input_dropout, training)
+        relation = torch.dropout(relation, config.dropout_of_relations, training)
+        (head_re, head_im), (rel_re, rel_im) = head.chunk(2, dim=1), relation.chunk(2, dim=1)
         real = head_re * rel_re - head_im * rel_im
         return torch.cat([real, head_re * rel_im + head_im * rel_re], dim=1)
+
+    def relation_queries(self, head: Rows, tail: Rows) -> Rows:
+        """Return the complex product conj(h) t as real parts, then imaginary parts."""
+        (head_re, head_im), (tail_re, tail_im) = head.chunk(2, dim=1), tail.chunk(2, dim=1)
+        real = head_re * tail_re + head_im * tail_im
+        return torch.cat([real, head_re * tail_im - head_im * tail_re], dim=1)
+
+    def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:
+        """Return the squared moduli of the complex numbers."""
+        real, imaginary = rows.chunk(2, dim=1)
+        return real.square() + imaginary.square()

@@ -5,10 +5,11 @@ from torch import nn
 
 from clew.config.graph_models import CPModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import GraphModel, Rows
+from clew.link_prediction.models.base import Rows
+from clew.link_prediction.models.factorization import Factorization
 
 
-class CP(GraphModel, kind="cp"):
+class CP(Factorization, kind="cp"):
     """Canonical tensor decomposition (Lacroix et al., 2018, arXiv 1806.07297, section 2.2).
 
         s(h, r, t) = sum_k a_hk r_k e_tk
@@ -22,8 +23,7 @@ class CP(GraphModel, kind="cp"):
     def __init__(self, num_entities: int, num_relations: int, config: CPModel) -> None:
         super().__init__(num_entities, num_relations, config)
         self.head_entity = nn.Embedding(num_entities, config.embedding_dim)
-        for table in (self.entity, self.relation, self.head_entity):
-            nn.init.normal_(table.weight, std=config.initial_deviation)
+        nn.init.normal_(self.head_entity.weight, std=config.initial_deviation)
 
     @property
     def head_table(self) -> nn.Embedding:
@@ -32,6 +32,10 @@ class CP(GraphModel, kind="cp"):
 
     def encode(self, head: Rows, relation: Rows) -> Queries:
         """Return a * r, with dropout on both."""
-        rate, training = self.config.input_dropout, self.training
-        head = torch.dropout(head, rate, training)
-        return head * torch.dropout(relation, rate, training)
+        config, training = self.config, self.training
+        head = torch.dropout(head, config.input_dropout, training)
+        return head * torch.dropout(relation, config.dropout_of_relations, training)
+
+    def relation_queries(self, head: Rows, tail: Rows) -> Rows:
+        """Return a * e."""
+        return head * tail

@@ -1,14 +1,14 @@
 """DistMult: the query is the product of head and relation, element by element."""
 
 import torch
-from torch import nn
 
 from clew.config.graph_models import DistMultModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import GraphModel, Rows
+from clew.link_prediction.models.base import Rows
+from clew.link_prediction.models.factorization import Factorization
 
 
-class DistMult(GraphModel, kind="distmult"):
+class DistMult(Factorization, kind="distmult"):
     """DistMult (Yang et al., 2015, arXiv 1412.6575, equation 6 with a diagonal matrix).
 
         s(h, r, t) = sum_k h_k r_k t_k
@@ -18,13 +18,12 @@ class DistMult(GraphModel, kind="distmult"):
 
     config: DistMultModel
 
-    def __init__(self, num_entities: int, num_relations: int, config: DistMultModel) -> None:
-        super().__init__(num_entities, num_relations, config)
-        nn.init.normal_(self.entity.weight, std=config.initial_deviation)
-        nn.init.normal_(self.relation.weight, std=config.initial_deviation)
-
     def encode(self, head: Rows, relation: Rows) -> Queries:
         """Return h * r, with dropout on both."""
-        rate, training = self.config.input_dropout, self.training
-        head = torch.dropout(head, rate, training)
-        return head * torch.dropout(relation, rate, training)
+        config, training = self.config, self.training
+        head = torch.dropout(head, config.input_dropout, training)
+        return head * torch.dropout(relation, config.dropout_of_relations, training)
+
+    def relation_queries(self, head: Rows, tail: Rows) -> Rows:
+        """Return h * t."""
+        return head * tail

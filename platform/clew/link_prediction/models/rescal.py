@@ -1,14 +1,14 @@
 """RESCAL: a relation is a matrix between head and tail."""
 
 import torch
-from torch import nn
 
 from clew.config.graph_models import RESCALModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+from clew.link_prediction.models.base import RelationRows, Rows
+from clew.link_prediction.models.factorization import Factorization
 
 
-class RESCAL(GraphModel, kind="rescal"):
+class RESCAL(Factorization, kind="rescal"):
     """RESCAL (Nickel et al., 2011, equation 2).
 
         s(h, r, t) = h^T M_r t
@@ -18,17 +18,18 @@ class RESCAL(GraphModel, kind="rescal"):
 
     config: RESCALModel
 
-    def __init__(self, num_entities: int, num_relations: int, config: RESCALModel) -> None:
-        super().__init__(num_entities, num_relations, config)
-        nn.init.normal_(self.entity.weight, std=config.initial_deviation)
-        nn.init.normal_(self.relation.weight, std=config.initial_deviation)
-
     def encode(self, head: Rows, relation: RelationRows) -> Queries:
         """Return h^T M_r, with dropout on both."""
-        rate, training = self.config.input_dropout, self.training
-        head = torch.dropout(head, rate, training)
-        matrix = torch.dropout(relation, rate, training).unflatten(1, (head.shape[1], -1))
+        config, training = self.config, self.training
+        head = torch.dropout(head, config.input_dropout, training)
+        matrix = torch.dropout(relation, config.dropout_of_relations, training).unflatten(
+            1, (head.shape[1], -1)
+        )
         return torch.einsum("bi,bij->bj", head, matrix)
+
+    def relation_queries(self, head: Rows, tail: Rows) -> RelationRows:
+        """Return the matrix h t^T, one row after another."""
+        return torch.einsum("bi,bj->bij", head, tail).flatten(1)
 
     @property
     def floats_per_query(self) -> int:

@@ -1,0 +1,68 @@
+"""What a loss may add for each training triple: a regularizer, and the prediction of its relation.
+
+    N3                    sum_k |h_k|^3 + |r_k|^3 + |t_k|^3     Lacroix et al., arXiv 1806.07297
+    DURA                  |q(h, r)|^2 + |t|^2                   Zhang et al., arXiv 2011.05816
+    relation prediction   -log softmax(p(h, t) . r)             Chen et al., arXiv 2110.02834
+
+with the softmax over all relations. DURA of the paper also has the two terms of the other
+direction; with inverse relations these are the terms of the triple's second row. All are sums over
+triples: a query with several tails has the sum of theirs.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from clew.config.loss import EntityLoss
+from clew.layers.shapes import Ids
+from clew.link_prediction.models.base import RelationRows, Rows
+from clew.link_prediction.models.factorization import Factorization
+
+
+@dataclass(frozen=True)
+class TripleTerms:
+    """Which terms a loss adds."""
+
+    regularizer: Literal["n3", "dura"] | None
+    regularizer_weight: float
+    relation_prediction_weight: float
+
+    @classmethod
+    def from_config(cls, loss: EntityLoss) -> "TripleTerms | None":
+        """Read the terms from a configuration; None if it has none."""
+        if loss.needs_factorization is None:
+            return None
+        return cls(loss.regularizer, loss.regularizer_weight, loss.relation_prediction_weight)
+
+    def losses(
+        self,
+        model: Factorization,
+        head: Rows,
+        relation: RelationRows,
+        tail: Rows,
+        relation_id: Ids,
+    ) -> Float[Tensor, "batch"]:
+        """Return the sum of the terms for each triple.
+
+        Args:
+            model: The model; its relation table is what relations are predicted with.
+            head: Embeddings of heads.
+            relation: Embeddings of relations.
+            tail: Rows of tails in the entity table.
+            relation_id: Numbers of the relations.
+        """
+        total = head.new_zeros(len(head))
+        if self.regularizer == "n3":
+            cubes = [model.squared_moduli(rows).pow(1.5).sum(1) for rows in (head, relation, tail)]
+            total = total + self.regularizer_weight * (cubes[0] + cubes[1] + cubes[2])
+        if self.regularizer == "dura":
+            squares = model.encode(head, relation).square().sum(1) + tail.square().sum(1)
+            total = total + self.regularizer_weight * squares
+        if self.relation_prediction_weight:
+            scores = model.relation_queries(head, tail) @ model.relation.weight.T
+            missed = F.cross_entropy(scores, relation_id, reduction="none")
+            total = total + self.relation_prediction_weight * missed
+        return total

@@ -1,0 +1,145 @@
+"""Starts a training from the parameters of an earlier run; what that run did not have stays new.
+
+Rows of tables are matched by the names of entities and relations, so that a graph may have gained,
+lost or reordered some of them. Everything else is taken over whole.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from torch import nn
+
+from clew import names
+from clew.errors import ConfigError
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.training.task import Task
+from clew.workflows.model_source import open_model
+from clew.workflows.predict import open_predictor
+
+logger = logging.getLogger(__name__)
+
+RELATION_TABLE = "relation.weight"
+ENTITY_TABLES = ("entity.weight", "head_entity.weight", "entity_bias")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Where a training started, and how many rows it took over."""
+
+    source: str
+    entities_taken: int
+    entities_new: int
+    relations_taken: int
+    relations_new: int
+
+    def tags(self) -> dict[str, str]:
+        """Return this as tags of the run."""
+        return {f"{names.TAG_WARM_START}.{key}": str(value) for key, value in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Rows of an earlier table, and the rows of the new one with the same names."""
+
+    earlier: np.ndarray
+    now: np.ndarray
+
+    @classmethod
+    def by_name(cls, earlier: Vocabulary, now: Vocabulary) -> "Matches":
+        """Return the ids of the names that both vocabularies have."""
+        place = pc.index_in(now.name_array, value_set=earlier.name_array)
+        known = np.flatnonzero(place.is_valid().to_numpy(zero_copy_only=False))
+        return cls(place.drop_null().to_numpy(), known)
+
+    def with_inverses(self, num_earlier: int, num_now: int) -> "Matches":
+        """Return the rows of relations and of their inverses, which follow them."""
+        earlier = np.concatenate([self.earlier, self.earlier + num_earlier])
+        return Matches(earlier, np.concatenate([self.now, self.now + num_now]))
+
+
+def start_warm(model: nn.Module, task: Task, reference: str) -> WarmStart:
+    """Copy the parameters of an earlier model into a fresh one, in place.
+
+    Args:
+        model: The fresh model.
+        task: Its task, with the names of entities and relations.
+        reference: A run id, `models:/name@alias` or a checkpoint folder.
+
+    Raises:
+        ConfigError: the models have different kinds or sizes, or no entity in common.
+        UsageError: there is no such model.
+    """
+    assert isinstance(model, GraphModel)
+    assert isinstance(task, LinkPrediction)
+    graph = task.graph
+    with open_model(reference) as source:
+        earlier, _ = open_predictor(source)
+        title = f"model.warm_start is {source.title}"
+    _check_fits(earlier, model, task, title)
+    entities = Matches.by_name(earlier.entities, graph.entities)
+    relations = Matches.by_name(earlier.relations, graph.relations)
+    if not len(entities.now):
+        raise ConfigError(
+            f"{title}, which has no entity of {graph.name}: its names are like "
+            f"{earlier.entities.name(0)!r}, here they are like {graph.entities.name(0)!r}"
+        )
+    found = WarmStart(
+        source=source.title,
+        entities_taken=len(entities.now),
+        entities_new=graph.num_entities - len(entities.now),
+        relations_taken=len(relations.now),
+        relations_new=graph.num_relations - len(relations.now),
+    )
+    if task.inverse_relations:
+        relations = relations.with_inverses(len(earlier.relations), graph.num_relations)
+    rows = dict.fromkeys(ENTITY_TABLES, entities) | {RELATION_TABLE: relations}
+    _copy(earlier.model, model, rows)
+    logger.info(
+        "started from %s: %d entities taken over, %d new; %d relations taken over, %d new",
+        *vars(found).values(),
+    )
+    return found
+
+
+def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, title: str) -> None:
+    """Refuse a model of another kind, with or without inverse relations, or of other sizes."""
+    kind, now = earlier.model.config.kind, model.config.kind
+    if kind != now:
+        raise ConfigError(
+            f"{title}, a {kind} model, but model.kind is {now}; start from a run of the same kind"
+        )
+    if earlier.has_inverses != task.inverse_relations:
+        trained = str(earlier.has_inverses).lower()
+        raise ConfigError(
+            f"{title}, trained with data.inverse_relations={trained}; set the same here"
+        )
+    before, after = (
+        {k: tuple(v.shape[k in (*ENTITY_TABLES, RELATION_TABLE) :]) for k, v in parameters}
+        for parameters in (earlier.model.state_dict().items(), model.state_dict().items())
+    )
+    for name in before | after:
+        if before.get(name) != after.get(name):
+            raise ConfigError(
+                f"{title}, whose {name} has the shape {before.get(name, 'of nothing')}, here it "
+                f"has {after.get(name, 'of nothing')}; give the section model its settings"
+            )
+
+
+@torch.no_grad()
+def _copy(earlier: GraphModel, model: GraphModel, rows: dict[str, Matches]) -> None:
+    """Copy the matched rows of tables, and everything else whole."""
+    before = earlier.state_dict()
+    for name, tensor in model.state_dict().items():
+        if name in rows:
+            source, target = (
+                torch.from_numpy(ids.astype(np.int64)) for ids in vars(rows[name]).values()
+            )
+            tensor[target.to(tensor.device)] = before[name][source].to(tensor.device)
+        else:
+            tensor.copy_(before[name])

@@ -1,0 +1,129 @@
+"""Training that starts from an earlier run: rows by name, new ones counted, misfits refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clew.config.load import load
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.link_prediction.task import LinkPrediction
+from clew.workflows.model_source import open_model
+from clew.workflows.predict import open_predictor
+from clew.workflows.tasks import build_task
+from clew.workflows.train import TrainResult, train
+from clew.workflows.warm_start import start_warm
+from tests.workflows.trained import ROOT, write_other_split
+
+NEW_FACTS = "clay\tcauses\tvirus\nclay\tshapes\tpot\n"
+
+
+def config_of(kind: str = "cp", **overrides: object) -> RunConfig:
+    small = {
+        "model.embedding_dim": 8,
+        "training.device": "cpu",
+        "training.num_epochs": 8,
+        "optimizer.learning_rate": 0.05,
+        "schedule.kind": "constant",
+        "tracking.log_mfu": False,
+    }
+    return load(ROOT / f"experiments/link_prediction/umls_{kind}.yaml", small | overrides)
+
+
+def grown(folder: Path) -> dict[str, object]:
+    """UMLS with two new entities and a new relation, in another order of ids."""
+    paths = write_other_split(folder)
+    file = Path(paths["data__train"])
+    file.write_text(NEW_FACTS + file.read_text(encoding="utf-8"), encoding="utf-8")
+    found = {key.replace("__", "."): value for key, value in paths.items()}
+    return found | {"data.name": None}
+
+
+@pytest.fixture
+def earlier(tracking_store: Path) -> TrainResult:
+    return train(config_of())
+
+
+def test_rows_are_matched_by_name_and_new_ones_stay_as_built(earlier, tmp_path):
+    config = config_of(**grown(tmp_path / "grown"))
+    task = build_task(config)
+    assert isinstance(task, LinkPrediction)
+    torch.manual_seed(0)
+    fresh, model = task.build_model(), task.build_model()
+    model.load_state_dict(fresh.state_dict())
+    assert earlier.run_id is not None
+    found = start_warm(model, task, earlier.run_id)
+    assert (found.entities_taken, found.entities_new) == (135, 2)
+    assert (found.relations_taken, found.relations_new) == (46, 1)
+    with open_model(earlier.run_id) as source:
+        before, _ = open_predictor(source)
+    tables = ("entity", "head_entity", "relation")
+    sizes = {"relation": (len(before.relations), task.graph.num_relations)}
+    for table in tables:
+        now, built, old = (getattr(m, table).weight for m in (model, fresh, before.model))
+        names = task.graph.relations if table == "relation" else task.graph.entities
+        known = before.relations if table == "relation" else before.entities
+        for number in range(len(names)):
+            name = names.name(number)
+            if name not in known:
+                assert torch.equal(now[number], built[number]), name
+                continue
+            assert torch.equal(now[number], old[known.id(name)]), name
+            if table in sizes:
+                shift, shift_now = sizes[table]
+                assert torch.equal(now[number + shift_now], old[known.id(name) + shift]), name
+    assert "clay" in task.graph.entities
+    assert "clay" not in before.entities
+
+
+def test_training_goes_on_from_there_and_says_so(earlier, tmp_path):
+    from mlflow import MlflowClient
+
+    shared = grown(tmp_path / "grown") | {"training.num_epochs": 1}
+    cold = train(config_of(**shared))
+    warm = train(config_of(**shared, **{"model.warm_start": earlier.run_id}))
+    assert warm.metrics["train/loss"] < 0.9 * cold.metrics["train/loss"]
+    assert warm.run_id is not None
+    tags = MlflowClient().get_run(warm.run_id).data.tags
+    assert tags["clew.warm_start.entities_new"] == "2"
+    assert tags["clew.warm_start.relations_taken"] == "46"
+    assert str(earlier.run_id) in tags["clew.warm_start.source"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "message"),
+    [
+        ("distmult", {}, "a cp model, but model.kind is distmult"),
+        ("cp", {"data.inverse_relations": False}, "trained with data.inverse_relations=true"),
+        ("cp", {"model.embedding_dim": 6}, r"entity.weight has the shape \(8,\), here it has"),
+        ("cp", {"model.entity_bias": True}, "entity_bias has the shape of nothing"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(earlier, kind, overrides, message):
+    assert earlier.run_id is not None
+    task = build_task(config_of(kind, **overrides))
+    with pytest.raises(ConfigError, match=message):
+        start_warm(task.build_model(), task, earlier.run_id)
+
+
+def test_graphs_without_a_common_entity_are_refused(earlier, tmp_path):
+    assert earlier.run_id is not None
+    rows = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\tr\tc\n", "test": "c\tr\ta\n"}
+    paths: dict[str, object] = {"data.name": None}
+    for split, text in rows.items():
+        (tmp_path / split).write_text(text, encoding="utf-8")
+        paths[f"data.{split}"] = str(tmp_path / split)
+    task = build_task(config_of(**paths))
+    with pytest.raises(ConfigError, match="its names are like 'acquired_abnormality', here they"):
+        start_warm(task.build_model(), task, earlier.run_id)
+
+
+def test_new_rows_are_counted_when_all_are_known(earlier):
+    assert earlier.run_id is not None
+    task = build_task(config_of())
+    model = task.build_model()
+    found = start_warm(model, task, earlier.run_id)
+    assert (found.entities_new, found.relations_new) == (0, 0)
+    assert np.isfinite(model.entity.weight.detach().numpy()).all()
