@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 
@@ -11,7 +12,7 @@ from clew.runs.reading.runs import download_artifact, find_run
 from clew.training.checkpoints import MODEL_FILE, read_manifest
 from clew.workflows.evaluate import evaluate
 from clew.workflows.train import train
-from tests.workflows.trained import TrainedStore, small_config
+from tests.workflows.trained import ROOT, TrainedStore, small_config
 
 
 def test_a_run_is_evaluated_as_its_training_did(trained: TrainedStore) -> None:
@@ -107,3 +108,41 @@ def test_a_torn_checkpoint_folder(trained: TrainedStore, tmp_path: Path) -> None
     (folder / MODEL_FILE).unlink()
     with pytest.raises(CheckpointError, match="the checkpoint is incomplete"):
         evaluate(str(folder))
+
+
+def wrong_triples(folder: Path, split: str) -> None:
+    """Write each triple of a split with the tail of another one."""
+    bundled = ROOT / f"platform/clew/link_prediction/bundled/umls/{split}.txt"
+    rows = [line.split("\t") for line in bundled.read_text(encoding="utf-8").splitlines()]
+    shifted = [f"{h}\t{r}\t{rows[i - 7][2]}\n" for i, (h, r, _) in enumerate(rows)]
+    (folder / f"{split}_negatives.txt").write_text("".join(shifted), encoding="utf-8")
+
+
+def test_triples_are_classified_against_given_wrong_ones(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    for split in ("valid", "test"):
+        wrong_triples(tmp_path, split)
+    result = evaluate(trained.strong, negatives=tmp_path)
+    assert 0.53 < result.metrics["test/classification_accuracy"] <= 1.0  # chance: .5 +- .014
+    assert 0.53 < result.metrics["test/classification_f1"] <= 1.0
+    assert "test/mrr" in result.metrics
+    with pytest.raises(ConfigError, match="thresholds of triple classification are chosen on it"):
+        evaluate(trained.strong, "valid", negatives=tmp_path)
+    (tmp_path / "test_negatives.txt").unlink()
+    with pytest.raises(DataError, match=r"no file test_negatives\.txt"):
+        evaluate(trained.strong, negatives=tmp_path)
+
+
+def test_triples_are_ranked_against_given_candidates(trained: TrainedStore, tmp_path: Path) -> None:
+    bundled = ROOT / "platform/clew/link_prediction/bundled/umls/test.txt"
+    lines = bundled.read_text(encoding="utf-8").splitlines()
+    head, relation, tail = (np.array(column) for column in zip(*map(str.split, lines), strict=True))
+    every = np.unique(np.concatenate([head, tail]))
+    wrong = np.broadcast_to(every[:20], (len(head), 20))
+    path = tmp_path / "test.npz"
+    arrays = {"head": head, "relation": relation, "tail": tail}
+    np.savez(path, head_neg=wrong, tail_neg=wrong, **arrays)
+    result = evaluate(trained.strong, negatives=path)
+    assert result.metrics["test/given_mrr"] > result.metrics["test/mrr"] > 0
+    assert result.metrics["test/given_mean_rank"] <= 21

@@ -147,6 +147,9 @@ class EvaluateOptions(Options):
     """Run id, models:/name@alias, or a checkpoint folder."""
     split: Literal["valid", "test"] = "test"
     """Split to evaluate, valid or test."""
+    negatives: Path | None = None
+    """Also judge by given wrong triples: a folder with valid_negatives.txt and test_negatives.txt
+    (triple classification, as for CoDEx), or an .npz file with OGB's arrays (ranking)."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
 
@@ -156,7 +159,7 @@ def evaluate(options: EvaluateOptions) -> int:
     """Evaluate a trained model on a split of its own data."""
     from clew.workflows.evaluate import evaluate as run_evaluation
 
-    result = run_evaluation(options.model, options.split)
+    result = run_evaluation(options.model, options.split, negatives=options.negatives)
     click.echo(json.dumps(result.metrics, indent=1) if options.as_json else result.table())
     return 0
 

@@ -16,6 +16,7 @@ _SMALLER = (
     f"{names.LOSS}_at_*",
     names.MEAN_RANK,
     f"{names.MEAN_RANK}_*",
+    f"given_{names.MEAN_RANK}",
     names.PERPLEXITY,
     names.BITS_PER_BYTE,
     names.MAE,
@@ -32,6 +33,9 @@ _SMALLER = (
 _LARGER = (
     names.MRR,
     f"{names.MRR}_*",
+    f"given_{names.MRR}",
+    f"given_{names.HITS_AT.format(k='*')}",
+    "classification_*",
     names.HITS_AT.format(k="*"),
     names.R2,
     "throughput/*",

@@ -14,6 +14,7 @@ from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit, hardware_summary
 from clew.runs.mlflow_store import open_tracker
 from clew.training.precision import device_name
+from clew.workflows.evaluate_negatives import measure_against
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,13 @@ class EvaluateResult:
         return "\n".join(shown)
 
 
-def evaluate(model: str, split: str = "test") -> EvaluateResult:
+def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) -> EvaluateResult:
     """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`.
 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         split: `valid` or `test`.
+        negatives: Also judge by given wrong triples; see `clew.workflows.evaluate_negatives`.
 
     Raises:
         UsageError: the model or its data cannot be used; nothing is recorded then.
@@ -52,7 +54,8 @@ def evaluate(model: str, split: str = "test") -> EvaluateResult:
     with open_model(model) as source:
         loaded = load_source(source)
         began = time.perf_counter()
-        metrics = measure(loaded, source, split)
+        against = measure_against(loaded, negatives, split) if negatives else {}
+        metrics = measure(loaded, source, split) | against
         seconds = time.perf_counter() - began
         tracker = open_tracker(
             TrackingConfig(experiment=source.config.tracking.experiment),
