@@ -39,6 +39,15 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path, make: object) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_does_not_take_the_place_of_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    (path / "precious").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        write_whole(path, "text")
+    assert (path / "precious").is_dir()
+    assert list(tmp_path.iterdir()) == [path]
+
+
 class Person(BaseModel):
     name: str
     password: int = 0

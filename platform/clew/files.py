@@ -12,14 +12,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a name beside `path` to write a file or a folder to; it becomes `path` at the end.
 
     What was at `path` stays until then, and stays for good if the block fails; nothing else is
-    left behind.
+    left behind. A file does not take the place of a folder.
+
+    Raises:
+        OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remove(temporary)
     try:
         yield temporary
-        if path.is_dir():
+        if temporary.is_dir() and path.is_dir():
             shutil.rmtree(path)
         temporary.replace(path)
     except BaseException:

@@ -19,7 +19,7 @@ import torch
 from mlflow import MlflowClient, pyfunc
 
 from clew.errors import PromotionRefused
-from clew.runs.registry import Registry, Version
+from clew.runs.registry import RegisteredVersion, Registry
 from clew.workflows import promote as promote_module
 from clew.workflows.gate import Check, Gate
 from clew.workflows.promote import PromotionRequest, promote
@@ -50,7 +50,7 @@ def accept(gate: Gate) -> Any:
     yield gate._weights()
 
 
-def skip_serving(gate: Gate, registry: Registry, version: Version) -> Check:
+def skip_serving(gate: Gate, registry: Registry, version: RegisteredVersion) -> Check:
     """Take it for granted that a version can be served."""
     return Check("served", True, "taken for granted")
 

@@ -16,10 +16,11 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
 from clew.link_prediction.calibration import Calibration
-from clew.runs import registry as registry_module
+from clew.runs import alias_moves
+from clew.runs.alias_moves import UnsettledMove
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.registry import Registry, UnsettledMove, Version
+from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE
 from clew.workflows.gate import Check, Gate
 from clew.workflows.promote import (
@@ -466,7 +467,7 @@ def test_a_champion_that_cannot_be_read_is_replaced_by_force_only(
 ) -> None:
     champion("broken", trained.weak)
 
-    def broken(version: Version, folder: Path) -> object:
+    def broken(version: RegisteredVersion, folder: Path) -> object:
         raise CheckpointError("model.safetensors: not a readable safetensors file")
 
     monkeypatch.setattr("clew.workflows.gate.open_version", broken)
@@ -511,7 +512,7 @@ def test_a_registry_that_goes_away_half_way_is_put_right_by_the_next_command(
             promoted("half", trained.strong)
     assert aliases("half") == {"champion": "2"}
     later = time.time() + 1000
-    monkeypatch.setattr(registry_module.time, "time", lambda: later)
+    monkeypatch.setattr(alias_moves.time, "time", lambda: later)
     assert (
         "nothing to do: version 2" in promote(PromotionRequest(trained.strong, name="half")).outcome
     )
@@ -538,7 +539,7 @@ def test_of_two_promotions_at_once_the_loser_is_told(
     original = Gate.served
     others: list[str | None] = []
 
-    def meanwhile(gate: Gate, registry: Registry, version: Version) -> Check:
+    def meanwhile(gate: Gate, registry: Registry, version: RegisteredVersion) -> Check:
         if not others:
             others.append(None)
             others[0] = promoted("raced", trained.weak)

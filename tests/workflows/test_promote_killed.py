@@ -11,8 +11,9 @@ import pytest
 from mlflow import MlflowClient
 
 from clew import names
-from clew.runs import registry as registry_module
-from clew.runs.registry import CLAIM_PREFIX, Registry
+from clew.runs import alias_moves
+from clew.runs.alias_moves import CLAIM_PREFIX
+from clew.runs.registry import Registry
 from clew.workflows.promote import PromotionRequest, promote
 from tests.workflows.test_promote import (
     Change,
@@ -106,7 +107,7 @@ def test_a_promotion_killed_at_any_step_is_whole_when_repeated(
     assert left
     # The claims of the dead lapse; the same command again, with all its checks.
     later = time.time() + 1000
-    monkeypatch.setattr(registry_module.time, "time", lambda: later)
+    monkeypatch.setattr(alias_moves.time, "time", lambda: later)
     for step in steps:
         result = promote(PromotionRequest(trained.strong, name=f"killed {step}"))
         assert result.number == "2"

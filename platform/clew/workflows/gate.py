@@ -4,6 +4,7 @@ Checks come one by one, each with what was found; the first that nobody could ov
 Nothing here writes anything.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from typing import Literal
 
 import torch
 
-from clew import names
+from clew import __version__, names
 from clew.errors import CheckpointError, DataError, TrackingError
 from clew.link_prediction.calibration import Calibration
+from clew.runs.hardware import git_commit
 from clew.runs.packaging import ask_servable
-from clew.runs.registry import Registry, Version
+from clew.runs.registry import RegisteredVersion, Registry
+from clew.training.checkpoints import MODEL_FILE
 from clew.workflows.model_source import (
     SERVED_FOLDER,
     LoadedModel,
@@ -64,7 +67,7 @@ class Gate:
     """
 
     candidate: ModelSource
-    champion: Version | None
+    champion: RegisteredVersion | None
     metric: str
     maximize: bool
     work: Path
@@ -90,7 +93,7 @@ class Gate:
             if check.final and not check.passed:
                 return
 
-    def served(self, registry: Registry, version: Version) -> Check:
+    def served(self, registry: Registry, version: RegisteredVersion) -> Check:
         """Load a version from the registry as a server does, and compare it with the checkpoint."""
         rows = self.servable.example_rows()
         folder = registry.download(version, self.work / "served")
@@ -105,6 +108,33 @@ class Gate:
                 return Check("served", False, detail, final=True)
         detail = f"{version.uri} loads without pickle and answers {len(rows)} queries as it should"
         return Check("served", True, detail)
+
+    def describe_candidate(self) -> dict[str, str]:
+        """Return the tags by which a version says what it is made of and what was found."""
+        manifest, task = self.candidate.manifest, self.model.task
+        tags = {
+            names.TAG_VALIDATION: names.VALIDATION_PENDING,
+            names.TAG_SOURCE_RUN: self.candidate.run_id or "",
+            names.TAG_TASK: task.kind,
+            names.TAG_DATASET: task.dataset,
+            names.TAG_DATA_FINGERPRINT: manifest.data_fingerprint,
+            names.TAG_CONFIG_HASH: manifest.config_hash,
+            names.TAG_COMMIT: manifest.commit,
+            names.TAG_CHECKPOINT_STEP: str(manifest.step),
+            names.TAG_WEIGHTS: self.weights_digest,
+            names.TAG_VERSION: __version__,
+            names.TAG_PACKAGE_COMMIT: git_commit() or "unknown",
+        }
+        if self.calibration is not None:
+            tags[names.TAG_TEMPERATURE] = f"{self.calibration.temperature:.6g}"
+        found = {f"{names.TAG_METRIC_PREFIX}{k}": f"{v:.8g}" for k, v in self.metrics.items()}
+        return tags | found
+
+    @property
+    def weights_digest(self) -> str:
+        """Sixteen hex digits over the candidate's weights."""
+        with (self.candidate.checkpoint / MODEL_FILE).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
     @property
     def model(self) -> LoadedModel:

@@ -17,7 +17,7 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.runs.reading.runs import download_artifact, list_artifact_folders
-from clew.runs.registry import Registry, Version
+from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
 from clew.training.precision import resolve_device
 from clew.training.task import Task
@@ -47,7 +47,7 @@ class ModelSource:
     manifest: Manifest
     config: RunConfig
     run_id: str | None = None
-    version: Version | None = None
+    version: RegisteredVersion | None = None
 
     @property
     def title(self) -> str:
@@ -77,7 +77,7 @@ def open_model(reference: str) -> Iterator[ModelSource]:
             yield open_run_best(reference, Path(folder))
 
 
-def find_version(reference: str) -> Version:
+def find_version(reference: str) -> RegisteredVersion:
     """Return the version that `models:/name@alias` or `models:/name/3` means.
 
     Raises:
@@ -97,7 +97,7 @@ def find_version(reference: str) -> Version:
     )
 
 
-def open_version(version: Version, folder: Path, reference: str = "") -> ModelSource:
+def open_version(version: RegisteredVersion, folder: Path, reference: str = "") -> ModelSource:
     """Download a registered version into `folder`."""
     root = Registry.connect().download(version, folder)
     model = root / SERVED_FOLDER

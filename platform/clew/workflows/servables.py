@@ -24,6 +24,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import HEAD, RELATION, TAIL
+from clew.runs.packaging import save_servable
 from clew.training.task import Task
 
 NUM_EXAMPLES = 8
@@ -129,6 +130,23 @@ class ServedTriples:
             and abs(a["score"] - b["score"]) <= SCORE_TOLERANCE
             for a, b in pairs
         )
+
+
+def save_candidate(
+    servable: Servable, work: Path, *, checkpoint: Path, calibration: Calibration | None
+) -> Path:
+    """Save a checkpoint in the empty folder `work` as something that MLflow can serve."""
+    (work / "run").mkdir()
+    model_folder = servable.write_folder(
+        work / "model", checkpoint=checkpoint, calibration=calibration, work=work / "run"
+    )
+    return save_servable(
+        work / "servable",
+        code=servable.serving_code,
+        model_folder=model_folder,
+        work=work / "copies",
+        example=servable.example_rows()[0],
+    )
 
 
 SERVABLE_TASKS = frozenset({names.TASK_LINK_PREDICTION})

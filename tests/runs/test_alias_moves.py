@@ -15,15 +15,15 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 from clew.errors import PromotionRefused, TrackingError
-from clew.runs import registry as module
-from clew.runs.registry import (
+from clew.runs import alias_moves as module
+from clew.runs.alias_moves import (
     CLAIM_PREFIX,
-    Claim,
-    ModelState,
+    MoveClaim,
     UnsettledMove,
     move_aliases,
     settle_moves,
 )
+from clew.runs.registry import ModelState
 
 
 class Aliases:
@@ -329,11 +329,11 @@ def test_half_a_move_is_reported_as_such_and_completed_by_the_next(
 
 def test_what_a_person_set_after_a_half_move_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Aliases({"champion": "3", "previous": "8"})
-    registry.tags[f"{CLAIM_PREFIX}0"] = Claim(before=BEFORE, after=AFTER).model_dump_json()
+    registry.tags[f"{CLAIM_PREFIX}0"] = MoveClaim(before=BEFORE, after=AFTER).model_dump_json()
     settle_moves(registry, "m")
     assert registry.aliases == {"champion": "3", "previous": "8"}
     registry = Aliases({"champion": "9", "previous": "1"})
-    registry.tags[f"{CLAIM_PREFIX}0"] = Claim(before=BEFORE, after=AFTER).model_dump_json()
+    registry.tags[f"{CLAIM_PREFIX}0"] = MoveClaim(before=BEFORE, after=AFTER).model_dump_json()
     settle_moves(registry, "m")
     assert registry.aliases == {"champion": "9", "previous": "1"}
 
@@ -361,7 +361,7 @@ def test_an_interruption_by_the_person_leaves_no_half(
 
 def test_a_live_claim_of_another_is_waited_for_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Aliases(BEFORE)
-    registry.tags[f"{CLAIM_PREFIX}0"] = Claim(made_at=time.time()).model_dump_json()
+    registry.tags[f"{CLAIM_PREFIX}0"] = MoveClaim(made_at=time.time()).model_dump_json()
     pauses = itertools.count(1)
 
     def wait(seconds: float) -> None:
@@ -378,7 +378,7 @@ def test_a_live_claim_of_another_is_waited_for_not_broken(monkeypatch: pytest.Mo
 def test_a_claim_that_never_ends_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLAIM_SECONDS", 0.0)
     registry = Aliases(BEFORE)
-    immortal = Claim(made_at=time.time() + 1000).model_dump_json()
+    immortal = MoveClaim(made_at=time.time() + 1000).model_dump_json()
     registry.tags[f"{CLAIM_PREFIX}0"] = immortal
     with pytest.raises(PromotionRefused, match="being moved by others"):
         move_aliases(registry, "m", before=BEFORE, after=AFTER)
@@ -407,7 +407,7 @@ def test_a_registry_too_slow_to_be_safe_stops_the_move(
                 now[0] += 29
 
         def set_alias(self, name: str, alias: str, number: str | None) -> None:
-            claims = (Claim.model_validate_json(value) for value in self.tags.values())
+            claims = (MoveClaim.model_validate_json(value) for value in self.tags.values())
             assert max(claim.age_seconds for claim in claims) <= module.CLAIM_SECONDS / 2
             super().set_alias(name, alias, number)
 
