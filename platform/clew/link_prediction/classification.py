@@ -34,7 +34,8 @@ class Thresholds:
 
     def predict(self, scores: TripleScores, relation: RelationIds) -> IsTrue:
         """Return which triples count as true."""
-        return scores >= self.by_relation[relation]
+        answers: IsTrue = scores >= self.by_relation[relation]
+        return answers
 
 
 def best_threshold(scores: TripleScores, is_true: IsTrue) -> float:

@@ -43,7 +43,8 @@ def score_triples(
     """Return the mean of a triple's scores as a query for its tail and for its head."""
     by_tail = score_tails(model, triples, triples[:, [TAIL]])
     by_head = score_heads(model, triples, triples[:, [HEAD]], num_relations)
-    return 0.5 * (by_tail + by_head)[:, 0]
+    mean: np.ndarray = 0.5 * (by_tail + by_head)[:, 0]
+    return mean
 
 
 def _scores(

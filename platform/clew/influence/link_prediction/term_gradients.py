@@ -36,7 +36,7 @@ def with_terms(
     )
     leaves = [values.detach().requires_grad_() for values in looked_up]
     with torch.enable_grad():
-        total = terms.losses(model, *leaves, relation_id).sum()
+        total = terms.losses(model, leaves[0], leaves[1], leaves[2], relation_id).sum()
         head, relation, tail = torch.autograd.grad(total, leaves, materialize_grads=True)
     assert gradients.head is not None
     assert gradients.relation is not None

@@ -79,4 +79,6 @@ class TuckERTrunk(AutogradTrunk):
             found = torch.autograd.grad(self._tucker.finish(projected), wanted, grad_hidden)
         if not deep:
             return RowGradients(found[0])
-        return RowGradients(*found, self._small(head, relation, grad_hidden))
+        of_projected, of_head, of_relation = found
+        small = self._small(head, relation, grad_hidden)
+        return RowGradients(of_projected, of_head, of_relation, small)

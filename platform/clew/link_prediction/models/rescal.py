@@ -22,9 +22,8 @@ class RESCAL(Factorization, kind="rescal"):
         """Return h^T M_r, with dropout on both."""
         config, training = self.config, self.training
         head = torch.dropout(head, config.input_dropout, training)
-        matrix = torch.dropout(relation, config.dropout_of_relations, training).unflatten(
-            1, (head.shape[1], -1)
-        )
+        relation = torch.dropout(relation, config.dropout_of_relations, training)
+        matrix = relation.reshape(len(head), head.shape[1], -1)
         return torch.einsum("bi,bij->bj", head, matrix)
 
     def relation_queries(self, head: Rows, tail: Rows) -> RelationRows:

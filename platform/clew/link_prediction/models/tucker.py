@@ -39,7 +39,7 @@ class TuckER(GraphModel, kind="tucker"):
         """Return the product of core, relation and head before the last normalisation."""
         config, training = self.config, self.training
         head = dropout(_normalised(self.head_norm, head), config.input_dropout, training)
-        core = self.core.unflatten(1, (relation.shape[1], head.shape[1]))
+        core = self.core.view(-1, relation.shape[1], head.shape[1])
         matrix = torch.einsum("bj,kji->bki", relation, core)
         matrix = dropout(matrix, config.relation_dropout, training)
         return torch.einsum("bki,bi->bk", matrix, head)
