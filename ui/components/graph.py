@@ -110,8 +110,14 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
             column = -1 if before < behind else MAX_BETWEEN + 1
         columns.setdefault(column, []).append(key)
     found = nx.multipartite_layout(graph, subset_key=columns)
-    width, height = (max(abs(place[axis]) for place in found.values()) or 1 for axis in (0, 1))
-    return {key: (float(x / width), float(y / height)) for key, (x, y) in found.items()}
+    # It centres on the mean of all entities; here the outer columns are as far from the middle.
+    across = [x for x, _ in found.values()]
+    left, right = min(across), max(across)
+    height = max(abs(y) for _, y in found.values()) or 1.0
+    scale = 2 / (right - left) if right > left else 0.0
+    return {
+        key: (float((x - left) * scale - 1), float(y / height)) for key, (x, y) in found.items()
+    }
 
 
 def _nodes(
