@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,9 @@ from clew.runs.influence_report import (
     ReportModel,
     Term,
     TripleRecord,
+    read_explained_triple,
     read_influence_json,
+    read_influence_outline,
     write_influence_json,
 )
 
@@ -78,10 +81,34 @@ def test_other_schema_version_is_named(tmp_path):
     path = tmp_path / "influence.json"
     write_influence_json(report(), path)
     content = json.loads(path.read_text())
-    content["schema_version"] = 2
+    content["schema_version"] = 3
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="schema_version is 2, this version of Clew reads 1"):
+    with pytest.raises(DataError, match="schema_version is 3, this version of Clew reads 1 and 2"):
         read_influence_json(path)
+
+
+def test_files_of_the_first_version_still_open(tmp_path):
+    path = tmp_path / "influence.json"
+    write_influence_json(report(), path)
+    content = json.loads(path.read_text())
+    assert content["schema_version"] == 2
+    path.write_text(json.dumps(content | {"schema_version": 1}))
+    assert read_influence_json(path) == replace(report(), schema_version=1)
+    assert read_influence_outline(path).schema_version == 1
+    assert read_explained_triple(path, 0)[1] == report().tests[0]
+
+
+def test_an_ensemble_says_how_far_its_runs_agree(tmp_path):
+    path = tmp_path / "influence.json"
+    one = report()
+    entry = replace(one.tests[0].proponents[0], spread=0.125, runs_agreeing=2)
+    test = replace(one.tests[0], proponents=(entry,), opponents=())
+    several = replace(one, model=replace(one.model, runs=("run", "twin")), tests=(test,))
+    write_influence_json(several, path)
+    assert read_influence_json(path) == several
+    assert read_influence_outline(path).model.runs == ("run", "twin")
+    content = json.loads(path.read_text())["tests"][0]["proponents"][0]
+    assert (content["spread"], content["runs_agreeing"]) == (0.125, 2)
 
 
 @pytest.mark.parametrize(

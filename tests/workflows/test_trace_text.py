@@ -154,3 +154,8 @@ def test_a_damaged_report_is_named(tmp_path: Path):
     path.write_text("nonsense")
     with pytest.raises(DataError, match="not a readable explanation"):
         TextInfluenceReport.read(path)
+
+
+def test_forms_of_graph_models_are_refused(model: str):
+    with pytest.raises(ConfigError, match=r"influence\.score is kronecker, but training windows"):
+        trace_text(model, "green", "", {"influence.score": "kronecker"})

@@ -83,6 +83,9 @@ def _frame(facts: pd.DataFrame, column: str) -> pd.DataFrame:
             "Hops": facts["hops"].to_numpy(),
         }
     )
+    if "agreement" in facts:  # of an ensemble
+        frame["Runs agree"] = facts["agreement"].to_numpy()
+        frame["Spread"] = facts["spread"].to_numpy(float)
     if parts := part_columns(facts):
         frame["By part"] = facts[parts].to_numpy(float).round(6).tolist()
     if checkpoints := checkpoint_columns(facts):
@@ -108,6 +111,8 @@ def _columns(column: str) -> dict[str, Any]:
         column.capitalize(): st.column_config.NumberColumn(
             format="%.4g", width=72, help=explanation
         ),
+        "Runs agree": st.column_config.TextColumn(width=72, help=glossary.RUNS_AGREE),
+        "Spread": st.column_config.NumberColumn(format="%.2g", width=60, help=glossary.SPREAD),
         "By part": st.column_config.BarChartColumn(
             width=66, help=f"Share of each part of the model, in this order: {order}."
         ),

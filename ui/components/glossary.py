@@ -88,8 +88,9 @@ COSINE = (
 )
 SCORE = "The model's own score for the triple (a logit): larger is more likely."
 RANK = (
-    "Place of the true tail among all entities, other known answers left out; 1 means the model "
-    "puts it first. Ties count half."
+    "Place of the true answer (the tail, unless the explanation asks for the head or for both) "
+    "among all entities, other known answers left out; 1 means the model puts it first. Ties count "
+    "half."
 )
 SELF_INFLUENCE = (
     "How strongly the triple would move its own prediction if it were trained on. Large values are "
@@ -99,6 +100,11 @@ HOPS = (
     "Steps from the test triple to the fact, over the facts of this explanation: 0 shares an "
     "entity with it, 1 is one step further, and so on."
 )
+RUNS_AGREE = (
+    "How many of the averaged runs, which differ in their seed alone, see the same sign: all of "
+    "them, and it is more than one run's luck."
+)
+SPREAD = "Standard deviation of the influence over the averaged runs."
 WINDOW_INFLUENCE = (
     "How much training on this window changed the continuation's loss, summed over the "
     "checkpoints. Positive (▲): it made the continuation more likely. Negative (▼): less likely. "

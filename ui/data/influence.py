@@ -47,11 +47,16 @@ def _head(_files: ReportFiles, identity: Identity) -> ReportHead:
 
 @st.cache_resource(max_entries=32, show_spinner=False)
 def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
-    test = triple_at(report_head(_files), index)
+    head = report_head(_files)
+    test = triple_at(head, index)
     facts = add_hops(read_facts(_files, index), str(test["head_id"]), str(test["tail_id"]))
     shared = (facts["head_id"] == test["head_id"]) | (facts["tail_id"] == test["tail_id"])
     siblings = shared & (facts["relation_id"] == test["relation_id"])
-    return facts.assign(sibling=siblings.to_numpy(bool))
+    facts = facts.assign(sibling=siblings.to_numpy(bool))
+    if "runs_agreeing" not in facts or not head.runs:
+        return facts
+    of = f" of {len(head.runs)}"
+    return facts.assign(agreement=facts["runs_agreeing"].astype(int).astype(str) + of)
 
 
 def report_of_run(run_id: str) -> ReportFiles:

@@ -33,7 +33,8 @@ class ExplainOptions(Configured):
     """Options that `clew tracin` and `clew batch-tracin` share."""
 
     model: ModelToExplain = ""
-    """Run id, models:/name@alias, or a folder of checkpoints."""
+    """Run id, models:/name@alias, or a folder of checkpoints; RUN1,RUN2,... averages over runs of
+    one configuration with other seeds."""
     train: str = ""
     """File of training triples; checked against those that the model was trained on."""
     entity_to_id: str = ""

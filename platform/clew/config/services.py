@@ -37,10 +37,22 @@ class InfluenceConfig(Section):
         default=10, ge=0
     )
     """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
-    score: Annotated[Literal["raw", "cosine", "preconditioned"], EXPLAIN_FLAG] = "raw"
+    score: Annotated[
+        Literal["raw", "cosine", "deflated", "kronecker", "preconditioned"], EXPLAIN_FLAG
+    ] = "raw"
     """`raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
-    training example wins by the size of its gradient alone; `preconditioned`: in the geometry of
-    Adam's second moments (needs checkpoints with the optimizer's state)."""
+    training example wins by the size of its gradient alone; `deflated`: without convolution and
+    normalisation and without the mean directions that all examples share, divided by the training
+    gradient's norm; `kronecker`: with every factor of a gradient whitened, without convolution and
+    normalisation, divided by the training gradient's norm; `preconditioned`: in the geometry of
+    Adam's second moments (needs checkpoints with the optimizer's state), measured as the worst of
+    these at predicting retraining."""
+    direction: Annotated[Literal["tail", "head", "both"], EXPLAIN_FLAG] = "tail"
+    """Which answer is explained: why this tail, why this head (needs `data.inverse_relations`), or
+    the losses of both together; score and rank of the test triple are of the same question."""
+    test_loss: Annotated[Literal["trained", "filtered"], EXPLAIN_FLAG] = "trained"
+    """Loss of the test triple: `trained`: as in training, smoothed, every other entity a wrong
+    answer; `filtered`: not smoothed, without the other known answers, as ranks are."""
     with_cosine: bool = True
     """Report the cosine next to every raw score; takes about 10 % more time."""
     batch_size: Annotated[int | None, EXPLAIN_FLAG] = Field(default=None, ge=1)

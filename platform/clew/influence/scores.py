@@ -5,6 +5,7 @@ of each checkpoint would be wrong.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,8 @@ class Tile:
     cosine: Float[Tensor, "test train"] | None
     candidate: Bool[Tensor, "test train"] | None
     """Pairs to include; None: all."""
+    by_run: Float[Tensor, "run test train"] | None = None
+    """Scores of each run of an ensemble, of which `influence` is the mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +41,7 @@ class Scored:
     by_checkpoint: Float[np.ndarray, "checkpoint test rank"]
     by_part: Float[np.ndarray, "part test rank"]
     cosine: Float[np.ndarray, "test rank"] | None
+    by_run: Float[np.ndarray, "run test rank"] | None = None
 
     def only(self, test: int) -> "Scored":
         """Return the entries of one test example."""
@@ -48,7 +52,24 @@ class Scored:
             by_checkpoint=self.by_checkpoint[:, part],
             by_part=self.by_part[:, part],
             cosine=None if self.cosine is None else self.cosine[part],
+            by_run=None if self.by_run is None else self.by_run[:, part],
         )
+
+    @cached_property
+    def spread(self) -> Float[np.ndarray, "test rank"] | None:
+        """Standard deviation of the runs' scores (n - 1 in the denominator), of an ensemble."""
+        if self.by_run is None:
+            return None
+        spread: np.ndarray = self.by_run.std(axis=0, ddof=1)
+        return spread
+
+    @cached_property
+    def agreeing(self) -> Int[np.ndarray, "test rank"] | None:
+        """Number of runs whose score has the mean's sign, of an ensemble."""
+        if self.by_run is None:
+            return None
+        agreeing: np.ndarray = (np.sign(self.by_run) == np.sign(self.influence)).sum(axis=0)
+        return agreeing
 
     def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
         """Return the entries in a new order, given separately for each test example."""
@@ -58,6 +79,7 @@ class Scored:
             by_checkpoint=np.take_along_axis(self.by_checkpoint, order[None], 2),
             by_part=np.take_along_axis(self.by_part, order[None], 2),
             cosine=None if self.cosine is None else np.take_along_axis(self.cosine, order, 1),
+            by_run=None if self.by_run is None else np.take_along_axis(self.by_run, order[None], 2),
         )
 
 
@@ -155,16 +177,19 @@ def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:
         by_checkpoint=picked(tile.by_checkpoint).astype(np.float32),
         by_part=picked(tile.by_part).astype(np.float32),
         cosine=None if tile.cosine is None else picked(tile.cosine).astype(np.float32),
+        by_run=None if tile.by_run is None else picked(tile.by_run).astype(np.float32),
     )
 
 
 def side_by_side(*parts: Scored) -> Scored:
     """Put the entries of several tiles side by side."""
     cosines = [part.cosine for part in parts if part.cosine is not None]
+    runs = [part.by_run for part in parts if part.by_run is not None]
     return Scored(
         train=np.concatenate([part.train for part in parts], axis=1),
         influence=np.concatenate([part.influence for part in parts], axis=1),
         by_checkpoint=np.concatenate([part.by_checkpoint for part in parts], axis=2),
         by_part=np.concatenate([part.by_part for part in parts], axis=2),
         cosine=np.concatenate(cosines, axis=1) if cosines else None,
+        by_run=np.concatenate(runs, axis=2) if runs else None,
     )

@@ -6,7 +6,7 @@ checkpoint is loaded twice, and scores leave the loop only when they are complet
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clew.influence.scores import Tile
+
+Norms = Literal["none", "train", "both"]
+"""What a score is divided by: nothing, the training gradient's norm, or both gradients' norms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +65,15 @@ class Summation:
     """The weighted sum over checkpoints.
 
     With weights w_k and gradients g_k, a score is the inner product of the vectors
-    (sqrt(w_k) g_k)_k; `cosine` divides it by their norms, the roots of the self-influences.
+    (sqrt(w_k) g_k)_k; a cosine divides it by their norms, the roots of the self-influences.
     """
 
     kernels: Sequence[CheckpointKernel]
     weights: Sequence[float]
     cosine: bool = False
     """Whether cosines are computed."""
-    normalise: bool = False
-    """Whether the cosine is the score; contributions are then divided by the same norms."""
+    divided_by: Norms = "none"
+    """Norms that scores and contributions are divided by."""
     candidates: np.ndarray | None = None
     """Pairs to include, `(test, train)`, bool; None: all."""
 
@@ -96,7 +99,7 @@ class Summation:
         """Return the scores of some training examples."""
         by_checkpoint, by_part, own = [], None, None
         for kernel, weight in zip(self.kernels, self.weights, strict=True):
-            products = kernel.products(indices, norms=self.cosine)
+            products = kernel.products(indices, norms=self.cosine or self.divided_by != "none")
             weighted = products.by_part.double().mul_(weight)
             by_checkpoint.append(weighted.sum(0))
             by_part = weighted if by_part is None else by_part.add_(weighted)
@@ -111,10 +114,12 @@ class Summation:
     ) -> Tile:
         influence, cosine = by_checkpoint.sum(0), None
         if own is not None:
-            scale = (self.test_self_influence[:, None] * own).clamp_min(1e-300).rsqrt()
-            cosine = influence * scale
-            if self.normalise:
-                influence, by_checkpoint, by_part = cosine, by_checkpoint * scale, by_part * scale
+            both = (self.test_self_influence[:, None] * own).clamp_min(1e-300).rsqrt()
+            cosine = influence * both if self.cosine else None
+            if self.divided_by != "none":
+                scale = both if self.divided_by == "both" else own.clamp_min(1e-300).rsqrt()
+                influence, by_checkpoint = influence * scale, by_checkpoint * scale
+                by_part = by_part * scale
         candidate = None
         if self.candidates is not None:
             candidate = torch.from_numpy(self.candidates[:, indices]).to(influence.device)

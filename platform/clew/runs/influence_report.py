@@ -42,6 +42,8 @@ CSV_COLUMNS = (
     "TracInScore",
 )
 """Header of the CSV file, in order."""
+ENSEMBLE_CSV_COLUMNS = (*CSV_COLUMNS, "Spread", "RunsAgreeing")
+"""Header of the CSV file of an ensemble."""
 
 TERM_COLUMNS = (
     "test_head",
@@ -63,6 +65,10 @@ SCORE_COLUMN = "tracin_score"
 """Parquet: the influence, float64."""
 COSINE_COLUMN = "cosine"
 """Parquet: influence divided by the norms of both gradients; absent where it was not computed."""
+SPREAD_COLUMN = "spread"
+"""Parquet, ensembles: standard deviation of the runs' scores (n - 1), float32."""
+AGREEING_COLUMN = "runs_agreeing"
+"""Parquet, ensembles: number of runs whose score has the mean's sign, int32."""
 TEST_INDEX_COLUMN = "test_index"
 """Parquet: place of the test triple in the JSON file's `tests`, int32."""
 TRAIN_INDEX_COLUMN = "train_index"
@@ -117,7 +123,9 @@ class InfluenceEntry:
     """One training triple's influence on one test triple.
 
     `rank` counts from 1 among the proponents or among the opponents, strongest first. Both
-    `by_checkpoint` and `by_part` add up to `influence`.
+    `by_checkpoint` and `by_part` add up to `influence`. Of an ensemble, `influence` is the mean
+    over its runs, `spread` the standard deviation (n - 1), `runs_agreeing` the number of runs whose
+    score has the mean's sign.
     """
 
     rank: int
@@ -127,15 +135,18 @@ class InfluenceEntry:
     by_part: dict[str, float] = field(default_factory=dict)
     cosine: float | None = None
     train_index: int | None = None
+    spread: float | None = None
+    runs_agreeing: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTriple:
     """One test triple.
 
-    `score` is the model's own for the triple (a logit), `rank` its filtered rank as a tail (ties
-    count half), both at the last checkpoint. `truncated` says that more training triples were
-    scored than the two lists of an `ExplainedTriple` hold.
+    `score` is the model's own for the triple (a logit), `rank` the filtered rank of the answer that
+    is explained (ties count half), both at the last checkpoint; with direction `both` they are the
+    means over tail and head, in version 1 they are of the tail. `truncated` says that more training
+    triples were scored than the two lists of an `ExplainedTriple` hold.
     """
 
     test: TripleRecord
@@ -165,18 +176,26 @@ class CheckpointWeight:
 
 @dataclass(frozen=True, slots=True)
 class ReportModel:
-    """Which model was explained."""
+    """Which model was explained.
+
+    Of an ensemble, `run_id` is its first run, `runs` are all of them, and a checkpoint's weight is
+    the mean over them.
+    """
 
     run_id: str
     task: str
     checkpoints: tuple[CheckpointWeight, ...]
+    runs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFrame:
-    """What a report says besides its test triples."""
+    """What a report says besides its test triples.
 
-    schema_version: Literal[1] = 1
+    Version 1 knew one direction of the loss, both, and no ensembles; it is read as it is.
+    """
+
+    schema_version: Literal[1, 2] = 2
     sign: str = SIGN_CONVENTION
     model: ReportModel
     settings: dict[str, Any]
@@ -256,6 +275,8 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
             frame = _FRAME.dump_python(report)
             if report.validation is None:
                 del frame["validation"]
+            if not report.model.runs:
+                del frame["model"]["runs"]
             file.write(f'{json.dumps(frame, ensure_ascii=False)[:-1]}, "tests": [')
             for index, test in enumerate(report.tests):
                 content = _TEST.dump_python(test, exclude_none=True)
@@ -291,11 +312,11 @@ def _problem(error: ValidationError) -> str:
     for problem in problems:
         if problem["loc"] == ("schema_version",):
             return (
-                f"schema_version is {problem['input']!r}, this version of Clew reads 1; write the "
-                "report again or use the matching version"
+                f"schema_version is {problem['input']!r}, this version of Clew reads 1 and 2; "
+                "write the report again or use the matching version"
             )
     if first["type"] == "missing":
         if first["loc"][:-1] == ("tests",):
             return f"no test triple {problems[-1]['loc'][1]}; it has {first['loc'][1]}"
-        return f"{first['loc'][-1]!r} is missing; expected schema 1"
-    return f"a value of the wrong kind ({described(error)}); expected schema 1"
+        return f"{first['loc'][-1]!r} is missing; expected schema 1 or 2"
+    return f"a value of the wrong kind ({described(error)}); expected schema 1 or 2"

@@ -26,7 +26,6 @@ from clew.errors import ConfigError
 from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.runs.influence_report import (
-    CSV_COLUMNS,
     TEST_INDEX_COLUMN,
     InfluenceReport,
     read_influence_json,
@@ -171,10 +170,10 @@ class OutputFolder:
 
 def _join_csv(folders: Sequence[Path], target: Path) -> None:
     with replacing(target) as temporary, temporary.open("wb") as file:
-        file.write((",".join(CSV_COLUMNS) + "\n").encode())
-        for folder in folders:
+        for place, folder in enumerate(folders):
             with (folder / names.INFLUENCE_CSV).open("rb") as part:
-                part.readline()
+                header = part.readline()
+                file.write(header if place == 0 else b"")
                 shutil.copyfileobj(part, file)
 
 

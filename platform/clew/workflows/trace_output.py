@@ -74,7 +74,8 @@ def identity(settings: Mapping[str, Any], model: ReportModel) -> dict[str, Any]:
     """Return what scores depend on: settings that have an effect, the model, its checkpoints."""
     checkpoints = [[checkpoint.step, checkpoint.weight] for checkpoint in model.checkpoints]
     content = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
-    return content | {"model": model.run_id, "checkpoints": checkpoints}
+    content |= {"model": model.run_id, "checkpoints": checkpoints}
+    return content | ({"runs": list(model.runs)} if model.runs else {})
 
 
 def copy_files(folder: Path, output: Path) -> None:

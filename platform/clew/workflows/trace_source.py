@@ -1,8 +1,8 @@
 """Finds the checkpoints that an explanation sums over: of a run, a registered model, a folder."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from clew.training.checkpoints import (
 )
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
+from clew.workflows.ensemble import mean_checkpoints, require_ensemble
 from clew.workflows.model_source import (
     REGISTRY_SCHEME,
     LoadedModel,
@@ -81,8 +82,11 @@ class TraceSource:
     model: ModelSource
     """At its last checkpoint; the configuration holds the settings of the explanation."""
     checkpoints: tuple[CheckpointRecord, ...]
+    """Of an ensemble: one for each step, with the mean of its weights over the runs."""
     task: LinkPrediction
     tracer: Tracer
+    runs: tuple[str, ...] = ()
+    """Of an ensemble: what each of its runs is called, the first one included."""
 
     @property
     def loaded(self) -> LoadedModel:
@@ -97,15 +101,20 @@ def open_trace_source(
     """Find a model's checkpoints, read its data and load it all.
 
     Args:
-        reference: A run id, `models:/name@alias`, or a folder of checkpoints.
+        reference: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
+            separated by commas, are an ensemble.
         overrides: Settings of the explanation, `influence.key` to value.
         files: Files that must be the model's own.
 
     Raises:
         UsageError: the checkpoints or the data are missing or do not belong together.
     """
-    with open_checkpoints(reference, overrides) as (model, records):
-        yield _load(model, records, files or GivenFiles())
+    several = "," in reference and folder_meant(reference) is None
+    references = [name.strip() for name in reference.split(",")] if several else [reference]
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in references]
+        require_ensemble([model for model, _ in opened])
+        yield _load([model for model, _ in opened], [r for _, r in opened], files or GivenFiles())
 
 
 @contextmanager
@@ -149,9 +158,9 @@ def open_checkpoints(
 
 
 def _load(
-    model: ModelSource, records: tuple[CheckpointRecord, ...], files: GivenFiles
+    models: Sequence[ModelSource], runs: Sequence[tuple[CheckpointRecord, ...]], files: GivenFiles
 ) -> TraceSource:
-    config = model.config
+    model, config = models[0], models[0].config
     prepare_process(config)
     task = build_task(config)
     if not isinstance(task, LinkPrediction):
@@ -164,10 +173,12 @@ def _load(
         task,
         config,
         settings=config.influence,
-        checkpoints=records,
+        checkpoints=runs[0],
+        further_runs=runs[1:],
         device=resolve_device("cpu" if config.training.device == "cpu" else "auto"),
     )
-    return TraceSource(model, records, task, tracer)
+    names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
+    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs)
 
 
 def _of_run(run_id: str, folder: Path) -> list[CheckpointRecord]:

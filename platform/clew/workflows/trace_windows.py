@@ -53,8 +53,14 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, tor
         explains: What the command explains and which commands explain the rest, for people.
 
     Raises:
-        ConfigError: the model's task is another.
+        ConfigError: the model's task is another, or the form of the score is not defined for it.
     """
+    score = source.config.influence.score
+    if score != "raw":
+        raise ConfigError(
+            f"influence.score is {score}, but training windows have raw scores, with the cosine "
+            "beside each; other forms are defined for graph models: leave it at raw"
+        )
     prepare_process(source.config)
     task = build_task(source.config)
     if not isinstance(task, kind):

@@ -13,9 +13,10 @@ import numpy as np
 
 from clew import names
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
+from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
-from clew.runs.influence_report import InfluenceReport, TripleRecord
+from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
 from clew.runs.reading.validations import find_validation
 from clew.training.checkpoints import CheckpointRecord
 from clew.training.precision import device_name
@@ -53,11 +54,19 @@ class TraceResult:
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
                 lines += [
                     f"  {sign} {entry.influence:+.4g}  {in_words(entry.train)}"
+                    + self._agreement(entry)
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
         notes = names.average_notes(self.report.settings)
         tested = [self.report.validation.sentence] if self.report.validation else []
         return "\n".join([*lines, "", self.report.sign, *tested, *notes])
+
+    def _agreement(self, entry: InfluenceEntry) -> str:
+        """Return how far the runs of an ensemble agree; nothing for a single run."""
+        if entry.spread is None:
+            return ""
+        runs = len(self.report.model.runs)
+        return f"  +- {entry.spread:.2g}, {entry.runs_agreeing} of {runs} runs agree"
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: the run, where files are, and how long it took."""
@@ -86,7 +95,8 @@ def tracin(
     """Explain test triples by all training triples, and record it as a run of kind `trace`.
 
     Args:
-        model: A run id, `models:/name@alias`, or a folder of checkpoints.
+        model: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
+            separated by commas, are an ensemble.
         test: A file of triples, or one `head,relation,tail`.
         overrides: Settings of the explanation, `influence.key` to value.
         files: Files that must be the model's own.
@@ -157,6 +167,8 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
     settings |= average_setting(source.model.config)
     if tracer.settings.score == "preconditioned":
         settings["second_moment"] = "rank 1 for entity table and projection, exact elsewhere"
+    if tracer.settings.score in {"deflated", "kronecker"}:
+        settings["moments"] = MOMENTS.as_dict()
     if tracer.operand is not None:
         settings["half_precision_deviation"] = tracer.half_precision_deviation(tests)
     return settings
@@ -173,6 +185,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
         settings=settings,
         device=device_name(source.tracer.device),
         validation=find_validation(source.model.run_id or "", source.tracer.settings.score),
+        runs=source.runs,
     )
 
 
@@ -198,6 +211,7 @@ def variant(source: TraceSource) -> str:
     name += "+ckpt" if settings.use_gradient_checkpointing else ""
     name += f"+last{settings.num_last_layers}" if settings.use_last_layers_only else ""
     name += "" if settings.enable_memory_cleanup else "-cleanup"
+    name += f"+{len(source.runs)}runs" if source.runs else ""
     return name if settings.score == "raw" else f"{name}+{settings.score}"
 
 

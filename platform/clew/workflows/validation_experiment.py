@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 FORMS: tuple[str, ...] = get_args(InfluenceConfig.model_fields["score"].annotation)
 """Every form of score that explanations can have."""
+EXPLAINED = {"direction": "both", "test_loss": "trained", "with_cosine": False}
+"""Settings whose scores explain what outcomes measure: the trained loss, in both directions."""
 DELETION_BASELINES = ("touching", SIBLINGS)
 Matrix = Float[np.ndarray, "test fact"]
 
@@ -117,7 +119,7 @@ def _scores(forms: Sequence[str], source: TraceSource, tests: Triples) -> dict[s
             tracer = Tracer(
                 source.task,
                 source.model.config,
-                settings=settings.model_copy(update={"score": form, "with_cosine": False}),
+                settings=settings.model_copy(update={"score": form} | EXPLAINED),
                 checkpoints=source.checkpoints,
                 device=source.tracer.device,
             )

@@ -125,7 +125,7 @@ def change(content: Any, *path: str | int, to: object) -> Any:
     [
         ("", "not valid JSON"),
         ("[]", "no schema_version"),
-        ('{"schema_version": 2, "tests": []}', "schema_version is 2"),
+        ('{"schema_version": 3, "tests": []}', "schema_version is 3"),
         ('{"schema_version": 1, "tests": []}', "is missing"),
         ('{"schema_version": 1, "tests": [{"test": 1}]}', "missing|wrong kind"),
         ("[" * 100_000, "not valid JSON"),

@@ -1,6 +1,6 @@
 """One checkpoint of a graph model in the sum over checkpoints: inner products of triples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -8,7 +8,15 @@ from torch import Tensor
 
 from clew.influence.link_prediction.conve_trunk import ConvETrunk
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
-from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
+from clew.influence.link_prediction.geometry import COVERED_PARTS, Geometry
+from clew.influence.link_prediction.inner_products import (
+    OTHERS,
+    Aligned,
+    Change,
+    Grid,
+    Kernel,
+    unchanged,
+)
 from clew.influence.link_prediction.preconditioner import Preconditioner
 from clew.influence.link_prediction.rows import RowBuilder, Rows
 from clew.influence.link_prediction.trunk import AutogradTrunk, Scorer, Trunk
@@ -45,26 +53,44 @@ class TripleRows:
     """Tails of training queries, if the deltas need them."""
     terms: TripleTerms | None = None
     """What the loss adds for each training triple."""
+    answers: FilterIndex | None = None
+    """All known answers, if test rows are those of the filtered loss."""
 
 
 class GraphModelCheckpoint:
-    """Inner products of training triples with all test triples, at one checkpoint."""
+    """Inner products of training triples with all test triples, at one checkpoint.
+
+    Args:
+        model: In evaluation mode.
+        rows: Rows of training and test triples; a test triple may have fewer directions.
+        options: How products are computed.
+        form: Another form than the raw one: scales the second side, or changes factors.
+    """
 
     def __init__(
         self,
         model: GraphModel,
         rows: TripleRows,
         options: KernelOptions,
-        scale: Preconditioner | None = None,
+        form: Preconditioner | Geometry | None = None,
     ) -> None:
         trunk = build_trunk(model, options.product, keep_features=options.keep_features)
         kept = trunk if options.keep_features else build_trunk(model, options.product)
         scorer = Scorer(model, options.product)
+        scale = form if isinstance(form, Preconditioner) else None
+        self._geometry = form if isinstance(form, Geometry) else None
+        parts = trunk.parts(options.depth)
+        features: Change = unchanged
+        if self._geometry is not None:
+            parts = tuple(part for part in parts if part in COVERED_PARTS)
+            features = self._geometry.features or unchanged
         self._trunk, self._rows = trunk, rows
-        self._builder = RowBuilder(trunk, scorer, rows.form, options.depth, rows.known, rows.terms)
-        self._kernel = Kernel(trunk, trunk.parts(options.depth), scale)
+        builder = RowBuilder(trunk, scorer, rows.form, options.depth, small=parts[-1] in OTHERS)
+        self._builder = replace(builder, known=rows.known, terms=rows.terms)
+        self._kernel = Kernel(trunk, parts, scale, features)
         with torch.no_grad():
-            self.tests = RowBuilder(kept, scorer, rows.form, options.depth).build(rows.test)
+            of_tests = replace(builder, trunk=kept, answers=rows.answers)
+            self.tests = self._changed(of_tests.build(rows.test))
             self._test_squared_norm = self._norms(self.tests)
 
     @property
@@ -82,11 +108,10 @@ class GraphModelCheckpoint:
         """Return the products of training triples, by index, with all test triples."""
         rows = self._build(train)
         pairs = self._kernel(Grid(self._trunk, rows, self.tests), rows, self.tests)
-        directions = self.tests.rows.num_directions
-        pairs = pairs.view(
-            len(self.parts), directions, len(train), directions, self.tests.rows.num_triples
-        )
-        by_part = pairs.sum((1, 3)) if directions > 1 else pairs[:, 0, :, 0]
+        ours, theirs = rows.rows.num_directions, self.tests.rows.num_directions
+        tests = self.tests.rows.num_triples
+        pairs = pairs.view(len(self.parts), ours, len(train), theirs, tests)
+        by_part = pairs.sum((1, 3)) if ours > 1 else pairs[:, 0, :, 0]
         return Products(by_part.mT, self._norms(rows) if norms else None)
 
     @torch.no_grad()
@@ -96,7 +121,10 @@ class GraphModelCheckpoint:
 
     def _build(self, train: np.ndarray) -> Rows:
         index = torch.from_numpy(train.astype(np.int64)).to(self._rows.train.head.device)
-        return self._builder.build(self._rows.train.of(index))
+        return self._changed(self._builder.build(self._rows.train.of(index)))
+
+    def _changed(self, rows: Rows) -> Rows:
+        return rows if self._geometry is None else self._geometry.changed(rows)
 
     def _norms(self, rows: Rows) -> Tensor:
         """Return |g|^2 of triples: of the sum of their rows' gradients."""

@@ -141,7 +141,7 @@ class ConvETrunk:
         return maps.relu_().flatten(1)
 
     def backward(
-        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
     ) -> RowGradients:
         """Return the activation gradients of rows from gh = W^T delta; see `Trunk`."""
         grad_m = grad_hidden * (queries.hidden[index] > 0)
@@ -153,9 +153,9 @@ class ConvETrunk:
         grad_u = _masked_(self.product(projected, self._dense), features)
         grad_u = grad_u.view(len(grad_u), len(self.kernel), -1)
         grad_x1 = self._to_image(grad_u)
-        small = self._small(image, normal, grad_m, grad_u, grad_x1)
+        others = self._small(image, normal, grad_m, grad_u, grad_x1) if small else None
         head, relation = (grad_x1 * self.input.slope).chunk(2, dim=1)
-        return RowGradients(projected, head, relation, small)
+        return RowGradients(projected, head, relation, others)
 
     def _x1(self, image: Tensor) -> Tensor:
         x1 = image * self.input.gain + self.input.shift

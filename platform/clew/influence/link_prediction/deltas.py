@@ -16,6 +16,14 @@ indicator of all n known tails of the query.
 
 The last two are the change of the query's gradient if the triple is deleted: labels are linear in
 binary cross entropy, and normalised by row in softmax cross entropy.
+
+The *filtered* loss of a test triple has no smoothing and leaves the query's other known answers
+out, as the filtered rank does. With F = P (eps 0) of the entities that are no known answer of the
+query, zero elsewhere, and for softmax normalised over them, B = F and
+
+    a known tail, binary cross entropy               alpha = 1               beta = 1 - sigmoid(s_t)
+    a known tail, softmax                            alpha = beta = 1 - softmax(s)_t
+    a tail that is not known                         alpha = 1               beta = 1
 """
 
 from collections.abc import Callable
@@ -77,6 +85,34 @@ class LossForm:
         if self.label_smoothing:
             scores.sub_(self.label_smoothing / scores.shape[1])
         return scores
+
+    def filtered(
+        self,
+        scores: Float[Tensor, "query entity"],
+        known: tuple[Tensor, Tensor],
+        query: Int[Tensor, "row"],
+        rows: "DeltaRows",
+    ) -> tuple[Float[Tensor, "query entity"], "DeltaRows"]:
+        """Return F of queries, and their rows with the coefficients of the filtered loss.
+
+        Args:
+            scores: Scores of the queries.
+            known: Their known answers, as query and entity.
+            query: Query of each row.
+            rows: The rows.
+        """
+        own = scores[query, rows.tail]
+        others = scores.index_put(known, scores.new_tensor(-torch.inf))
+        is_known = others[query, rows.tail] == -torch.inf
+        one = torch.ones_like(own)
+        if self.function == "binary_cross_entropy":
+            beta = torch.where(is_known, 1.0 - own.sigmoid(), one)
+            return others.sigmoid(), replace(rows, alpha=one, beta=beta)
+        total = others.logsumexp(1)
+        beta = torch.where(is_known, (total[query] - own).sigmoid(), one)
+        base = (others - total[:, None]).exp()
+        base[total == -torch.inf] = 0.0  # every entity is a known answer
+        return base, replace(rows, alpha=beta, beta=beta)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,11 @@ deltas that are weighted entity by entity:
     sum_e de_i[e] de_j[e] (-2 h_i.W_e - 2 h_j.W_e + 4 |W_e|^2)
 
 The same formula serves all pairs of training and test rows (`Grid`) and aligned pairs (`Aligned`,
-for self-influence and norms). A preconditioner scales the second side only.
+for self-influence and norms). A preconditioner scales the second side only. In another geometry
+(`geometry`) the rows come with new factors, and only f is left to change here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -35,6 +37,15 @@ from clew.influence.link_prediction.rows import Rows
 from clew.influence.link_prediction.trunk import NETWORK_PART, Queries, Trunk
 
 QUERY_CHUNK = 256
+OTHERS = ("convolution", NETWORK_PART)
+"""Parts that hold all parameters without factors."""
+Change = Callable[[Tensor], Tensor]
+"""What becomes of the inputs f of the fully connected layer on the second side."""
+
+
+def unchanged(features: Tensor) -> Tensor:
+    """Return the features as they are."""
+    return features
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +64,10 @@ class Grid:
         """Return `(a, b)`, computed once per pair of queries."""
         return self._spread(a @ b.T)
 
-    def feature_dot(self, scale: Tensor | None) -> Tensor:
-        """Return `(a, b)`, computed once per pair of queries; `scale` is the second side's."""
+    def feature_dot(self, change: Change) -> Tensor:
+        """Return `(a, b)`, computed once per pair of queries; the second side's f is changed."""
         trunk, left, right = self.trunk, self.left.queries, self.right.queries
-        other = trunk.features(right.activations, None)
-        if scale is not None:
-            other = other * scale
+        other = change(trunk.features(right.activations, None))
         chunks = [None] if trunk.keep_features else torch.split(_every(left), QUERY_CHUNK)
         products = [trunk.product(trunk.features(left.activations, i), other.T) for i in chunks]
         return self._spread(torch.cat(products))
@@ -106,19 +115,19 @@ class Aligned:
         """Return `(row,)`."""
         return self.dot(a[self.left.query], b[self.right.query])
 
-    def feature_dot(self, scale: Tensor | None) -> Tensor:
-        """Return `(row,)`, computed in chunks of rows; `scale` is the second side's."""
+    def feature_dot(self, change: Change) -> Tensor:
+        """Return `(row,)`, computed in chunks of rows; the second side's f is changed."""
         if self.left is self.right:  # once per query, not once per row
             every = _every(self.left.queries)
-            return self._feature_dot(every, every, scale)[self.left.query]
-        return self._feature_dot(self.left.query, self.right.query, scale)
+            return self._feature_dot(every, every, change)[self.left.query]
+        return self._feature_dot(self.left.query, self.right.query, change)
 
-    def _feature_dot(self, left: Tensor, right: Tensor, scale: Tensor | None) -> Tensor:
+    def _feature_dot(self, left: Tensor, right: Tensor, change: Change) -> Tensor:
         pieces = []
         for i, j in self._chunks(left, right):
             a = self.trunk.features(self.left.queries.activations, i)
-            b = self.trunk.features(self.right.queries.activations, j)
-            pieces.append(torch.einsum("nf,nf->n", a, b if scale is None else b * scale))
+            b = change(self.trunk.features(self.right.queries.activations, j))
+            pieces.append(torch.einsum("nf,nf->n", a, b))
         return torch.cat(pieces)
 
     def base_dot(self, b: Tensor) -> Tensor:
@@ -168,11 +177,13 @@ class Kernel:
         trunk: The checkpoint.
         parts: The selected parts.
         scale: Preconditioner of the second side, or None.
+        features: What becomes of f on the second side, in another geometry.
     """
 
     trunk: Trunk
     parts: tuple[str, ...]
     scale: Preconditioner | None = None
+    features: Change = unchanged
 
     def __call__(self, meeting: Meeting, a: Rows, b: Rows) -> Tensor:
         """Return the inner products of each selected part, `(part, *pairs)`."""
@@ -182,8 +193,7 @@ class Kernel:
             "entity_input": self._entity_input,
             "relation": self._relation,
             "dense": self._dense,
-            "convolution": self._small,
-            NETWORK_PART: self._small,
+            **dict.fromkeys(OTHERS, self._small),
         }
         return torch.stack([compute[part](meeting, a, b) for part in self.parts])
 
@@ -324,11 +334,11 @@ class Kernel:
         assert projected is not None
         has_bias = self.trunk.dense_bias is not None
         if self.scale is None:
-            dot = meet.feature_dot(None).add_(1.0 if has_bias else 0.0)
+            dot = meet.feature_dot(self.features).add_(1.0 if has_bias else 0.0)
             return meet.dot(projected_a, projected).mul_(dot)
         dense = self.scale.dense
         assert dense is not None
-        dot = meet.feature_dot(dense.columns)
+        dot = meet.feature_dot(dense.columns.mul)
         products = dot.mul_(meet.dot(projected_a, projected * dense.rows))
         if has_bias:
             scaled = projected * self.scale.vectors["projection.bias"]

@@ -75,6 +75,8 @@ class ReportSource:
     settings: Mapping[str, Any]
     device: str
     validation: ValidationSummary | None = None
+    runs: tuple[str, ...] = ()
+    """Of an ensemble: all runs; the checkpoints are their mean then."""
     _terms: dict[tuple[str, int], Term] = field(default_factory=dict)
 
     @property
@@ -84,7 +86,7 @@ class ReportSource:
             CheckpointWeight(record.epoch, record.step, record.learning_rate_weight)
             for record in self.checkpoints
         )
-        return ReportModel(self.run_id, self.task, weights)
+        return ReportModel(self.run_id, self.task, weights, self.runs)
 
     def triple(self, triple: np.ndarray) -> TripleRecord:
         """Return a triple with its names."""
@@ -202,6 +204,9 @@ def _entries(
     by_part = _rounded(scored.by_part[:, row, places]).T.tolist()
     shown = parts if len(scored.by_part) else ()
     cosine = None if scored.cosine is None else _rounded(scored.cosine[row, places]).tolist()
+    spread, agreeing = scored.spread, scored.agreeing
+    spreads = None if spread is None else _rounded(spread[row, places]).tolist()
+    agree = None if agreeing is None else agreeing[row, places].tolist()
     train = scored.train[row, places].tolist()
     influence = scored.influence[row, places].tolist()
     return tuple(
@@ -213,6 +218,8 @@ def _entries(
             by_part=dict(zip(shown, by_part[place], strict=True)) if by_part else {},
             cosine=None if cosine is None else cosine[place],
             train_index=index,
+            spread=None if spreads is None else spreads[place],
+            runs_agreeing=None if agree is None else agree[place],
         )
         for place, index in enumerate(train)
     )

@@ -18,12 +18,15 @@ from clew.influence.scores import Scored
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_report import (
+    AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
     CSV_COLUMNS,
+    ENSEMBLE_CSV_COLUMNS,
     ID_COLUMNS,
     RANK_COLUMN,
     SCORE_COLUMN,
+    SPREAD_COLUMN,
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
     TRAIN_INDEX_COLUMN,
@@ -105,8 +108,10 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
     """Write the pairs below the documented header, strongest first within each test."""
     names = NameTable(graph)
     fragments = names.csv_fragments(graph.train)
+    ensemble = any(pairs.scored.by_run is not None for pairs in rows)
+    header = ENSEMBLE_CSV_COLUMNS if ensemble else CSV_COLUMNS
     with path.open("wb") as file:
-        file.write((",".join(CSV_COLUMNS) + "\n").encode())
+        file.write((",".join(header) + "\n").encode())
         for pairs in rows:
             prefixes = names.csv_fragments(pairs.tests)
             for test in range(len(pairs.tests)):
@@ -114,8 +119,13 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
                 if not len(kept):
                     continue
                 train = fragments.take(pa.array(pairs.scored.train[test, kept]))
-                score = pc.cast(pa.array(pairs.scored.influence[test, kept]), pa.string())
-                lines = pc.binary_join_element_wise(prefixes[test], train, score, ",")
+                scored = pairs.scored
+                numbers = [
+                    pc.cast(pa.array(values[test, kept]), pa.string())
+                    for values in (scored.influence, scored.spread, scored.agreeing)
+                    if values is not None
+                ]
+                lines = pc.binary_join_element_wise(prefixes[test], train, *numbers, ",")
                 file.write(_joined_lines(lines))
 
 
@@ -158,6 +168,10 @@ def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice
     }
     if scored.cosine is not None:
         columns[COSINE_COLUMN] = scored.cosine[part][test, place]
+    spread, agreeing = scored.spread, scored.agreeing
+    if spread is not None and agreeing is not None:
+        columns[SPREAD_COLUMN] = spread[part][test, place]
+        columns[AGREEING_COLUMN] = agreeing[part][test, place].astype(np.int32)
     texts = names.columns(test_triples) + names.columns(train_triples)
     columns |= dict(zip(TERM_COLUMNS, texts, strict=True))
     ids = [side[:, column] for side in (test_triples, train_triples) for column in range(3)]

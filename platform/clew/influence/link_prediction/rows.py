@@ -38,17 +38,25 @@ class Rows:
 class RowBuilder:
     """Turns rows of triples into factors, for one checkpoint.
 
-    `known` gives the tails of training queries if the deltas need them (softmax with kvs_all).
+    Args:
+        trunk: The checkpoint.
+        scorer: Its products with the entity table.
+        form: The loss that trained the model.
+        depth: 1: only the scorer, 2: also the projection, 3: everything.
+        known: Tails of training queries, if their deltas need them (softmax with kvs_all).
+        terms: What the loss adds for each triple; for training rows.
+        answers: All known answers, if rows are those of the filtered loss (see `deltas`).
+        small: Whether gradients of convolution and normalisation, or of the network, are needed.
     """
 
     trunk: Trunk
     scorer: Scorer
     form: LossForm
     depth: int = 3
-    """1: only the scorer, 2: also the projection, 3: everything."""
     known: FilterIndex | None = None
     terms: TripleTerms | None = None
-    """What the loss adds for each triple; for training rows."""
+    answers: FilterIndex | None = None
+    small: bool = True
 
     def build(self, rows: DeltaRows) -> Rows:
         """Compute each query once, then rows in chunks."""
@@ -58,7 +66,7 @@ class RowBuilder:
         dense = torch.zeros(len(distinct), dtype=torch.bool, device=key.device)
         dense[query[rows.alpha != 0]] = True
         head, relation = distinct // num_relations, distinct % num_relations
-        queries = self._queries(head, relation, dense)
+        queries, rows = self._queries(head, relation, dense, query, rows)
         chunks = [
             self._gradients(queries, query[start : start + ROW_CHUNK], rows, start)
             for start in range(0, len(rows) if self.depth > 1 else 0, ROW_CHUNK)
@@ -66,29 +74,36 @@ class RowBuilder:
         none = RowGradients(queries.hidden.new_empty(0, queries.hidden.shape[1]))
         return Rows(rows, query, queries, RowGradients.joined(chunks) if chunks else none)
 
-    def _queries(self, head: Tensor, relation: Tensor, dense: Tensor) -> Queries:
+    def _queries(
+        self, head: Tensor, relation: Tensor, dense: Tensor, query: Tensor, rows: DeltaRows
+    ) -> tuple[Queries, DeltaRows]:
+        """Return the queries, and the rows with the coefficients that depend on scores."""
         activations, hidden = self.trunk.forward(head, relation)
         needed = dense.nonzero().flatten()
-        base = self._base(head[needed], relation[needed], hidden[needed])
         base_row = torch.zeros(len(head), dtype=torch.long, device=head.device)
         base_row[needed] = torch.arange(len(needed), device=head.device)
+        scores = self.scorer.scores(hidden[needed])
+        if self.answers is None:
+            base = self._base(head[needed], relation[needed], scores)
+        else:
+            known = _coordinates(self.answers, head, relation)
+            base, rows = self.form.filtered(scores, known, query, rows)
         pulled = torch.zeros_like(hidden)
         pulled[needed] = self.scorer.pull(base, hidden[needed])
         if not len(needed):
             base, needed = base.new_zeros(1, len(self.scorer.table)), base_row[:1]
-        return Queries(head, relation, activations, hidden, base, base_row, needed, pulled)
+        return Queries(head, relation, activations, hidden, base, base_row, needed, pulled), rows
 
-    def _base(self, head: Tensor, relation: Tensor, hidden: Tensor) -> Tensor:
+    def _base(self, head: Tensor, relation: Tensor, scores: Tensor) -> Tensor:
         """Return B of queries: P, or Y if a query has several known tails."""
-        base = self.form.base_(self.scorer.scores(hidden))
+        base = self.form.base_(scores)
         if self.known is None:
             return base
-        row, tail = self.known.lookup(head.cpu().numpy(), relation.cpu().numpy())
-        row_of, tail_of = torch.from_numpy(row).to(base.device), torch.from_numpy(tail)
-        several = torch.bincount(row_of, minlength=len(base)) > 1
+        row, tail = _coordinates(self.known, head, relation)
+        several = torch.bincount(row, minlength=len(base)) > 1
         base[several] = 0.0
-        listed = several[row_of]
-        base[row_of[listed], tail_of.to(base.device)[listed]] = 1.0
+        listed = several[row]
+        base[row[listed], tail[listed]] = 1.0
         return base
 
     def _gradients(
@@ -98,7 +113,14 @@ class RowBuilder:
         pulled = rows.alpha[part, None] * queries.pulled[query]
         slope = self.scorer.slope(rows.tail[part], queries.hidden[query])
         grad_hidden = pulled.sub_(rows.beta[part, None] * slope)
-        found = self.trunk.backward(queries, query, grad_hidden, deep=self.depth > 2)
-        if self.terms is None or self.depth < 3:
+        deep = self.depth > 2
+        found = self.trunk.backward(queries, query, grad_hidden, deep=deep, small=self.small)
+        if self.terms is None or not deep:
             return found
         return with_terms(found, self.trunk.model, rows, part, self.terms)
+
+
+def _coordinates(known: FilterIndex, head: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the known tails of queries as row and entity."""
+    row, tail = known.lookup(head.cpu().numpy(), relation.cpu().numpy())
+    return torch.from_numpy(row).to(head.device), torch.from_numpy(tail).to(head.device)

@@ -5,7 +5,8 @@ The influence of training triple i on test triple j (Pruthi et al., 2020, arXiv 
     sum over checkpoints k of w_k <grad L_i(theta_k), grad L_j(theta_k)>
 
 with gradients of summed losses in evaluation mode and w_k the learning-rate weight stored in the
-checkpoint. A positive value means that training on i lowered the loss of j (a proponent).
+checkpoint. A positive value means that training on i lowered the loss of j (a proponent). L_j is
+the loss of the answer that was asked for, the tail or the head, or of both.
 """
 
 import logging
@@ -18,44 +19,37 @@ import torch
 from jaxtyping import Float
 
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
-from clew.config.optimizer import Adam
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
-from clew.influence.guards import checked_weights, clean_up, deviation, require_finite
-from clew.influence.link_prediction.checkpoint import (
-    EVERY_LAYER,
-    GraphModelCheckpoint,
-    TripleRows,
-    build_trunk,
-    options_for,
-)
+from clew.influence.ensemble import MeanOfRuns
+from clew.influence.guards import clean_up, deviation, require_finite
+from clew.influence.link_prediction.answers import scores_and_ranks
+from clew.influence.link_prediction.checkpoint import EVERY_LAYER, TripleRows, build_trunk
 from clew.influence.link_prediction.deltas import (
+    DeltaRows,
     Directions,
     LossForm,
     known_tails,
     own_rows,
     training_rows,
 )
-from clew.influence.link_prediction.preconditioner import Preconditioner, read_preconditioner
 from clew.influence.link_prediction.tiles import Plan, plan_tiles, tiles
+from clew.influence.link_prediction.traced_run import DIVIDED_BY, TracedRun
 from clew.influence.link_prediction.verification import verify_task
-from clew.influence.products import half_precision_for
 from clew.influence.scores import Everything, Scored, Strongest
 from clew.influence.summation import Summation, self_influence
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import HEAD, RELATION, Triples
-from clew.training.checkpoints import CheckpointRecord, load_model
+from clew.link_prediction.triples import Triples
+from clew.training.checkpoints import CheckpointRecord
 
 logger = logging.getLogger(__name__)
 
 CLEANUP_INTERVAL_TILES = 8
 SAMPLE_TRIPLES, SAMPLE_TESTS = 1000, 8
-RANKED_TESTS = 16
-"""Number of test triples whose scores of all entities are held at once."""
 DETAILS_LIMIT_MIB = 1024.0
 
 
@@ -85,7 +79,7 @@ class Explanation:
 
 
 class Tracer:
-    """Explains predictions of one trained model.
+    """Explains predictions of a trained model, or of several that differ in their seed alone.
 
     Args:
         task: The graph, the network and its losses.
@@ -93,6 +87,10 @@ class Tracer:
         settings: Settings of the explanation.
         checkpoints: Checkpoints in order of their steps.
         device: Device to compute on.
+        further_runs: Checkpoints of the other runs of an ensemble, of which scores are averaged.
+
+    Raises:
+        ConfigError: the settings ask for what this model cannot give.
     """
 
     def __init__(
@@ -103,43 +101,42 @@ class Tracer:
         settings: InfluenceConfig,
         checkpoints: Sequence[CheckpointRecord],
         device: torch.device,
+        further_runs: Sequence[Sequence[CheckpointRecord]] = (),
     ) -> None:
-        graph = task.graph
-        self.graph, self.config, self.settings = graph, config, settings
+        self.graph, self.config, self.settings = task.graph, config, settings
         self.checkpoints, self.device = checkpoints, device
-        self.weights = checked_weights(checkpoints)
-        self.models = [self._load(task, record) for record in checkpoints]
+        self.runs = [
+            TracedRun(task, config, settings=settings, checkpoints=records, device=device)
+            for records in (checkpoints, *further_runs)
+        ]
         loss = config.loss
         if not isinstance(loss, OneVsAllLoss | KvsAllLoss):
             raise ConfigError(f"loss.kind is {loss.kind}, expected one_vs_all or kvs_all")
         self.form, self._terms = LossForm.from_config(loss), TripleTerms.from_config(loss)
-        self._kind = Directions(graph.num_relations, task.inverse_relations)
+        self._kind = Directions(task.graph.num_relations, task.inverse_relations)
+        self._require_defined(task)
         several = self.form.one_query_a_row and self.form.function == "softmax_cross_entropy"
-        self._known = known_tails(graph.train, self._kind) if several else None
-        self._train = training_rows(graph.train, self.form, self._kind).to(device, self._dtype)
-        self._scales = [self._scale(*pair) for pair in zip(self.models, checkpoints, strict=True)]
+        self._known = known_tails(self.graph.train, self._kind) if several else None
+        self._train = training_rows(self.graph.train, self.form, self._kind).to(device, self._dtype)
         verify_task(task, self.models[-1], self._train, self.form, settings.memory_budget_mib)
+
+    @property
+    def models(self) -> list[GraphModel]:
+        """Models of the (first) run's checkpoints."""
+        return self.runs[0].models
+
+    @property
+    def operand(self) -> torch.dtype | None:
+        """Half-precision type of the operands; None: float32."""
+        return self.runs[0].operand
 
     @property
     def _dtype(self) -> torch.dtype:
         return self.models[0].entity.weight.dtype
 
     @property
-    def depth(self) -> int:
-        """Number of selected layers, counted from the output."""
-        settings = self.settings
-        return settings.num_last_layers if settings.use_last_layers_only else EVERY_LAYER
-
-    @property
     def _num_parts(self) -> int:
-        return len(build_trunk(self.models[0]).parts(min(self.depth, EVERY_LAYER)))
-
-    @property
-    def operand(self) -> torch.dtype | None:
-        """Half-precision type of the operands; None: float32."""
-        if not self.settings.use_mixed_precision:
-            return None
-        return half_precision_for(self.device, self.settings.mixed_precision_dtype)
+        return len(build_trunk(self.models[0]).parts(min(self.runs[0].depth, EVERY_LAYER)))
 
     def plan(self, num_tests: int) -> Plan:
         """Choose the tile size and the tests per pass from the memory budget."""
@@ -147,7 +144,7 @@ class Tracer:
         return plan_tiles(
             self.models[0],
             num_tests=num_tests,
-            num_checkpoints=len(self.checkpoints),
+            num_checkpoints=sum(len(run.checkpoints) for run in self.runs),
             num_directions=self._train.num_directions,
             num_parts=self._num_parts,
             keep_features=not settings.use_gradient_checkpointing,
@@ -186,27 +183,34 @@ class Tracer:
         return results
 
     def self_influence(self) -> Float[np.ndarray, "train"]:
-        """Return TracIn of every training triple on itself."""
-        plan = self.plan(1)
-        kernels = self._kernels(self.graph.train[:1])
+        """Return the (first) run's TracIn of every training triple on itself.
+
+        It is the square of the norm that scores are divided by, in the geometry of the score.
+        """
+        plan, run = self.plan(1), self.runs[0]
+        kernels = run.kernels(self._rows(self.graph.train[:1]))
         parts = tiles(self.graph.train, None, plan.tile_triples)
-        return self_influence(kernels, self.weights, parts, len(self.graph.train))
+        return self_influence(kernels, run.weights, parts, len(self.graph.train))
 
     def summation(
         self, tests: Triples, candidates: np.ndarray | None = None, *, half: bool = True
-    ) -> Summation:
-        """Return the sum over checkpoints for these test triples.
+    ) -> Summation | MeanOfRuns:
+        """Return the sum over checkpoints for these test triples; of an ensemble, the mean.
 
         `half` allows half precision if the settings ask for it.
         """
-        settings = self.settings
-        return Summation(
-            self._kernels(tests, half=half),
-            self.weights,
-            cosine=settings.with_cosine or settings.score == "cosine",
-            normalise=settings.score == "cosine",
-            candidates=candidates,
-        )
+        rows = self._rows(tests)
+        sums = [
+            Summation(
+                run.kernels(rows, half=half),
+                run.weights,
+                cosine=self.settings.with_cosine or self.settings.score == "cosine",
+                divided_by=DIVIDED_BY.get(self.settings.score, "none"),
+                candidates=candidates,
+            )
+            for run in self.runs
+        ]
+        return sums[0] if len(sums) == 1 else MeanOfRuns(sums, [run.steps for run in self.runs])
 
     def half_precision_deviation(self, tests: Triples) -> dict[str, float]:
         """Return how far half precision is from float32 on a sample of pairs.
@@ -222,30 +226,31 @@ class Tracer:
         exact = self.summation(sample, half=False).tile(train).influence
         return deviation(half.cpu().numpy(), exact.cpu().numpy())
 
-    @torch.no_grad()
     def scores_and_ranks(self, tests: Triples) -> tuple[np.ndarray, np.ndarray]:
-        """Return each test triple's score at the last checkpoint and its filtered rank as a tail.
+        """Return the score and the filtered rank of each test triple's answer.
 
-        Known tails of the query from all splits are left out; ties count half.
+        Both are at the last checkpoint, and of the question that is explained: for the tail, for
+        the head, or the means of both. Of an ensemble, they are means over the runs.
         """
-        model = self.models[-1]
-        scores, ranks = np.empty(len(tests)), np.empty(len(tests))
-        for start in range(0, len(tests), RANKED_TESTS):
-            part = slice(start, start + RANKED_TESTS)
-            head, relation, tail = torch.from_numpy(tests[part].astype(np.int64)).T
-            queries = model(head.to(self.device), relation.to(self.device))
-            every = model.scores(queries).double().cpu().numpy()
-            row, answer = np.arange(len(every)), tail.numpy()
-            scores[part] = own = every[row, answer]
-            every[self._filter.lookup(tests[part, HEAD], tests[part, RELATION])] = -np.inf
-            better = (every > own[:, None]).sum(1)
-            every[row, answer] = -np.inf
-            ranks[part] = 1.0 + better + 0.5 * (every == own[:, None]).sum(1)
-        return scores, ranks
+        models = [run.models[-1] for run in self.runs]
+        return scores_and_ranks(models, self._tests(tests), self._answers)
 
     @cached_property
-    def _filter(self) -> FilterIndex:
+    def _answers(self) -> FilterIndex:
         return FilterIndex.from_graph(self.graph)
+
+    def _tests(self, tests: Triples) -> DeltaRows:
+        """Return the rows of test triples: of the direction that is explained."""
+        rows = own_rows(tests, self.form, self._kind).to(self.device, self._dtype)
+        if self.settings.direction == "both":
+            return rows
+        return rows.direction(0 if self.settings.direction == "tail" else 1)
+
+    def _rows(self, tests: Triples) -> TripleRows:
+        answers = self._answers if self.settings.test_loss == "filtered" else None
+        return TripleRows(
+            self.form, self._train, self._tests(tests), self._known, self._terms, answers
+        )
 
     def _one_pass(
         self,
@@ -264,7 +269,9 @@ class Tracer:
         sinks = strongest or (everything,)
         done = 0
         for count, indices in enumerate(tiles(train, union, plan.tile_triples)):
-            summation.run([indices], sinks)
+            tile = summation.tile(indices)
+            for sink in sinks:
+                sink.add(tile)
             done += len(indices)
             progress(done, total)
             if self.settings.enable_memory_cleanup and count % CLEANUP_INTERVAL_TILES == 0:
@@ -285,7 +292,7 @@ class Tracer:
 
     def _keeps_details(self, num_tests: int, num_train: int) -> bool:
         """Whether the contributions of all pairs fit into memory if every score is kept."""
-        numbers = len(self.checkpoints) + self._num_parts
+        numbers = len(self.checkpoints) + self._num_parts + len(self.runs)
         size_mib = 4.0 * num_tests * num_train * numbers / 2**20
         if self.settings.top_k == 0 and size_mib > DETAILS_LIMIT_MIB:
             logger.warning(
@@ -298,46 +305,32 @@ class Tracer:
             return False
         return True
 
-    def _kernels(self, tests: Triples, *, half: bool = True) -> list[GraphModelCheckpoint]:
-        rows = TripleRows(
-            self.form,
-            self._train,
-            own_rows(tests, self.form, self._kind).to(self.device, self._dtype),
-            self._known,
-            self._terms,
-        )
-        keep = not self.settings.use_gradient_checkpointing
-        options = options_for(self.depth, self.operand if half else None, keep_features=keep)
-        return [
-            GraphModelCheckpoint(model, rows, options, scale)
-            for model, scale in zip(self.models, self._scales, strict=True)
-        ]
+    def _require_defined(self, task: LinkPrediction) -> None:
+        """Refuse what this model cannot give.
 
-    def _load(self, task: LinkPrediction, record: CheckpointRecord) -> GraphModel:
-        model = task.build_model()
-        load_model(record.path, model)
-        return model.to(self.device).eval()
-
-    def _scale(self, model: GraphModel, record: CheckpointRecord) -> Preconditioner | None:
-        if self.settings.score != "preconditioned":
-            return None
-        optimizer = self.config.optimizer
-        if not isinstance(optimizer, Adam):
+        Raises:
+            ConfigError: it has no such question, or its gradients no such form.
+        """
+        score, kind, terms = self.settings.score, task.model_config.kind, self._terms
+        if self.settings.direction == "head" and not task.inverse_relations:
             raise ConfigError(
-                f"influence.score is preconditioned, but the model was trained with "
-                f"{optimizer.kind}; it needs adam or adamw. Use raw or cosine"
+                "influence.direction is head, but the model was trained with "
+                "data.inverse_relations=false and has no question for heads; use tail"
             )
-        if self._terms is not None and self._terms.relation_prediction_weight:
+        changed = score in {"deflated", "kronecker"}
+        if changed and self.models[0].squared_distance:
+            raise ConfigError(
+                f"influence.score is {score}, but {kind} scores by a squared distance, whose "
+                "gradient of an entity is no outer product; use raw or cosine"
+            )
+        if changed and terms is not None:
+            raise ConfigError(
+                f"influence.score is {score}, but it is not defined for what the loss adds for "
+                "each triple (loss.regularizer, loss.relation_prediction_weight); use raw or cosine"
+            )
+        if score == "preconditioned" and terms is not None and terms.relation_prediction_weight:
             raise ConfigError(
                 "influence.score is preconditioned, but the gradient of "
-                f"loss.relation_prediction_weight={self._terms.relation_prediction_weight} has no "
+                f"loss.relation_prediction_weight={terms.relation_prediction_weight} has no "
                 "factored form in that geometry; use raw or cosine"
             )
-        return read_preconditioner(
-            record.path,
-            model,
-            build_trunk(model).layout(model),
-            step=record.step,
-            beta2=optimizer.beta2,
-            epsilon=optimizer.epsilon,
-        )

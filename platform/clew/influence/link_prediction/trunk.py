@@ -128,7 +128,7 @@ class Trunk(Protocol):
         ...
 
     def backward(
-        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
     ) -> RowGradients:
         """Return the activation gradients of rows from those of their query vectors.
 
@@ -137,6 +137,7 @@ class Trunk(Protocol):
             index: Query of each row.
             grad_hidden: W^T delta of each row, `(row, dim)`.
             deep: Whether to continue below the last layer, to embeddings and network.
+            small: Whether to return the gradients of all other parameters then.
         """
         ...
 
@@ -220,7 +221,7 @@ class AutogradTrunk:
         raise AssertionError("a model without a fully connected layer has no features")
 
     def backward(
-        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
     ) -> RowGradients:
         """Differentiate the query vectors of rows; rows do not influence each other."""
         head, relation = (queries.activations[name][index] for name in ("head", "relation"))
@@ -228,13 +229,13 @@ class AutogradTrunk:
             leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
             hidden = self.model.encode(*leaves)
             of_head, of_relation = torch.autograd.grad(hidden, leaves, grad_hidden)
-        return RowGradients(None, of_head, of_relation, self._small(head, relation, grad_hidden))
+        has_small = small and len(self._network) > 0
+        network = self._small(head, relation, grad_hidden) if has_small else None
+        return RowGradients(None, of_head, of_relation, network)
 
     @torch.no_grad()
-    def _small(self, head: Tensor, relation: Tensor, grad_hidden: Tensor) -> Tensor | None:
+    def _small(self, head: Tensor, relation: Tensor, grad_hidden: Tensor) -> Tensor:
         """Return each row's gradient of the network's parameters, `(row, small)`."""
-        if not self._network:
-            return None
 
         def pulled(network: dict[str, Tensor], h: Tensor, r: Tensor, g: Tensor) -> Tensor:
             hidden: Tensor = functional_call(self._encoder, network, (h[None], r[None]))

@@ -68,7 +68,7 @@ class TuckERTrunk(AutogradTrunk):
         return self._tucker.features(picked("head"), picked("relation"))
 
     def backward(
-        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
     ) -> RowGradients:
         """Differentiate the query vectors of rows; rows do not influence each other."""
         head, relation = (queries.activations[name][index] for name in ("head", "relation"))
@@ -80,5 +80,5 @@ class TuckERTrunk(AutogradTrunk):
         if not deep:
             return RowGradients(found[0])
         of_projected, of_head, of_relation = found
-        small = self._small(head, relation, grad_hidden)
-        return RowGradients(of_projected, of_head, of_relation, small)
+        others = self._small(head, relation, grad_hidden) if small else None
+        return RowGradients(of_projected, of_head, of_relation, others)

@@ -19,12 +19,15 @@ import pyarrow.parquet as pq
 
 from clew.errors import DataError, described
 from clew.runs.influence_report import (
+    AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
     CSV_COLUMNS,
+    ENSEMBLE_CSV_COLUMNS,
     PART_PREFIX,
     RANK_COLUMN,
     SCORE_COLUMN,
+    SPREAD_COLUMN,
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
     CheckpointWeight,
@@ -46,6 +49,8 @@ TEST_COLUMNS = (
     "candidates",
     "truncated",
 )
+FURTHER_COLUMNS = (COSINE_COLUMN, SPREAD_COLUMN, AGREEING_COLUMN)
+"""Numbers beside a score, where they were computed."""
 MAX_HOPS = 6
 
 
@@ -59,6 +64,8 @@ class ReportHead:
 
     tests: pd.DataFrame
     run_id: str = ""
+    runs: tuple[str, ...] = ()
+    """All runs of an ensemble, the first one included; empty for a single run."""
     checkpoints: tuple[CheckpointWeight, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     sign: str = ""
@@ -89,8 +96,9 @@ def read_head(files: ReportFiles) -> ReportHead:
 def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     """Return the training facts of one test triple, most helpful first.
 
-    Columns: `TRIPLE_COLUMNS`, `rank` from 1, `influence`, `cosine` where the file has it, and
-    `part_*` and `checkpoint_*` as in the Parquet file. The index is the place by falling influence.
+    Columns: `TRIPLE_COLUMNS`, `rank` from 1, `influence`, `cosine`, `spread` and `runs_agreeing`
+    where the file has them, and `part_*` and `checkpoint_*` as in the Parquet file. The index is
+    the place by falling influence.
 
     Raises:
         DataError: the file cannot be read or lacks columns.
@@ -100,8 +108,9 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
         {column: rows[name] for column, name in zip(TRIPLE_COLUMNS, TERM_COLUMNS[6:], strict=True)}
     )
     facts["influence"] = rows[SCORE_COLUMN].astype(float)
-    if COSINE_COLUMN in rows:
-        facts["cosine"] = rows[COSINE_COLUMN].astype(float)
+    for column in FURTHER_COLUMNS:
+        if column in rows:
+            facts[column] = rows[column].astype(float)
     for column in rows.columns:
         if str(column).startswith((PART_PREFIX, CHECKPOINT_PREFIX)):
             facts[str(column)] = rows[column].astype(float)
@@ -135,6 +144,7 @@ def _head_of(report: ReportOutline) -> ReportHead:
     return ReportHead(
         tests=pd.DataFrame(rows, columns=list(TEST_COLUMNS)),
         run_id=report.model.run_id,
+        runs=report.model.runs,
         checkpoints=report.model.checkpoints,
         settings=report.settings,
         sign=report.sign,
@@ -188,7 +198,8 @@ def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
             columns, chosen = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN], None
         else:
             kept = (PART_PREFIX, CHECKPOINT_PREFIX)
-            more = [c for c in present if c in {RANK_COLUMN, COSINE_COLUMN} or c.startswith(kept)]
+            numbers = {RANK_COLUMN, *FURTHER_COLUMNS}
+            more = [c for c in present if c in numbers or c.startswith(kept)]
             columns, chosen = needed + more, [(TEST_INDEX_COLUMN, "=", test_index)]
         table = pq.read_table(path, columns=columns, filters=chosen)
     except (OSError, pa.ArrowException) as error:
@@ -208,8 +219,8 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
         row |= {SCORE_COLUMN: entry.influence, TEST_INDEX_COLUMN: test_index}
         row |= {PART_PREFIX + part: value for part, value in entry.by_part.items()}
         row |= dict(zip(steps, entry.by_checkpoint, strict=False))
-        if entry.cosine is not None:
-            row[COSINE_COLUMN] = entry.cosine
+        further = (entry.cosine, entry.spread, entry.runs_agreeing)
+        row |= {c: v for c, v in zip(FURTHER_COLUMNS, further, strict=True) if v is not None}
         rows.append(row)
     return pd.DataFrame(rows, columns=None if rows else [*TERM_COLUMNS, SCORE_COLUMN])
 
@@ -218,12 +229,13 @@ def _read_csv(path: Path) -> pd.DataFrame:
     try:
         with path.open(encoding="utf-8") as file:
             header = tuple(file.readline().rstrip("\r\n").split(","))
-        if header != CSV_COLUMNS:
+        if header not in {CSV_COLUMNS, ENSEMBLE_CSV_COLUMNS}:
             raise DataError(
                 f"{path}: the header is {','.join(header)[:200]!r}; expected "
                 f"{','.join(CSV_COLUMNS)}"
             )
-        types = dict.fromkeys(CSV_COLUMNS[:12], pa.string()) | {CSV_COLUMNS[12]: pa.float64()}
+        texts, numbers = header[:12], header[12:]
+        types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numbers, pa.float64())
         table = pa.csv.read_csv(
             path,
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
@@ -232,7 +244,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as CSV ({described(error)})") from None
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
-    rows.columns = pd.Index([*TERM_COLUMNS, SCORE_COLUMN])
+    further = (SPREAD_COLUMN, AGREEING_COLUMN) if len(numbers) > 1 else ()
+    rows.columns = pd.Index([*TERM_COLUMNS, SCORE_COLUMN, *further])
     triple = ["test_head", "test_rel", "test_tail"]
     rows[TEST_INDEX_COLUMN] = rows.groupby(triple, sort=False, observed=True).ngroup()
     return rows

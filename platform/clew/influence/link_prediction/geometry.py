@@ -1,0 +1,119 @@
+r"""Forms of the score that change the factors of gradients before they are multiplied.
+
+A row's gradient is a sum of outer products, one for each use of a parameter:
+
+    scorer                delta h^T          and its bias, delta      entity_output
+    lookup of the head    e_head ga^T        of the same table        entity_input, entity_cross
+    lookup, relation      e_relation gr^T                             relation
+    fully connected       gq f^T             and its bias, gq         dense
+
+Both forms leave all other parameters out: convolution and normalisation of ConvE, the network of
+other models. They replace factors, and the inner products are those of the formula in
+`inner_products` with the new factors, cross terms included.
+
+`deflated`     h and f lose their component along their mean mu over training rows, the direction
+               that every example shares: x - (x.mu) mu / |mu|^2. All else stays.
+
+`kronecker`    every factor x is whitened, C^(-1/2) x, by its second moment C over training rows,
+               so that gradients meet as under a Kronecker-factored Fisher matrix (Martens and
+               Grosse, 2015, arXiv 1503.05671, section 3). For h, gq, ga and gr, C is the full
+               matrix; for f its leading eigenvectors and the mean of the other eigenvalues; for
+               delta, e_head and e_relation the diagonal. Biases have the input 1, and stay.
+
+C is damped by .1 times its mean eigenvalue. The gradients behind gq, ga and gr are those of labels
+drawn from the model (the Fisher matrix, not the empirical one); delta's diagonal is the mean of
+p (1 - p) over rows, which is what drawing labels would estimate.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clew.influence.link_prediction.rows import Rows
+from clew.influence.link_prediction.trunk import SCORER_PARTS
+
+COVERED_PARTS = (*SCORER_PARTS, "dense")
+"""Parts that have a form beside the raw one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """The matrix M = scale I + V diag(weights) V^T on vectors of one kind, V orthonormal."""
+
+    scale: float
+    vectors: Float[Tensor, "dim rank"]
+    weights: Float[Tensor, "rank"]
+
+    def __call__(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+        """Return M x of each row."""
+        return torch.addmm(x, (x @ self.vectors) * self.weights, self.vectors.T, beta=self.scale)
+
+    @property
+    def root(self) -> "Metric":
+        """The symmetric square root of M."""
+        root = self.scale**0.5
+        return Metric(root, self.vectors, (self.scale + self.weights).clamp_min(0.0).sqrt() - root)
+
+    def to(self, dtype: torch.dtype) -> "Metric":
+        """Return the matrix in a floating-point type."""
+        return Metric(self.scale, self.vectors.to(dtype), self.weights.to(dtype))
+
+    @classmethod
+    def without(cls, mean: Float[Tensor, "dim"]) -> "Metric":
+        """Return the projection that removes the direction of a mean."""
+        unit = mean / mean.norm().clamp_min(torch.finfo(mean.dtype).tiny)
+        return cls(1.0, unit[:, None], -unit.square().sum()[None])
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """What becomes of each factor; None: it stays."""
+
+    hidden: Metric
+    """Of h, on both sides."""
+    features: Metric | None
+    """Of f, for the second side alone, because f is the largest: M = C^-1, or the projection."""
+    projected: Metric | None = None
+    """Of gq."""
+    head: Metric | None = None
+    """Of ga."""
+    relation: Metric | None = None
+    """Of gr."""
+    scored: Float[Tensor, "entity"] | None = None
+    """Factor of each entity's delta."""
+    looked_up: Float[Tensor, "entity"] | None = None
+    """Factor of each entity's row as a head."""
+    related: Float[Tensor, "relation"] | None = None
+    """Factor of each relation's row."""
+
+    def changed(self, rows: Rows) -> Rows:
+        """Return rows with new factors, f apart; the rows given lose their own base.
+
+        The base, `(query, entity)`, is changed in place, because it is the largest of them.
+        """
+        queries, deltas, gradients = rows.queries, rows.rows, rows.gradients
+        queries = replace(queries, hidden=self.hidden(queries.hidden))
+        if self.scored is not None:
+            queries.base.mul_(self.scored)
+            deltas = replace(deltas, beta=deltas.beta * self.scored[deltas.tail])
+        gradients = replace(
+            gradients,
+            projected=_changed(gradients.projected, self.projected, None),
+            head=_changed(gradients.head, self.head, _at(self.looked_up, deltas.head)),
+            relation=_changed(
+                gradients.relation, self.relation, _at(self.related, deltas.relation)
+            ),
+        )
+        return replace(rows, rows=deltas, queries=queries, gradients=gradients)
+
+
+def _changed(values: Tensor | None, metric: Metric | None, factor: Tensor | None) -> Tensor | None:
+    if values is not None and metric is not None:
+        values = metric(values)
+    return values if values is None or factor is None else values * factor[:, None]
+
+
+def _at(factors: Tensor | None, index: Tensor) -> Tensor | None:
+    return None if factors is None else factors[index]

@@ -1,0 +1,213 @@
+"""Means and second moments of the factors of training rows, at one checkpoint.
+
+They are taken over a fixed number of rows, spread evenly over the training triples (both
+directions), or over all rows if there are fewer. The largest thing in memory is the features of
+those rows' queries.
+"""
+
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clew.influence.link_prediction.deltas import DeltaRows
+from clew.influence.link_prediction.geometry import Geometry, Metric
+from clew.influence.link_prediction.rows import ROW_CHUNK
+from clew.influence.link_prediction.trunk import Queries, Scorer, Trunk
+from clew.link_prediction.losses.targets import LossFunction
+
+GRADIENTS = ("projected", "head", "relation")
+SCORES_AT_ONCE = 2**22
+"""Numbers of scores, and of drawn labels, that are held at once."""
+FEATURES_AT_ONCE = 2**25
+"""Numbers of features that are held at once; more would mean fewer rows."""
+LONGEST_FACTOR = 2048
+"""Longest factor whose second moment is a matrix; of a longer one it is the mean of its diagonal,
+as of the relations of a model that has a matrix for each."""
+
+
+@dataclass(frozen=True)
+class MomentSettings:
+    """How moments are estimated; recorded with every score that uses them."""
+
+    rows: int = 2048
+    """Training rows, at most."""
+    seed: int = 0
+    """Of the labels that are drawn from the model."""
+    damping: float = 0.1
+    """Added to each second moment, as a share of its mean eigenvalue."""
+    rank: int = 32
+    """Eigenvectors of the features' second moment."""
+
+    def as_dict(self) -> dict[str, float | int]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+def deflated(trunk: Trunk, rows: DeltaRows, settings: MomentSettings) -> Geometry:
+    """Return the geometry of `deflated`: without the mean directions of h and f."""
+    queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
+    share = torch.bincount(query).to(queries.hidden) / len(query)
+    features = None
+    if _has_dense(trunk):
+        features = Metric.without(share @ trunk.features(queries.activations, None))
+    return Geometry(Metric.without(share @ queries.hidden), features)
+
+
+def kronecker(
+    trunk: Trunk, scorer: Scorer, rows: DeltaRows, function: LossFunction, settings: MomentSettings
+) -> Geometry:
+    """Return the geometry of `kronecker`: every factor whitened.
+
+    Args:
+        trunk: The checkpoint's trunk.
+        scorer: Its products with the entity table.
+        rows: All rows of training triples.
+        function: Which distribution of labels the model's scores mean.
+        settings: How moments are estimated.
+    """
+    queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
+    num_entities, num_rows = len(scorer.table), len(query)
+    moments: dict[str, Tensor] = {}
+    variance = torch.zeros(num_entities, dtype=torch.float64, device=query.device)
+    generator = torch.Generator().manual_seed(settings.seed)
+    for index in torch.split(query, max(1, min(ROW_CHUNK, SCORES_AT_ONCE // num_entities))):
+        hidden = queries.hidden[index]
+        delta, of_entity = drawn_delta(scorer.scores(hidden), function, generator)
+        variance += of_entity.double().sum(0)
+        pulled = scorer.pull(delta, hidden)
+        gradients = trunk.backward(queries, index, pulled, deep=True, small=False)
+        for name in GRADIENTS:
+            values = getattr(gradients, name)
+            if values is not None:
+                total = _second_moment(values)
+                moments[name] = moments[name] + total if name in moments else total
+    weight = (torch.bincount(query).to(queries.hidden) / num_rows).sqrt()[:, None]
+    features = None
+    if _has_dense(trunk):
+        values = trunk.features(queries.activations, None).mul(weight)
+        features = inverse(*leading_eigenvectors(values, settings.rank), settings.damping)
+    dtype = queries.hidden.dtype
+    roots = {
+        name: whitening(moment / num_rows, settings.damping).to(dtype)
+        for name, moment in moments.items()
+    }
+    of_queries = whitening(_second_moment(queries.hidden * weight), settings.damping)
+    heads = _share(rows.head, num_entities)
+    relations = _share(rows.relation, trunk.model.relation.num_embeddings)
+    return Geometry(
+        hidden=of_queries.to(dtype),
+        features=features,
+        projected=roots.get("projected"),
+        head=roots["head"],
+        relation=roots["relation"],
+        scored=_damped_root(variance / num_rows, settings.damping).to(dtype),
+        looked_up=_damped_root(heads, settings.damping).to(dtype),
+        related=_damped_root(relations, settings.damping).to(dtype),
+    )
+
+
+def drawn_delta(
+    scores: Float[Tensor, "row entity"], function: LossFunction, generator: torch.Generator
+) -> tuple[Float[Tensor, "row entity"], Float[Tensor, "row entity"]]:
+    """Return dL / ds of labels drawn from the model, and the variance of each of its entries.
+
+    Binary cross entropy draws the label of every entity, softmax cross entropy one entity a row.
+    Numbers are drawn on the CPU in float32, in the order of the rows, whatever the model's type.
+    """
+    rows, entities = scores.shape
+    if function == "binary_cross_entropy":
+        chance = scores.sigmoid()
+        drawn = torch.rand(rows, entities, generator=generator).to(scores.device) < chance
+        return chance - drawn.to(chance.dtype), chance * (1.0 - chance)
+    chance = scores.softmax(1)
+    place = torch.rand(rows, 1, generator=generator).to(chance)
+    entity = torch.searchsorted(chance.cumsum(1), place, right=True).clamp_max(entities - 1)
+    delta = chance.scatter_add(1, entity, torch.full_like(place, -1.0))
+    return delta, chance * (1.0 - chance)
+
+
+def leading_eigenvectors(
+    values: Float[Tensor, "n dim"], rank: int
+) -> tuple[Float[Tensor, "rank"], Float[Tensor, "dim rank"], Tensor]:
+    """Return the largest eigenvalues of X^T X, their eigenvectors, and the trace, of values X.
+
+    They come from the smaller of X^T X and X X^T, which share the eigenvalues that are not zero.
+    """
+    tall = len(values) >= values.shape[1]
+    product = values.T @ values if tall else values @ values.T
+    found, vectors = torch.linalg.eigh(product.double())
+    trace = found.clamp_min(0.0).sum()
+    kept = torch.arange(len(found) - min(rank, len(found)), len(found), device=values.device)
+    kept = kept[found[kept] > len(found) * torch.finfo(values.dtype).eps * found[-1]]
+    found, vectors = found[kept], vectors[:, kept].to(values.dtype)
+    if not tall:
+        vectors = values.T @ (vectors / found.sqrt().to(values.dtype))
+    return found, vectors, trace
+
+
+def inverse(
+    values: Float[Tensor, "rank"], vectors: Float[Tensor, "dim rank"], trace: Tensor, damping: float
+) -> Metric:
+    """Return the inverse of a damped second moment, given by its leading eigenvectors.
+
+    The other eigenvalues are taken as their mean, so that the trace stays.
+    """
+    dim, rank = vectors.shape
+    if float(trace) <= 0.0:  # a factor that is zero for every row: nothing to whiten
+        return Metric(1.0, vectors[:, :0], values[:0].to(vectors.dtype))
+    damped = damping * trace / dim
+    others = (trace - values.sum()).clamp_min(0.0) / max(1, dim - rank)
+    scale = 0.0 if rank == dim else float(1.0 / (others + damped))
+    return Metric(scale, vectors, (1.0 / (values + damped) - scale).to(vectors.dtype))
+
+
+def whitening(moment: Float[Tensor, "rows dim"], damping: float) -> Metric:
+    """Return C^(-1/2) of a damped second moment C; a diagonal stands for its mean."""
+    if moment.shape[0] != moment.shape[1]:
+        scale = float((1.0 + damping) * moment.mean()) or 1.0
+        return Metric(scale**-0.5, moment.new_empty(moment.shape[1], 0), moment.new_empty(0))
+    values, vectors = torch.linalg.eigh(moment)
+    values = values.clamp_min(0.0)
+    return inverse(values, vectors, values.sum(), damping).root
+
+
+def _second_moment(values: Float[Tensor, "n dim"]) -> Float[Tensor, "rows dim"]:
+    """Return the sum of x x^T, `(dim, dim)`, or only its diagonal, `(1, dim)`, if x is long."""
+    values = values.double()
+    if values.shape[1] > LONGEST_FACTOR:
+        return values.square().sum(0, keepdim=True)
+    return values.T @ values
+
+
+def _damped_root(diagonal: Tensor, damping: float) -> Tensor:
+    return (diagonal + damping * diagonal.mean()).rsqrt()
+
+
+def _share(ids: Int[Tensor, "row"], size: int) -> Tensor:
+    """Return how often each id occurs, as a share of the rows, `(size,)`."""
+    return torch.bincount(ids, minlength=size).double() / len(ids)
+
+
+def _has_dense(trunk: Trunk) -> bool:
+    return trunk.layout(trunk.model).dense is not None
+
+
+def _sample(trunk: Trunk, rows: DeltaRows, size: int) -> tuple[Tensor, Tensor]:
+    """Return heads and relations of rows spread evenly over all of them."""
+    fitting = max(1, FEATURES_AT_ONCE // trunk.model.floats_per_query)
+    count = min(size, len(rows), fitting)
+    index = torch.arange(count, device=rows.head.device) * len(rows) // count
+    return rows.head[index], rows.relation[index]
+
+
+def _queries(trunk: Trunk, sample: tuple[Tensor, Tensor]) -> tuple[Queries, Int[Tensor, "row"]]:
+    """Return the distinct queries of rows without their deltas, and the query of each row."""
+    num_relations = trunk.model.relation.num_embeddings
+    distinct, query = torch.unique(sample[0] * num_relations + sample[1], return_inverse=True)
+    head, relation = distinct // num_relations, distinct % num_relations
+    activations, hidden = trunk.forward(head, relation)
+    base = hidden.new_empty(0, len(trunk.model.entity.weight))
+    unused = torch.zeros_like(head), head[:0], torch.zeros_like(hidden)
+    return Queries(head, relation, activations, hidden, base, *unused), query
