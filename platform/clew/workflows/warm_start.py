@@ -6,6 +6,7 @@ lost or reordered some of them. Everything else is taken over whole.
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -63,7 +64,7 @@ class Matches:
         return Matches(earlier, np.concatenate([self.now, self.now + num_now]))
 
 
-def start_warm(model: nn.Module, task: Task, reference: str) -> WarmStart:
+def start_warm(model: nn.Module, task: Task[Any], reference: str) -> WarmStart:
     """Copy the parameters of an earlier model into a fresh one, in place.
 
     Args:
