@@ -52,5 +52,10 @@ def test_import_stays_light(root: Path, package: str, heavy: list[str]) -> None:
     assert heavy_after_import(modules_of(package, root), heavy, root) == []
 
 
+def test_import_clew_waits_for_its_first_use(root: Path) -> None:
+    heavy = ["torch", "mlflow", "pandas", "numpy", "pydantic", "clew.api"]
+    assert heavy_after_import(["clew"], heavy, root) == []
+
+
 def test_the_check_sees_torch(root: Path) -> None:
     assert heavy_after_import(["clew.training.checkpoints"], ["torch"], root) == ["torch"]

@@ -1,0 +1,66 @@
+# %% [markdown]
+# # Link prediction: train, ask, explain
+#
+# UMLS is a graph of 135 medical concepts and 46 relations between them. It comes with Clew, so
+# everything on this page runs as it stands, in about a minute on a laptop without a GPU.
+
+# %%
+import clew
+
+# %% [markdown]
+# ## Train
+#
+# `umls` is a preset: a configuration that ships with Clew. It trains for 100 epochs; 10 are enough
+# to see how things work. The explanation below sums over checkpoints, here one every 5 epochs.
+
+# %%
+run = clew.train("umls", epochs=10, overrides={"training.checkpoint_frequency": 5})
+run.metrics["test/mrr"]
+
+# %% [markdown]
+# Every value that was recorded is in `run.history`, one row each.
+
+# %%
+loss = run.history.query("key == 'train/loss'")
+loss[["step", "epoch", "value"]].tail()
+
+# %% [markdown]
+# ## Ask
+#
+# Which concepts does a virus cause? `known` marks answers that are training facts; the others are
+# the model's own. A model has probabilities once it was promoted (`clew promote`).
+
+# %%
+model = run.load()
+answers = model.predict(head="virus", relation="causes", top_k=10)
+answers
+
+# %% [markdown]
+# ## Explain
+#
+# A test fact, which the model has never seen: *virus causes pathologic function*. Which training
+# facts made the model believe it, and which spoke against it?
+
+# %%
+why = clew.attribute(model, [("virus", "causes", "pathologic_function")], top_k=20)
+why.proponents.head()
+
+# %%
+why.opponents.head()
+
+# %% [markdown]
+# A score says how much the steps that training took on a fact changed the loss of this prediction.
+# Facts with the same head and relation come first in nearly every list. Often the others are more
+# interesting:
+
+# %%
+facts = why.proponents
+other = facts[(facts["head"] != "virus") | (facts["relation"] != "causes")]
+other.head()
+
+# %% [markdown]
+# The same as a chart:
+
+# %%
+chart = why.plot()
+chart

@@ -1,0 +1,25 @@
+"""The Python API: what the commands do, for a notebook or a program.
+
+Everything here is also an attribute of `clew` itself, `clew.train` and so on. Runs go to the same
+tracking store as those of the command line, and each function raises the errors that its command
+would print (`clew.errors`).
+"""
+
+from clew.api.explanations import Attribution, attribute
+from clew.api.models import Model, evaluate, load
+from clew.api.training import Run, plan, train
+from clew.workflows.evaluate import EvaluateResult as Evaluation
+from clew.workflows.plan import MemoryPlan
+
+__all__ = [
+    "Attribution",
+    "Evaluation",
+    "MemoryPlan",
+    "Model",
+    "Run",
+    "attribute",
+    "evaluate",
+    "load",
+    "plan",
+    "train",
+]

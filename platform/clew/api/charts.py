@@ -1,0 +1,49 @@
+"""The chart of an explanation. Altair is imported here alone outside the dashboard."""
+
+from collections.abc import Sequence
+
+import altair as alt
+import pandas as pd
+
+from clew.api.tables import FACT, TEST
+
+FOR, AGAINST = "#1F88CB", "#D55E00"
+"""Okabe and Ito's blue (a little lighter) and vermilion, which colour-blind people tell apart."""
+SIDES = alt.Scale(domain=["proponent", "opponent"], range=[FOR, AGAINST])
+BAR_PIXELS = 18
+LABEL_PIXELS = 420
+
+Chart = alt.Chart | alt.VConcatChart
+
+
+def influence_chart(frame: pd.DataFrame, titles: Sequence[str], *, num_examples: int) -> Chart:
+    """Return bars of the strongest examples, one panel for each prediction.
+
+    Args:
+        frame: A table of examples, as `clew.api.tables` makes them.
+        titles: What is explained, one text a prediction.
+        num_examples: How many of each side to draw at most.
+    """
+    strongest = frame[frame["rank"] <= num_examples]
+    panels = [
+        _panel(strongest[strongest[TEST] == number], title) for number, title in enumerate(titles)
+    ]
+    return panels[0] if len(panels) == 1 else alt.vconcat(*panels)
+
+
+def _panel(rows: pd.DataFrame, title: str) -> alt.Chart:
+    """Return the bars of one prediction, proponents above opponents."""
+    drawn = rows[["side", "rank", "influence"]].copy()
+    # Two examples may read the same: the number in front keeps their bars apart.
+    drawn["example"] = [f"{place}. {text}" for place, text in enumerate(rows[FACT], start=1)]
+    chart: alt.Chart = (
+        alt.Chart(drawn, title=alt.Title(title, anchor="start"), height=alt.Step(BAR_PIXELS))
+        .mark_bar()
+        .encode(
+            x=alt.X("influence:Q", title="influence (TracIn)"),
+            y=alt.Y("example:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_PIXELS)),
+            color=alt.Color("side:N", scale=SIDES, title=None),
+            tooltip=["example:N", "side:N", "rank:Q", alt.Tooltip("influence:Q", format=".4g")],
+        )
+    )
+    return chart

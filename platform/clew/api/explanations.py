@@ -1,0 +1,185 @@
+"""`clew.attribute`: which training examples moved a prediction, as tables and as a chart."""
+
+import html
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from pydantic import TypeAdapter, ValidationError
+from tqdm import tqdm
+
+from clew.api.models import Model, Recorded, reference_of
+from clew.api.tables import FACT, TEST, frame_table, text_table, triple_table
+from clew.errors import ConfigError
+from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX, InfluenceReport
+from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
+from clew.workflows.trace_sequence import trace_sequence
+from clew.workflows.trace_text import trace_text
+from clew.workflows.tracin import in_words, tracin
+
+if TYPE_CHECKING:
+    from clew.api.charts import Chart
+
+SHOWN_ROWS = 10
+SPLIT_COLUMNS = (CHECKPOINT_PREFIX, PART_PREFIX)
+Triple = tuple[str, str, str]
+Report = InfluenceReport | TextInfluenceReport | SequenceInfluenceReport
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """An explanation: the training examples that moved a prediction most.
+
+    For a graph a row is a training fact, for text and image sequences a training window. The
+    examples that lowered the loss of what is explained are its *proponents*, those that raised it
+    its *opponents*; `influence` says by how much, to first order. Compare scores within one
+    prediction only: their size depends on learning rates and checkpoints.
+    """
+
+    report: Report = field(repr=False)
+    """Everything that was computed, as it is recorded."""
+    run_id: str | None
+    """The run that records it, of kind `trace`."""
+    _frame: pd.DataFrame = field(repr=False)
+
+    @property
+    def proponents(self) -> pd.DataFrame:
+        """Examples with a positive influence, the strongest of each prediction first."""
+        return self._side("proponent")
+
+    @property
+    def opponents(self) -> pd.DataFrame:
+        """Examples with a negative influence, the strongest of each prediction first."""
+        return self._side("opponent")
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return both sides in one table, with ids and the shares of checkpoints and parts.
+
+        `head`, `relation` and `tail` are labels, `head_id` and so on the names in the data files.
+        `checkpoint_STEP` columns add up to `influence`, and so do `part_NAME` columns.
+        """
+        return self._frame.copy()
+
+    def plot(self, num_examples: int = SHOWN_ROWS) -> "Chart":
+        """Return an Altair chart: a bar for each of the strongest examples, one panel a prediction.
+
+        Args:
+            num_examples: How many proponents and how many opponents to draw at most.
+        """
+        from clew.api.charts import influence_chart
+
+        return influence_chart(self._frame, self._titles(), num_examples=num_examples)
+
+    def _side(self, side: str) -> pd.DataFrame:
+        """Return the rows of one side with what a person reads."""
+        rows = self._frame[self._frame["side"] == side]
+        read = [
+            name
+            for name in map(str, self._frame.columns)
+            if not name.startswith(SPLIT_COLUMNS) and not name.endswith("_id")
+        ]
+        return rows[read].drop(columns=["side", FACT]).reset_index(drop=True)
+
+    def _titles(self) -> list[str]:
+        """Return what is explained in words, one text a prediction."""
+        if isinstance(self.report, InfluenceReport):
+            return [in_words(test.test) for test in self.report.tests]
+        return [" ".join(line.strip() for line in self.report.headline())]
+
+    def _repr_html_(self) -> str:
+        """Show the strongest examples of each prediction in a notebook."""
+        parts = []
+        for number, title in enumerate(self._titles()):
+            parts.append(f"<h4>{html.escape(title)}</h4>")
+            for name, table in (("proponents", self.proponents), ("opponents", self.opponents)):
+                rows = table[table[TEST] == number].drop(columns=TEST).head(SHOWN_ROWS)
+                shown = rows.to_html(index=False, border=0) if len(rows) else "<p>none</p>"
+                parts.append(f"<h5>{name}</h5>{shown}")
+        return f"{''.join(parts)}<p>{html.escape(self.report.sign)}</p>"
+
+
+def attribute(
+    model: Model | Recorded | str | Path,
+    triples: Iterable[Triple] | None = None,
+    *,
+    prompt: str | None = None,
+    continuation: str = "",
+    frame: int | None = None,
+    top_k: int = 20,
+    overrides: Mapping[str, object] | None = None,
+) -> Attribution:
+    """Find the training examples behind a prediction (TracIn), and record that as a run.
+
+    What is given says what is explained: triples of a graph, the continuation of a prompt, or,
+    with neither, a window of image frames.
+
+    Args:
+        model: A loaded model, a run, a run id, `models:/name@alias` or a folder; all of its run's
+            checkpoints are needed.
+        triples: `(head, relation, tail)` by name, for link prediction.
+        prompt: Text before the continuation, for a language model.
+        continuation: Text to explain; empty: what the model writes.
+        frame: Last frame of the window, for image sequences; None: of the largest error.
+        top_k: Proponents and opponents to keep of each prediction; 0: all.
+        overrides: Other settings, such as `{"influence.score": "cosine"}`.
+
+    Raises:
+        UsageError: the model, its checkpoints or what is to be explained cannot be used.
+    """
+    if sum(given is not None for given in (triples, prompt, frame)) > 1:
+        raise ConfigError("more than one of triples, prompt and frame is given; give one of them")
+    if continuation and prompt is None:
+        raise ConfigError("a continuation is given without a prompt; give the text before it")
+    reference, settings = reference_of(model), {"influence.top_k": top_k, **(overrides or {})}
+    if triples is not None:
+        with _written(triples) as path, _bar("triples") as progress:
+            traced = tracin(reference, str(path), settings, progress=progress)
+        return Attribution(traced.report, traced.run_id, triple_table(traced.report))
+    with _bar("windows") as progress:
+        if prompt is not None:
+            text = trace_text(reference, prompt, continuation, settings, progress=progress)
+            return Attribution(text.report, text.run_id, text_table(text.report))
+        frames = trace_sequence(reference, frame, settings, progress=progress)
+        return Attribution(frames.report, frames.run_id, frame_table(frames.report))
+
+
+@contextmanager
+def _written(triples: Iterable[Triple]) -> Iterator[Path]:
+    """Write triples as a file of triples, whose names may hold commas.
+
+    Raises:
+        ConfigError: they are no triples of names.
+    """
+    try:
+        checked = TypeAdapter(list[Triple]).validate_python(
+            triples if isinstance(triples, str) else list(triples), strict=True
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"triples: {first['msg']} at {first['loc']}, given {first['input']!r}; expected "
+            "(head, relation, tail) by name, such as ('virus', 'causes', 'neoplastic_process')"
+        ) from None
+    if not checked:
+        raise ConfigError("triples is empty; give at least one (head, relation, tail)")
+    with tempfile.TemporaryDirectory(prefix="clew-attribute-") as folder:
+        path = Path(folder) / "triples"
+        path.write_text("".join("\t".join(t) + "\n" for t in checked), encoding="utf-8")
+        yield path
+
+
+@contextmanager
+def _bar(unit: str) -> Iterator[Progress]:
+    """Show a progress bar where a person looks on."""
+    with tqdm(unit=f" {unit}", delay=1.0, disable=None, leave=False) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show

@@ -1,0 +1,140 @@
+"""`clew.load` and `clew.evaluate`: a trained model, its answers and its quality."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import pandas as pd
+
+from clew import names
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError, UsageError
+from clew.link_prediction.answers import Query
+from clew.link_prediction.prediction import Predictor
+from clew.workflows.evaluate import EvaluateResult
+from clew.workflows.evaluate import evaluate as evaluate_model
+from clew.workflows.model_source import open_model
+from clew.workflows.predict import open_predictor
+
+logger = logging.getLogger(__name__)
+
+ANSWER_COLUMNS = ["rank", "name", "label", "score", "probability", "known"]
+
+
+class Recorded(Protocol):
+    """A training run: something with the id that the tracking store knows."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The id."""
+        ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model, as `clew.load` returns it."""
+
+    reference: str
+    """What names it for good: a run id, `models:/name/version`, or a folder."""
+    title: str
+    """What it is, in a few words for people."""
+    task: str
+    """`link_prediction`, `language_modeling` or `image_sequence_regression`."""
+    config: RunConfig = field(repr=False)
+    """The configuration that it was trained with."""
+    _predictor: Predictor | None = field(repr=False)
+
+    def predict(
+        self,
+        *,
+        relation: str,
+        head: str | None = None,
+        tail: str | None = None,
+        top_k: int = 10,
+        filter_known: bool = False,
+    ) -> pd.DataFrame:
+        """Return the best tails of a head and a relation, or the best heads of a tail.
+
+        A row is an answer, the best first: `rank` from 1, `name` as in the data, `label` for
+        people, `score` (the model's own, a logit), `probability` that this is the answer given
+        that it is not one known from training, and `known`, whether training holds it.
+        Probabilities are calibrated when a model is promoted. The column is NaN before that, and
+        for known answers.
+
+        Args:
+            relation: Name or label of the relation.
+            head: Name or label of the head, to ask for tails.
+            tail: Name or label of the tail, to ask for heads.
+            top_k: Number of answers.
+            filter_known: Leave out answers that training holds.
+
+        Raises:
+            ConfigError: the model predicts no links, or not exactly one end is given.
+            DataError: a name is unknown; the message lists near ones.
+        """
+        if self._predictor is None:
+            raise ConfigError(
+                f"{self.title} is a {self.task} model; predict answers queries about a graph: load "
+                "a link prediction model"
+            )
+        query = Query(relation, head=head or None, tail=tail or None)
+        (found,) = self._predictor.predict([query], top_k=top_k, filter_known=filter_known)
+        rows = [vars(answer) for answer in found.answers]
+        frame = pd.DataFrame(rows, columns=ANSWER_COLUMNS)
+        return frame.astype({"score": float, "probability": float})
+
+
+def load(reference: str | Path) -> Model:
+    """Find a trained model and read it.
+
+    Args:
+        reference: A run id, `models:/name@alias`, or a folder of checkpoints. An alias is followed
+            once: the model stays the version that it meant then.
+
+    Raises:
+        UsageError: there is no such model, or its files or its data cannot be used.
+    """
+    with open_model(str(reference)) as source:
+        predictor = None
+        if source.manifest.task == names.TASK_LINK_PREDICTION:
+            predictor, notes = open_predictor(source)
+            for note in notes:
+                logger.warning("%s: %s", source.title, note)
+        pinned = source.version.uri if source.version else str(reference)
+        return Model(pinned, source.title, source.manifest.task, source.config, predictor)
+
+
+def evaluate(
+    model: Model | Recorded | str | Path, split: Literal["valid", "test"] = "test"
+) -> EvaluateResult:
+    """Evaluate a model on a split of the data it was trained on, and record that as a run.
+
+    `evaluate(model).metrics["test/mrr"]` is a float; the names are those of training.
+
+    Args:
+        model: A loaded model, a run, a run id, `models:/name@alias`, or a folder of checkpoints.
+        split: `valid` or `test`.
+
+    Raises:
+        UsageError: the model or its data cannot be used.
+    """
+    return evaluate_model(reference_of(model), split)
+
+
+def reference_of(model: Model | Recorded | str | Path) -> str:
+    """Return what names a model for the workflows.
+
+    Raises:
+        UsageError: it is a run that was not recorded.
+    """
+    if isinstance(model, str | Path):
+        return str(model)
+    if isinstance(model, Model):
+        return model.reference
+    if model.run_id is None:
+        raise UsageError(
+            "this run was not recorded, so its model cannot be found; train with "
+            "tracking.enabled=true"
+        )
+    return model.run_id

@@ -1,0 +1,91 @@
+"""Explanations as tables: a row for each training example."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from clew.runs.influence_report import (
+    CHECKPOINT_PREFIX,
+    PART_PREFIX,
+    InfluenceEntry,
+    InfluenceReport,
+    TripleRecord,
+)
+from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, WindowScore
+
+TEST = "test"
+"""Column: number of the prediction that is explained, from 0."""
+FACT = "example"
+"""Column: the training example in one line."""
+
+Row = dict[str, object]
+
+
+def triple_table(report: InfluenceReport) -> pd.DataFrame:
+    """Return the facts of all explained triples: labels, names of the data files, influence."""
+    steps = [checkpoint.step for checkpoint in report.model.checkpoints]
+    rows = [
+        {TEST: number, "side": side, **_words(entry.train), **_numbers(entry, steps)}
+        for number, test in enumerate(report.tests)
+        for side, entries in (("proponent", test.proponents), ("opponent", test.opponents))
+        for entry in entries
+    ]
+    return _table(rows, ["head", "relation", "tail"])
+
+
+def text_table(report: TextInfluenceReport) -> pd.DataFrame:
+    """Return the training windows of an explained text."""
+    rows: list[Row] = [
+        {
+            **{TEST: 0, "side": side, FACT: report.shown(window), "window": window.window},
+            **{"first_token": window.first_token, "text": window.text},
+            **_numbers(window, report.steps),
+        }
+        for side, windows in (("proponent", report.proponents), ("opponent", report.opponents))
+        for window in windows
+    ]
+    return _table(rows, ["window", "first_token", "text"])
+
+
+def frame_table(report: SequenceInfluenceReport) -> pd.DataFrame:
+    """Return the training windows of an explained window of frames."""
+    rows: list[Row] = [
+        {
+            **{TEST: 0, "side": side, FACT: report.shown(window), "window": window.window},
+            **{"last_frame": window.last_frame, "group": window.group, "target": window.target},
+            **_numbers(window, report.steps),
+        }
+        for side, windows in (("proponent", report.proponents), ("opponent", report.opponents))
+        for window in windows
+    ]
+    return _table(rows, ["window", "last_frame", "group", "target"])
+
+
+def _words(triple: TripleRecord) -> Row:
+    """Return a fact's labels, what they say in one line, and the names of the data files."""
+    terms = {"head": triple.head, "relation": triple.relation, "tail": triple.tail}
+    return {
+        **{role: term.label for role, term in terms.items()},
+        FACT: " · ".join(term.label for term in terms.values()),
+        **{f"{role}_id": term.id for role, term in terms.items()},
+    }
+
+
+def _numbers(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> Row:
+    """Return an example's influence, and what it is made of."""
+    index = entry.train_index if isinstance(entry, InfluenceEntry) else None
+    shares = zip(steps, entry.by_checkpoint, strict=False)
+    return {
+        "rank": entry.rank,
+        "influence": entry.influence,
+        **({} if entry.cosine is None else {"cosine": entry.cosine}),
+        **({} if index is None else {"train_index": index}),
+        **{f"{CHECKPOINT_PREFIX}{step}": value for step, value in shares},
+        **{f"{PART_PREFIX}{part}": value for part, value in entry.by_part.items()},
+    }
+
+
+def _table(rows: list[Row], own: list[str]) -> pd.DataFrame:
+    """Return rows as a table; one without rows has the columns that all have."""
+    columns = [TEST, "side", "rank", *own, "influence", *(key for row in rows for key in row), FACT]
+    return pd.DataFrame(rows, columns=list(dict.fromkeys(columns)))

@@ -1,0 +1,46 @@
+"""One small model, trained through the API and promoted, that all tests of the API share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import clew
+from tests.api.sample import train_and_ask
+from tests.workflows.trained import dispose_of
+
+
+@pytest.fixture(scope="session")
+def store(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the folder of a store of its own, and make it the one in use."""
+    folder = tmp_path_factory.mktemp("api")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "CLEW_SPOOL"):
+            patch.delenv(name, raising=False)
+        yield folder
+    dispose_of(uri)
+
+
+@pytest.fixture(scope="session")
+def why(store: Path) -> clew.Attribution:
+    """Return what the sample program explains; its run and its folder are in the store."""
+    return train_and_ask(store / "model")
+
+
+@pytest.fixture(scope="session")
+def champion(why: clew.Attribution) -> str:
+    """Return the address of the sample's model after its promotion."""
+    from clew.workflows.promote import PromotionRequest, promote
+
+    promote(PromotionRequest(run_of(why), name="clew-umls"))
+    return "models:/clew-umls@champion"
+
+
+def run_of(why: clew.Attribution) -> str:
+    """Return the id of the run that was explained."""
+    from clew.runs.influence_report import InfluenceReport
+
+    assert isinstance(why.report, InfluenceReport)
+    return why.report.model.run_id

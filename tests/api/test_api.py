@@ -1,0 +1,162 @@
+"""The Python API says what the commands say, in types that a notebook shows well."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import clew
+from clew.config.load import load as load_config
+from clew.config.load import to_yaml
+from clew.errors import ConfigError, DataError, UsageError
+from clew.runs.influence_report import InfluenceReport
+from clew.runs.reading.runs import find_run
+from clew.workflows.plan import plan as plan_workflow
+from clew.workflows.predict import asked
+from clew.workflows.predict import predict as predict_workflow
+from clew.workflows.tracin import tracin
+from tests.api.conftest import run_of
+
+TRIPLE = ("virus", "causes", "pathologic_function")
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_a_run_holds_its_last_values_and_all_of_its_history(why: clew.Attribution) -> None:
+    recorded = find_run(run_of(why)).metrics
+    run = clew.Run(run_of(why), "fp32", dict(recorded))
+    assert 0 < run.metrics["test/mrr"] <= 1
+    assert list(run.history) == ["key", "value", "step", "epoch", "elapsed_seconds"]
+    last = run.history.groupby("key")["value"].last()
+    assert last["valid/mrr"] == recorded["valid/mrr"]
+    assert (run.history["key"] == "train/loss").sum() > 1
+
+
+def test_a_run_that_was_not_recorded_says_so() -> None:
+    run = clew.Run(None, "fp32", {})
+    for reads in (run.load, lambda: run.history, lambda: clew.attribute(run, [TRIPLE])):
+        with pytest.raises(UsageError, match=r"not recorded.*tracking\.enabled=true"):
+            reads()
+
+
+def test_answers_are_those_of_the_command(champion: str) -> None:
+    model = clew.load(champion)
+    assert (model.reference, model.task) == ("models:/clew-umls/1", "link_prediction")
+    found = model.predict(head="virus", relation="causes", top_k=135)
+    (expected,) = predict_workflow(champion, [asked("virus", "causes", "")], top_k=135).predictions
+    assert found["name"].tolist() == [answer.name for answer in expected.answers]
+    assert found["score"].tolist() == [answer.score for answer in expected.answers]
+    assert found["known"].tolist() == [answer.known for answer in expected.answers]
+    unknown = found[~found["known"].astype(bool)]
+    assert unknown["probability"].sum() == pytest.approx(1)
+    assert found["probability"].isna().sum() == len(found) - len(unknown)
+    heads = model.predict(tail="virus", relation="causes", top_k=3, filter_known=True)
+    assert (len(heads), heads["known"].any()) == (3, False)
+
+
+def test_a_model_without_calibration_has_no_probabilities(
+    why: clew.Attribution, store: Path
+) -> None:
+    for reference in (run_of(why), store / "model"):
+        found = clew.load(reference).predict(head="virus", relation="causes", top_k=3)
+        assert found["probability"].isna().all()
+        assert len(found) == 3
+
+
+def test_an_explanation_is_that_of_the_command(why: clew.Attribution) -> None:
+    expected = tracin(run_of(why), ",".join(TRIPLE), {"influence.top_k": 5}).report.tests[0]
+    for table, entries in (
+        (why.proponents, expected.proponents),
+        (why.opponents, expected.opponents),
+    ):
+        assert table["influence"].tolist() == pytest.approx([e.influence for e in entries])
+        assert table["tail"].tolist() == [entry.train.tail.label for entry in entries]
+        assert table["train_index"].tolist() == [entry.train_index for entry in entries]
+    assert (why.proponents["influence"] > 0).all()
+    assert (why.opponents["influence"] < 0).all()
+    assert find_run(why.run_id or "").tags["clew.kind"] == "trace"
+
+
+def test_shares_of_checkpoints_and_parts_add_up(why: clew.Attribution) -> None:
+    frame = why.to_frame()
+    assert len(frame) == 10
+    for prefix in ("checkpoint_", "part_"):
+        shares = frame[[name for name in frame if name.startswith(prefix)]]
+        assert shares.shape[1] > 1
+        assert shares.sum(axis=1).tolist() == pytest.approx(frame["influence"].tolist(), rel=1e-4)
+    frame["influence"] = 0.0
+    assert why.to_frame()["influence"].abs().sum() > 0
+
+
+def test_a_chart_has_a_bar_for_each_example_and_a_panel_for_each_prediction(
+    why: clew.Attribution, champion: str
+) -> None:
+    drawn = json.loads(why.plot(num_examples=3).to_json())
+    (rows,) = drawn["datasets"].values()
+    assert [row["side"] for row in rows] == ["proponent"] * 3 + ["opponent"] * 3
+    assert drawn["title"]["text"] == " · ".join(TRIPLE)
+    two = clew.attribute(champion, [TRIPLE, ("virus", "isa", "organism")], top_k=2)
+    assert [panel["title"]["text"] for panel in json.loads(two.plot().to_json())["vconcat"]] == [
+        "virus · causes · pathologic_function",
+        "virus · isa · organism",
+    ]
+    assert two.to_frame()["test"].tolist() == [0] * 4 + [1] * 4
+
+
+def hostile(why: clew.Attribution) -> clew.Attribution:
+    """Return an explanation with one fact and no opponent, whose names try to be markup."""
+    from clew.api.tables import triple_table
+
+    assert isinstance(why.report, InfluenceReport)
+    (test,) = why.report.tests
+    term = replace(test.test.head, id=HOSTILE, label=HOSTILE)
+    triple = replace(test.test, head=term, relation=term, tail=term)
+    fact = replace(test.proponents[0], train=triple)
+    changed = replace(test, test=triple, proponents=(fact,), opponents=())
+    report = replace(why.report, tests=(changed,))
+    return clew.Attribution(report, None, triple_table(report))
+
+
+def test_a_notebook_shows_names_as_text(why: clew.Attribution) -> None:
+    explained = hostile(why)
+    shown = explained._repr_html_()
+    assert "<script" not in shown
+    assert shown.count("&lt;script&gt;") == 6
+    assert "<p>none</p>" in shown
+    assert list(explained.opponents) == list(explained.proponents)
+
+
+def test_a_configuration_may_be_a_name_a_file_a_dictionary_or_itself(tmp_path: Path) -> None:
+    config = load_config("umls", {"training.batch_size": 64})
+    (tmp_path / "own.yaml").write_text(to_yaml(config), encoding="utf-8")
+    expected = plan_workflow(config, device="cpu", memory_gib=1.0)
+    for given in (config, tmp_path / "own.yaml", config.model_dump(mode="json")):
+        assert clew.plan(given, device="cpu", memory_gib=1.0) == expected
+    changed = {"training.batch_size": 64}
+    assert clew.plan("umls", device="cpu", memory_gib=1.0, overrides=changed) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"triples": [TRIPLE], "prompt": "a"}, ConfigError, "give one of them"),
+        ({"continuation": "a"}, ConfigError, "without a prompt"),
+        ({"triples": []}, ConfigError, "triples is empty"),
+        ({"triples": [("virus", "causes")]}, ConfigError, r"expected \(head, relation, tail\)"),
+        ({"triples": "virus,causes,x"}, ConfigError, r"expected \(head, relation, tail\)"),
+        ({"triples": [("virsu", "causes", "virus")]}, DataError, "virus"),
+        ({"prompt": "a"}, ConfigError, "explains language models"),
+        ({}, ConfigError, "explains image sequences"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(
+    why: clew.Attribution, given: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        clew.attribute(run_of(why), **given)  # type: ignore[arg-type]
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'clew' has no attribute 'trian'"):
+        clew.trian  # type: ignore[attr-defined]  # noqa: B018
+    assert {"train", "load", "evaluate", "attribute", "plan"} <= set(dir(clew))
