@@ -4,11 +4,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test ui lint bench figures studies
+.PHONY: help demo test ui lint docs bench figures studies
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_FOR_TESTS := .venv/.installed-for-tests
+INSTALLED_FOR_DOCS := .venv/.installed-for-docs
 RECIPE := pyproject.toml constraints.txt python_env.yaml .ci/setup .ci/mlflow_environment.py
 BENCHMARKS := $(filter-out harness,$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
 # What README quotes. `make figures QUOTED=wide_graph` measures one of them.
@@ -24,6 +25,7 @@ help:
 	@echo "make test    every test that this machine can run"
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
 	@echo "make lint    ruff, types, import contracts"
+	@echo "make docs    the documentation site in site/, every link checked"
 	@echo "make bench   the benchmarks: tables here, JSON in experiments/benchmarks/results"
 	@echo "make figures the benchmarks that README quotes, three rounds each, about 40 minutes (estimate)"
 	@echo "make studies the guides' claims, about 35 minutes (estimate): JSON in experiments/studies/results"
@@ -41,8 +43,12 @@ lint: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy .ci/mlflow_environment.py
+	@$(BIN)/mypy .ci/mlflow_environment.py tests/api/sample.py
 	@$(BIN)/lint-imports --no-cache
+
+docs: $(INSTALLED_FOR_DOCS)
+	@$(BIN)/mkdocs build --quiet --strict --clean
+	@echo "the documentation is in site/index.html"
 
 # Runs every command of a list, and names at the end those that failed.
 define each
@@ -78,4 +84,8 @@ $(INSTALLED): $(RECIPE)
 
 $(INSTALLED_FOR_TESTS): $(RECIPE)
 	@.ci/setup '.[test]'
+	@touch $(INSTALLED) $@
+
+$(INSTALLED_FOR_DOCS): $(RECIPE)
+	@.ci/setup '.[docs]'
 	@touch $(INSTALLED) $@

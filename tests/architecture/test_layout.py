@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = ("demo", "test", "ui", "lint", "bench", "figures", "studies")
+TARGETS = ("demo", "test", "ui", "lint", "docs", "bench", "figures", "studies")
 
 
 def test_platform_is_a_source_root_and_no_package(root: Path) -> None:

@@ -1,9 +1,9 @@
-"""Writes the two files that list all options: `MLproject` and `docs/reference/options.md`.
+"""Writes what is generated from declarations: `MLproject` and the pages of reference.
 
     python -m clew.cli.reference
 
-A command's options are declared next to it, settings in the schema of the configuration. Change
-them there, then run this program.
+A command's options are declared next to it, settings in the schema of the configuration, the keys
+of MLflow in `clew.names`. Change them there, then run this program.
 """
 
 import textwrap
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from clew.cli import cli
+from clew.cli.key_page import KEYS_PAGE, keys_page
 from clew.cli.options import DeclaredOption, Verb, dashed
 from clew.config.load import section_classes
 from clew.config.schema import RunConfig
@@ -178,9 +179,18 @@ def verbs() -> Iterator[Verb]:
     yield from (verb for verb in cli.commands.values() if isinstance(verb, Verb))
 
 
+def written_files() -> dict[str, str]:
+    """Return what this program writes: path to content."""
+    return {
+        MLPROJECT: mlproject(),
+        OPTIONS_PAGE: options_page(),
+        KEYS_PAGE: keys_page(PROGRAM),
+    }
+
+
 def main() -> None:
-    """Write both files and print their names."""
-    for name, content in ((MLPROJECT, mlproject()), (OPTIONS_PAGE, options_page())):
+    """Write all files and print their names."""
+    for name, content in written_files().items():
         path = project_root() / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")

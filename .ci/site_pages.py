@@ -1,0 +1,54 @@
+"""Hooks of MkDocs: notebooks become pages, pictures are copied, nothing is asked from outside.
+
+A notebook is a Python file in percent format (`# %%` begins a cell, `# %% [markdown]` a text), so
+that it is checked, executed in the tests and read in a diff like any other code.
+"""
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+PICTURES = ROOT / "ui" / "pictures"
+CELL = re.compile(r"^# %%(?: \[(markdown)\])?\n", re.MULTILINE)
+OUTSIDE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?https?://[^"'>\s]+"""
+                     r"""|<link[^>]+rel=["']?(?:stylesheet|preconnect|icon)[^>]+https?://[^"'>\s]+"""
+                     r"""|@import\s+(?:url\()?["']?https?://[^"')\s]+""")  # fmt: skip
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each notebook and the pictures that lie outside the folder of documents."""
+    for path in sorted(NOTEBOOKS.glob("*.py")):
+        content = as_markdown(path.read_text(encoding="utf-8"))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=content))
+    for path in sorted(PICTURES.iterdir()):
+        files.append(File.generated(config, f"pictures/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Let links to a notebook, which work in the repository too, lead to its page."""
+    return re.sub(r"(\]\(notebooks/\w+)\.py\)", r"\1.md)", markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a site that would load a script, a style or a picture from another machine."""
+    for page in sorted(Path(config.site_dir).rglob("*.html")):
+        if found := OUTSIDE.search(page.read_text(encoding="utf-8")):
+            raise PluginError(f"{page.name} loads something from outside: {found[0]}")
+
+
+def as_markdown(notebook: str) -> str:
+    """Return a notebook in percent format as Markdown: texts as they are, code in fences."""
+    _, *pieces = CELL.split(notebook)
+    parts = []
+    for kind, body in zip(pieces[::2], pieces[1::2], strict=True):
+        if kind == "markdown":
+            parts.append(re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip())
+        elif body.strip():
+            parts.append(f"```python\n{body.strip()}\n```")
+    return "\n\n".join(parts) + "\n"
