@@ -90,5 +90,7 @@ def test_a_wheel_brings_the_presets(root: Path, project_files: list[Path], tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == set(presets())
+    for name in ("clew/py.typed", "clew/api/__init__.py", "ui/.streamlit/config.toml", "ui/app.py"):
+        assert (site / name).is_file(), f"the wheel lacks {name}"
     packaged = [path for path in (site / "clew" / "presets").rglob("*") if path.is_file()]
     assert {path.suffix for path in packaged} == {".yaml"}

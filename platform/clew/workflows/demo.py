@@ -12,7 +12,7 @@ from clew.errors import PromotionRefused
 from clew.link_prediction.sources import load_graph
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.store import shown, tracking_uri
+from clew.runs.store import PROJECT_FILE, project_root, shown, tracking_uri
 from clew.workflows.child import train_in_child
 from clew.workflows.promote import PromotionRequest, promote_best_of
 from clew.workflows.tracin import SHOWN_PROPONENTS, in_words, tracin
@@ -53,7 +53,8 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
         yield from promotion(results)
         yield ""
         yield f"runs are in {shown(tracking_uri())}"
-        yield "look at them with: make ui   (http://127.0.0.1:8501)"
+        command = "make ui" if (project_root() / PROJECT_FILE).is_file() else "clew ui"
+        yield f"look at them with: {command}   (http://127.0.0.1:8501)"
 
 
 def record(tracker: Tracker, configs: Sequence[RunConfig], results: Sequence[TrainResult]) -> None:
