@@ -2,8 +2,8 @@
 
     python -m experiments.report
 
-README's sections between the marks are replaced by ten figures and by the verdicts of the studies;
-`docs/measurements.md` gets everything that was recorded; `experiments/LOG.md` gets an entry if the
+README's section between the marks is replaced by ten figures; `docs/measurements.md` gets all
+that was recorded, the verdicts of the studies included; `experiments/LOG.md` gets an entry if the
 figures are others than in its last one. What cannot be quoted is named as still to be measured.
 """
 
@@ -72,26 +72,6 @@ def machine(content: Content) -> str:
     gpus = "".join(f", {gpu['name']}" for gpu in found["gpus"]) or ", no GPU"
     size = f"{found['num_cores']} cores, {found['memory_gib']:.0f} GiB"
     return f"{found['cpu']}, {size}{gpus}, torch {found['torch']}"
-
-
-def verdicts_section(studies: Mapping[str, Content]) -> str:
-    """Return what README says of the studies' claims; those without measurement are counted."""
-    if not studies:
-        return "No study is recorded yet; `make studies` runs them."
-    claims = [(name, claim) for name, content in studies.items() for claim in content["claims"]]
-    told = [(name, claim) for name, claim in claims if claim["measured"] is not None]
-    sources = [
-        f"[{name}](experiments/studies/results/{name}.json) ({content['machine']}, "
-        f"{len(content['seeds'])} rounds, commit {content['commit'][:10]})"
-        for name, content in studies.items()
-    ]
-    lines = ["| study | claim | measured, 95 % interval | verdict |", "|---|---|---|---|"]
-    lines += [f"| {name} | {_claim_cells(claim)} |" for name, claim in told]
-    lines += ["", f"{next(iter(studies.values()))['method']}"]
-    lines += ["", f"{len(claims) - len(told)} further claims are open, most for want of a GPU:"]
-    lines[-1] += " [docs/measurements.md](docs/measurements.md) lists all, and where each is"
-    lines[-1] += f" printed. Results: {', '.join(sources)}."
-    return "\n".join(lines)
 
 
 def _claim_cells(claim: Content) -> str:
@@ -172,12 +152,12 @@ def _is_rows(values: Iterable[object]) -> bool:
     return all(isinstance(value, dict) for value in values)
 
 
-def with_section(text: str, name: str, content: str) -> str:
-    """Return a document with a marked section replaced."""
-    pattern = re.compile(rf"(<!-- {name}: [^\n]* -->\n).*?(<!-- end of {name} -->)", re.S)
+def with_figures(text: str, section: str) -> str:
+    """Return README with the section between the marks replaced."""
+    pattern = re.compile(r"(<!-- figures: [^\n]* -->\n).*?(<!-- end of figures -->)", re.S)
     if not pattern.search(text):
-        raise ValueError(f"README.md has no section between the marks {name!r}")
-    return pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text)
+        raise ValueError("README.md has no section between the marks of the figures")
+    return pattern.sub(lambda found: f"{found[1]}{section}\n{found[2]}", text)
 
 
 def last_log_rows(log: str) -> list[str]:
@@ -205,8 +185,7 @@ def main() -> None:
     """Write all documents and say which figures are still to be measured."""
     benchmarks, studies = results(BENCHMARKS), results(STUDIES)
     text = README.read_text(encoding="utf-8")
-    text = with_section(text, "figures", figures_section(benchmarks))
-    README.write_text(with_section(text, "verdicts", verdicts_section(studies)), encoding="utf-8")
+    README.write_text(with_figures(text, figures_section(benchmarks)), encoding="utf-8")
     MEASUREMENTS.parent.mkdir(exist_ok=True)
     MEASUREMENTS.write_text(measurements(benchmarks, studies), encoding="utf-8")
     log = LOG.read_text(encoding="utf-8")

@@ -29,8 +29,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_readme_is_the_reports() -> None:
     text = report.README.read_text(encoding="utf-8")
-    written = report.with_section(text, "figures", report.figures_section(BENCHMARKS))
-    written = report.with_section(written, "verdicts", report.verdicts_section(STUDIES))
+    written = report.with_figures(text, report.figures_section(BENCHMARKS))
     assert text == written, "run: python -m experiments.report"
 
 
