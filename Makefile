@@ -47,7 +47,7 @@ lint: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/lint-imports --no-cache
 
 docs: $(INSTALLED_FOR_DOCS)
-	@$(BIN)/mkdocs build --quiet --strict --clean
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
 	@echo "the documentation is in site/index.html"
 
 # Runs every command of a list, and names at the end those that failed.
