@@ -126,14 +126,21 @@ def test_a_notebook_shows_names_as_text(why: clew.Attribution) -> None:
     assert list(explained.opponents) == list(explained.proponents)
 
 
+def sizes(plan: clew.MemoryPlan) -> list[object]:
+    """Return what of a plan does not depend on how large this process has become."""
+    weights = [variant.memory.parts_gib["weights"] for variant in plan.variants]
+    return [plan.batch_size, [variant.settings for variant in plan.variants], weights]
+
+
 def test_a_configuration_may_be_a_name_a_file_a_dictionary_or_itself(tmp_path: Path) -> None:
     config = load_config("umls", {"training.batch_size": 64})
     (tmp_path / "own.yaml").write_text(to_yaml(config), encoding="utf-8")
     expected = plan_workflow(config, device="cpu", memory_gib=1.0)
     for given in (config, tmp_path / "own.yaml", config.model_dump(mode="json")):
-        assert clew.plan(given, device="cpu", memory_gib=1.0) == expected
+        assert sizes(clew.plan(given, device="cpu", memory_gib=1.0)) == sizes(expected)
     changed = {"training.batch_size": 64}
-    assert clew.plan("umls", device="cpu", memory_gib=1.0, overrides=changed) == expected
+    found = clew.plan("umls", device="cpu", memory_gib=1.0, overrides=changed)
+    assert sizes(found) == sizes(expected)
 
 
 @pytest.mark.parametrize(
