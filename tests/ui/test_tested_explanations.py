@@ -15,9 +15,12 @@ def page() -> None:
     found = ValidationSummary(
         run_id="r", form="raw", lds_other_seeds=0.35, lds_siblings=0.33, lds_ceiling=0.58
     )
-    test = pd.Series({"rank": 1.0, "score": 2.0, "self_influence": 3.0})
-    prediction.numbers(test, ReportHead(pd.DataFrame(), validation=found))
-    prediction.numbers(test, ReportHead(pd.DataFrame()))
+    ids = {"head_id": "h", "relation_id": "r", "tail_id": "t"}
+    triple = {"head": "h", "relation": "r", "tail": "t", "candidates": 1, **ids}
+    test = pd.Series({**triple, "rank": 1.0, "score": 2.0, "self_influence": 3.0})
+    facts = pd.DataFrame([{**triple, "influence": 0.5}])
+    prediction.card(test, facts, [], ReportHead(pd.DataFrame(), validation=found))
+    prediction.card(test, facts, [], ReportHead(pd.DataFrame()))
 
 
 def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:

@@ -53,6 +53,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b as `torch.nn.functional.linear` does, `(batch, out)` from `(batch, in)`."""
     if (
         torch.compiler.is_compiling()
+        or is_vectorised()
         or not _goes_to_onednn(x)
         or torch.is_autocast_enabled("cpu")
         or has_torch_function((x, weight))
@@ -60,6 +61,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
+
+
+def is_vectorised() -> bool:
+    """Return whether `torch.func.vmap` runs several models at once; it knows torch's functions."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def _goes_to_onednn(x: Tensor) -> bool:

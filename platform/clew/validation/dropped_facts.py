@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
 from clew.link_prediction.losses.one_vs_all import one_vs_all_loss
+from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, add_inverses
@@ -82,9 +83,17 @@ class WithoutFacts(LinkPrediction):
         """Return the loss summed over rows that keep a positive; `count` is that of all rows."""
         kept = self._kept[self._facts.places(batch)].to(batch.row.device)
         rows, row = torch.unique(batch.row[kept], return_inverse=True)
-        queries, table, bias, _, entity = self._arguments(model, batch)
+        assert isinstance(model, GraphModel)
+        queries = model(batch.head, batch.relation)[rows]
         if not len(rows):
-            return LossSum(0.0 * queries.sum(), batch.count)
-        settings = self._loss_for(batch.num_examples)
-        total = one_vs_all_loss(queries[rows], table, bias, row, entity[kept], settings=settings)
+            return LossSum(queries.sum(), batch.count)
+        total = one_vs_all_loss(
+            queries,
+            model.entity.weight,
+            model.tail_bias(),
+            row,
+            batch.entity[kept],
+            settings=self._loss,
+            query_bias=model.query_bias(queries),
+        )
         return LossSum(total, batch.count)

@@ -14,9 +14,8 @@ from copy import deepcopy
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 from clew.config.graph_models import GraphModelSettings
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
@@ -30,7 +29,7 @@ from clew.link_prediction.triple_batches import TripleBatch
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.training.distributed import World
 from clew.training.loaders import BatchLoader
-from clew.training.optimizer import build_optimizer, set_learning_rate
+from clew.training.optimizer import build_optimizer
 from clew.training.schedule import build_schedule
 from clew.training.seeding import seed_everything
 from clew.training.setup import total_steps
@@ -80,34 +79,44 @@ def train_stack(
     seed_everything(config.training.seed)
     single = task.build_model().train()
     seed_everything(config.training.seed)
-    single.stacked = True
-    stack = _stacked(single, len(dropped))
+    scorer = _Scorer(single)
+    stack = _stacked(scorer, len(dropped))
     facts = FactKeys.from_graph(graph, inverse_relations=task.inverse_relations)
     kept = torch.stack([torch.from_numpy(facts.kept(each)) for each in dropped])
-    optimizer = build_optimizer(config.optimizer, stack)
+    optimizer = build_optimizer(config.optimizer, stack.model)
     steps = total_steps(config, task, World())
     schedule = build_schedule(config.schedule, total_steps=steps, evaluation=config.evaluation)
-    loader = BatchLoader(
-        task.train_examples(), batch_size=config.training.batch_size, seed=config.training.seed
-    )
+    loader = BatchLoader(task.train_examples(), config.training)
     step = 0
     for epoch in range(config.training.num_epochs):
         for batch in loader.epoch(epoch):
             if step >= steps:
                 break
             factor = schedule.factor(step=step, epoch=epoch)
-            set_learning_rate(optimizer, config.optimizer.learning_rate * factor)
-            total = _loss(single, stack, batch, kept[:, facts.places(batch)], config).sum()
+            for group in optimizer.param_groups:
+                group["lr"] = config.optimizer.learning_rate * factor
+            total = _loss(scorer, stack, batch, kept[:, facts.places(batch)], config).sum()
             (total / batch.count).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-    yield from (_unstacked(single, stack, place) for place in range(len(dropped)))
+    yield from (_unstacked(single, stack.model, place) for place in range(len(dropped)))
+
+
+class _Scorer(nn.Module):
+    """The scores of all entities, as the module that `functional_call` asks for."""
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
+        return self.model.scores(self.model(head, relation))
 
 
 def _loss(
-    single: GraphModel,
-    stack: GraphModel,
+    scorer: _Scorer,
+    stack: _Scorer,
     batch: TripleBatch,
     kept: Bool[Tensor, "model positive"],
     config: RunConfig,
@@ -119,8 +128,7 @@ def _loss(
     def of_one(
         parameters: dict[str, Tensor], buffers: dict[str, Tensor], own: Tensor
     ) -> Float[Tensor, ""]:
-        queries = functional_call(single, (parameters, buffers), (batch.head, batch.relation))
-        scores = F.linear(queries, parameters["entity.weight"], parameters.get("entity_bias"))
+        scores = functional_call(scorer, (parameters, buffers), (batch.head, batch.relation))
         weight = own.to(scores.dtype)
         none = torch.zeros(batch.num_examples, dtype=scores.dtype)
         positives = none.index_add(0, batch.row, weight)
@@ -158,9 +166,9 @@ def _targets(
     return Targets(batch.row, batch.entity, share, floor, mass + smoothing)
 
 
-def _stacked(model: GraphModel, count: int) -> GraphModel:
-    """Return a model whose parameters and buffers hold `count` copies, `(model, ...)`."""
-    stack = deepcopy(model)
+def _stacked(scorer: _Scorer, count: int) -> _Scorer:
+    """Return a scorer whose parameters and buffers hold `count` copies, `(model, ...)`."""
+    stack = deepcopy(scorer)
     for parameter in stack.parameters():
         parameter.data = parameter.data.expand(count, *parameter.shape).clone()
     for module in stack.modules():
@@ -173,7 +181,6 @@ def _stacked(model: GraphModel, count: int) -> GraphModel:
 def _unstacked(single: GraphModel, stack: GraphModel, place: int) -> GraphModel:
     """Return one model of a stack."""
     model = deepcopy(single)
-    model.stacked = False
     for own, stacked in zip(model.state_dict().values(), stack.state_dict().values(), strict=True):
         own.copy_(stacked[place])
     return model.eval()

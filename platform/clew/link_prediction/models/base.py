@@ -46,8 +46,6 @@ class GraphModel(nn.Module, ABC):
     """Whether a score is a negative squared distance, of half a query vector to the tail's row."""
 
     entity_bias: nn.Parameter | None
-    stacked: bool = False
-    """Whether `torch.func.vmap` runs several models at once; it knows torch's functions only."""
 
     def __init_subclass__(cls, *, kind: str | None = None) -> None:
         if kind is not None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from clew.config.graph_models import ConvEModel
 from clew.layers.dropout import dropout
 from clew.layers.patch_convolution import projected_maps
-from clew.layers.products import linear
+from clew.layers.products import is_vectorised, linear
 from clew.layers.recompute import recomputed
 from clew.layers.shapes import Queries
 from clew.link_prediction.models.base import GraphModel, Rows
@@ -96,11 +96,8 @@ class ConvE(GraphModel, kind="conve"):
         """Return the projected feature maps before the last normalisation, `(batch, dim)`."""
         config, training = self.config, self.training
         x = dropout(self.input_norm(image), config.input_dropout, training)
-        if self.stacked:
-            x = F.relu(self.feature_norm(self.convolution(x)))
-            x = F.dropout2d(x, config.feature_map_dropout, training)
-            x = F.linear(x.flatten(1), self.projection.weight, self.projection.bias)
-        elif training and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        own_functions = x.device.type == "cpu" and not torch.compiler.is_compiling()
+        if training and own_functions and not is_vectorised():
             x = projected_maps(
                 x,
                 self.convolution,
