@@ -130,10 +130,16 @@ def batches(task: Task[Any]) -> Any:
     return examples.batch(np.arange(len(examples)))
 
 
+@pytest.mark.parametrize("terms", [{}, {"regularizer": "n3", "relation_prediction_weight": 0.5}])
 @pytest.mark.parametrize("loss", ["kvs_all", "one_vs_all"])
-def test_loss_without_facts_is_that_of_the_smaller_graph(loss: str) -> None:
+def test_loss_without_facts_is_that_of_the_smaller_graph(
+    loss: str, terms: dict[str, object]
+) -> None:
     """Without batch normalisation, rows without positives are as good as absent."""
-    config, graph = config_of("complex", loss__kind=loss, model__input_dropout=0.0), graph_of()
+    changes = {f"loss__{name}": value for name, value in terms.items()}
+    config = config_of("complex", loss__kind=loss, model__input_dropout=0.0, **changes)
+    graph = graph_of()
+    assert bool(why_not_stacked(config)) == bool(terms)
     dropped = np.arange(0, 60, 2)
     task = WithoutFacts(graph, config, dropped)
     smaller = KnowledgeGraph(

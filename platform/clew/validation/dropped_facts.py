@@ -6,7 +6,7 @@ before: with the same seed, order, dropout masks and batch statistics are those 
 The change of the loss is the one whose gradient the influence scores take.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -82,7 +82,8 @@ class WithoutFacts(LinkPrediction):
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows that keep a positive; `count` is that of all rows."""
         kept = self._kept[self._facts.places(batch)].to(batch.row.device)
-        rows, row = torch.unique(batch.row[kept], return_inverse=True)
+        left = replace(batch, row=batch.row[kept], entity=batch.entity[kept])
+        rows, row = torch.unique(left.row, return_inverse=True)
         assert isinstance(model, GraphModel)
         queries = model(batch.head, batch.relation)[rows]
         if not len(rows):
@@ -92,8 +93,10 @@ class WithoutFacts(LinkPrediction):
             model.entity.weight,
             model.tail_bias(),
             row,
-            batch.entity[kept],
+            left.entity,
             settings=self._loss,
             query_bias=model.query_bias(queries),
         )
+        if self.terms is not None:
+            total = total + self._triple_losses(self.terms, model, left).sum()
         return LossSum(total, batch.count)
