@@ -17,6 +17,7 @@ KIND_EVALUATE = "evaluate"
 KIND_TRACE = "trace"
 KIND_COMPARE = "compare"
 KIND_PROMOTE = "promote"
+KIND_VALIDATE = "validate"
 
 # Task kinds (tag `clew.task`)
 TASK_LINK_PREDICTION = "link_prediction"
@@ -113,6 +114,11 @@ INFLUENCE_SECONDS_PER_TEST = "influence/seconds_per_test"
 INFLUENCE_PAIRS_PER_SECOND = "influence/pairs_per_second"
 INFLUENCE_HALF_PRECISION_ERROR = "influence/half_precision_relative_error"
 INFLUENCE_HALF_PRECISION_SPEARMAN = "influence/half_precision_spearman_top_100"
+INFLUENCE_LDS_SAME_SEED = "influence/lds_same_seed"
+INFLUENCE_LDS_OTHER_SEEDS = "influence/lds_other_seeds"
+INFLUENCE_LDS_SIBLINGS = "influence/lds_siblings"
+INFLUENCE_LDS_CEILING = "influence/lds_ceiling"
+INFLUENCE_DELETION_DROP = "influence/deletion_log_probability_drop"
 
 # Settings that an explanation records in addition to those of `influence`
 SETTING_EMA_DECAY = "ema_decay"
@@ -130,10 +136,12 @@ ARTIFACT_CHECKPOINTS = "checkpoints"
 ARTIFACT_BEST = "best"
 ARTIFACT_EVALUATION = "evaluation"
 ARTIFACT_INFLUENCE = "influence"
+ARTIFACT_VALIDATION = "validation"
 ARTIFACT_PROMOTION = "promotion.json"
 INFLUENCE_JSON = "influence.json"
 INFLUENCE_CSV = "influence.csv"
 INFLUENCE_PARQUET = "influence.parquet"
+VALIDATION_JSON = "validation.json"
 
 
 def average_notes(settings: Mapping[str, object]) -> list[str]:

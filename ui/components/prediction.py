@@ -87,6 +87,8 @@ def numbers(test: pd.Series, head: ReportHead) -> None:
     with st.container(horizontal=True):
         for label, value, explanation in shown:
             st.metric(label, number(float(value)), help=explanation)
+    if head.validation is not None:
+        states.note(head.validation.sentence)
     notes(head.settings)
 
 

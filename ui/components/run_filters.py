@@ -18,6 +18,7 @@ KINDS = (
     names.KIND_EVALUATE,
     names.KIND_PROMOTE,
     names.KIND_COMPARE,
+    names.KIND_VALIDATE,
 )
 STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 ALL = "all"

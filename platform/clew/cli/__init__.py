@@ -29,6 +29,7 @@ for verb in (
     explanations.batch_tracin,
     explanations.trace_text,
     explanations.trace_sequence,
+    explanations.validate_influence,
     project.data,
     project.pretokenize,
     project.sync,

@@ -1,14 +1,15 @@
-"""Commands that explain predictions: tracin, batch-tracin, trace-sequence, trace-text."""
+"""Commands that explain predictions, and the one that tests explanations."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import click
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from clew.cli.options import Configured, JsonFlag, Option, command
+from clew.cli.options import Configured, JsonFlag, Option, Options, command
 
 ModelToExplain = Annotated[str, Option(also=("model_path",))]
 
@@ -171,5 +172,57 @@ def trace_text(options: TraceTextOptions) -> int:
         output=options.output,
         progress=_progress("windows", as_json=False),
     )
+    click.echo(result.table())
+    return 0
+
+
+class ValidateInfluenceOptions(Options):
+    """Options of `clew validate-influence`."""
+
+    model: str
+    """Run id, models:/name@alias, or a folder of checkpoints of a graph model."""
+    subsets: Annotated[int, Field(ge=2)] = 40
+    """Random subsets of facts for each share that is dropped."""
+    seeds: Annotated[int, Field(ge=0)] = 2
+    """Other seeds with which each subset is trained."""
+    drop: str = ""
+    """Shares of the facts that subsets drop, separated by commas (default: 0.05,0.5)."""
+    tests: Annotated[int, Field(ge=1)] = 100
+    """Number of test triples, chosen at random."""
+    deletions: Annotated[int, Field(ge=0)] = 30
+    """Number of those ranked first whose strongest facts are deleted."""
+    scores: str = ""
+    """Forms of score to test, separated by commas (default: all that the run allows)."""
+    max_hours: Annotated[float, Field(gt=0)] = 1.0
+    """Refuse to start if the estimate is longer than this."""
+    output_dir: Path | None = None
+    """Folder that keeps each finished retraining (default: runs/validate_influence/RUN_ID)."""
+
+    @field_validator("drop")
+    @classmethod
+    def _are_numbers(cls, value: str) -> str:
+        if value and not all(re.fullmatch(r"\s*\d*\.?\d+\s*", part) for part in value.split(",")):
+            raise ValueError("shares of the facts, such as 0.05,0.5")
+        return value
+
+
+@command(ValidateInfluenceOptions)
+def validate_influence(options: ValidateInfluenceOptions) -> int:
+    """Test a model's explanations: train again without facts and compare with the scores."""
+    from clew.workflows import validate_influence as workflow
+
+    request = workflow.ValidationRequest(
+        model=options.model,
+        subsets=options.subsets,
+        seeds=options.seeds,
+        drop=[float(part) for part in (options.drop or "0.05,0.5").split(",")],
+        tests=options.tests,
+        deletions=options.deletions,
+        scores=[part.strip() for part in options.scores.split(",") if part.strip()],
+        max_hours=options.max_hours,
+        output_dir=options.output_dir,
+    )
+    progress = _progress("retrainings", as_json=False)
+    result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())
     return 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clew.errors import DataError
+from clew.runs.validation_record import ValidationSummary
 
 INFLUENCE_SCHEMA_VERSION = 1
 SIGN_CONVENTION = "positive scores lower the test triple's loss (proponents)"
@@ -171,6 +172,8 @@ class InfluenceReport:
     seconds: float
     device: str
     tests: tuple[TestInfluence, ...]
+    validation: ValidationSummary | None = None
+    """What this form of score was worth when it was tested on this model, if it was."""
     sign: str = SIGN_CONVENTION
     schema_version: int = INFLUENCE_SCHEMA_VERSION
 
@@ -221,6 +224,7 @@ def decode_influence(content: object, *, source: str) -> InfluenceReport:
             seconds=float(content["seconds"]),
             device=str(content["device"]),
             tests=tuple(_decode_test(test) for test in content["tests"]),
+            validation=_decode_validation(content.get("validation")),
             sign=str(content["sign"]),
         )
     except KeyError as error:
@@ -242,6 +246,10 @@ def _decode_model(content: Mapping[str, Any]) -> ReportModel:
         for c in content["checkpoints"]
     )
     return ReportModel(str(content["run_id"]), str(content["task"]), checkpoints)
+
+
+def _decode_validation(content: object) -> ValidationSummary | None:
+    return None if content is None else ValidationSummary.model_validate(content)
 
 
 def _decode_test(content: Mapping[str, Any]) -> TestInfluence:
@@ -280,7 +288,7 @@ def _decode_triple(content: Mapping[str, Any]) -> TripleRecord:
 
 def _encode_frame(report: InfluenceReport) -> dict[str, Any]:
     """Return everything but the tests as JSON values, keys in the schema's order."""
-    return {
+    frame: dict[str, Any] = {
         "schema_version": report.schema_version,
         "sign": report.sign,
         "model": {
@@ -296,6 +304,9 @@ def _encode_frame(report: InfluenceReport) -> dict[str, Any]:
         "seconds": report.seconds,
         "device": report.device,
     }
+    if report.validation is not None:
+        frame["validation"] = report.validation.model_dump()
+    return frame
 
 
 def _encode_test(test: TestInfluence) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from clew import names
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
+from clew.runs.reading.validations import find_validation
 from clew.runs.records import InfluenceReport, TripleRecord
 from clew.training.checkpoints import CheckpointRecord
 from clew.workflows.test_triples import read_test_triples, usable
@@ -55,7 +56,8 @@ class TraceResult:
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
         notes = names.average_notes(self.report.settings)
-        return "\n".join([*lines, "", self.report.sign, *notes])
+        tested = [self.report.validation.sentence] if self.report.validation else []
+        return "\n".join([*lines, "", self.report.sign, *tested, *notes])
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: the run, where files are, and how long it took."""
@@ -170,6 +172,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
         checkpoints=records,
         settings=settings,
         device=device_name(source.tracer.device),
+        validation=find_validation(source.model.run_id or "", source.tracer.settings.score),
     )
 
 

@@ -23,6 +23,7 @@ from clew.runs.records import (
     TripleRecord,
     write_influence_json,
 )
+from clew.runs.validation_record import ValidationSummary
 from clew.training.checkpoints import CheckpointRecord
 
 JSON_ENTRIES = 100_000
@@ -72,6 +73,7 @@ class ReportSource:
     checkpoints: Sequence[CheckpointRecord]
     settings: Mapping[str, Any]
     device: str
+    validation: ValidationSummary | None = None
     _terms: dict[tuple[str, int], Term] = field(default_factory=dict)
 
     @property
@@ -128,6 +130,7 @@ def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
         train_size=len(source.graph.train),
         seconds=findings.seconds,
         device=source.device,
+        validation=source.validation,
         tests=tuple(tests),
     )
 

@@ -36,6 +36,8 @@ class GraphModel(nn.Module, ABC):
     """Model class of each `model.kind` whose file has been imported."""
 
     entity_bias: nn.Parameter | None
+    stacked: bool = False
+    """Whether `torch.func.vmap` runs several models at once; it knows torch's functions only."""
 
     def __init_subclass__(cls, *, kind: str | None = None) -> None:
         if kind is not None:

@@ -96,7 +96,11 @@ class ConvE(GraphModel, kind="conve"):
         """Return the projected feature maps before the last normalisation, `(batch, dim)`."""
         config, training = self.config, self.training
         x = dropout(self.input_norm(image), config.input_dropout, training)
-        if training and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        if self.stacked:
+            x = F.relu(self.feature_norm(self.convolution(x)))
+            x = F.dropout2d(x, config.feature_map_dropout, training)
+            x = F.linear(x.flatten(1), self.projection.weight, self.projection.bias)
+        elif training and x.device.type == "cpu" and not torch.compiler.is_compiling():
             x = projected_maps(
                 x,
                 self.convolution,

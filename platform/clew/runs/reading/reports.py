@@ -33,6 +33,7 @@ from clew.runs.records import (
     InfluenceReport,
     TripleRecord,
 )
+from clew.runs.validation_record import ValidationSummary
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -63,6 +64,7 @@ class ReportHead:
     train_size: int | None = None
     seconds: float | None = None
     device: str = ""
+    validation: ValidationSummary | None = None
     problem: str = ""
 
 
@@ -138,6 +140,7 @@ def _head_of(report: InfluenceReport) -> ReportHead:
         train_size=report.train_size,
         seconds=report.seconds,
         device=report.device,
+        validation=report.validation,
     )
 
 

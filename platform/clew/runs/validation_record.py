@@ -1,0 +1,229 @@
+"""Records of how well explanations of a model predicted retraining; the dashboard reads them too.
+
+`clew validate-influence` writes one as `validation/validation.json` of a run of kind `validate`;
+what it says of one form of score is part of every later explanation of that model. Nothing here
+needs torch.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clew.errors import DataError
+
+SIBLINGS = "siblings"
+Seeds = Literal["same", "other"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Measured(_Record):
+    """A mean over test triples and the half-width of its 95 % interval by Student's t."""
+
+    mean: float
+    half_width: float | None
+    """None for a single test triple."""
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + ("" if self.half_width is None else f" ± {self.half_width:.3f}")
+
+
+class DatamodellingScore(_Record):
+    """Rank correlation of a form's sums with what retraining without random subsets did."""
+
+    form: str
+    drop: float
+    """Share of the facts that each subset drops."""
+    seeds: Seeds
+    """The run's own seed, or the mean over others."""
+    correlation: Measured
+
+
+class Ceiling(_Record):
+    """What the truth itself would reach with so many other seeds; None: too few to tell."""
+
+    drop: float
+    correlation: float | None
+
+
+class DeletionEffect(_Record):
+    """What deleting the strongest facts cost, beyond deleting nothing with the same seeds."""
+
+    form: str
+    num_facts: int
+    """Deleted for each test triple."""
+    log_probability: Measured
+    """Fall of the tail's log-probability."""
+    reciprocal_rank: Measured
+    """Fall of the tail's reciprocal rank."""
+
+
+class ValidationSummary(_Record):
+    """What was measured of one form of score, in numbers that fit beside an explanation."""
+
+    run_id: str
+    form: str
+    lds_same_seed: float | None = None
+    lds_other_seeds: float | None = None
+    lds_siblings: float | None = None
+    """Of counting siblings, by the first of the two that was measured: other seeds, same seed."""
+    lds_ceiling: float | None = None
+    deletion_log_probability_drop: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The summary for people; empty if the form was not tested."""
+        value = self.lds_same_seed if self.lds_other_seeds is None else self.lds_other_seeds
+        if value is None:
+            return ""
+        beside = (
+            [] if self.lds_siblings is None else [f"counting siblings {_short(self.lds_siblings)}"]
+        )
+        beside += [] if self.lds_ceiling is None else [f"ceiling {_short(self.lds_ceiling)}"]
+        compared = f" ({', '.join(beside)})" if beside else ""
+        return f"Tested: on this data this form predicts retraining with {_short(value)}{compared}."
+
+
+class ValidationRecord(_Record):
+    """The whole result."""
+
+    schema_version: Literal[1] = 1
+    source_run: str
+    data_fingerprint: str
+    config_hash: str
+    num_tests: int
+    num_subsets: int
+    num_other_seeds: int
+    num_retrainings: int
+    largest_difference: float
+    """Of log-probabilities: training again without dropping anything against the run itself."""
+    scores: tuple[DatamodellingScore, ...]
+    ceilings: tuple[Ceiling, ...]
+    deletions: tuple[DeletionEffect, ...]
+
+    @property
+    def drop(self) -> float:
+        """The share of dropped facts that summaries are of: the largest."""
+        return max(ceiling.drop for ceiling in self.ceilings)
+
+    def correlation(self, form: str, seeds: Seeds) -> float | None:
+        """Return a form's mean datamodelling score at the largest share; None: not measured."""
+        for score in self.scores:
+            if (score.form, score.seeds, score.drop) == (form, seeds, self.drop):
+                return score.correlation.mean
+        return None
+
+    def summary(self, form: str, run_id: str) -> ValidationSummary:
+        """Return what was measured of one form of score."""
+        siblings = self.correlation(SIBLINGS, "other" if self.num_other_seeds else "same")
+        effects = [effect for effect in self.deletions if effect.form == form]
+        most = max((effect.num_facts for effect in effects), default=0)
+        falls = [e.log_probability.mean for e in effects if e.num_facts == most]
+        return ValidationSummary(
+            run_id=run_id,
+            form=form,
+            lds_same_seed=self.correlation(form, "same"),
+            lds_other_seeds=self.correlation(form, "other"),
+            lds_siblings=siblings,
+            lds_ceiling=next(c.correlation for c in self.ceilings if c.drop == self.drop),
+            deletion_log_probability_drop=falls[0] if falls else None,
+        )
+
+    def markdown(self) -> Iterator[str]:
+        """Yield the lines of two tables: datamodelling scores, and deletions if there are any."""
+        columns = list(dict.fromkeys((s.drop, s.seeds) for s in self.scores))
+        heads = [
+            f"{drop:.0%} dropped, {seeds} seed{'s' * (seeds == 'other')}" for drop, seeds in columns
+        ]
+        yield from _head("form", heads)
+        found = {(s.form, s.drop, s.seeds): str(s.correlation) for s in self.scores}
+        for form in dict.fromkeys(s.form for s in self.scores):
+            yield _row(form, [found[form, *column] for column in columns])
+        shown = {
+            c.drop: "" if c.correlation is None else f"{c.correlation:.3f}" for c in self.ceilings
+        }
+        yield _row("ceiling", [shown[drop] if seeds == "other" else "" for drop, seeds in columns])
+        if not self.deletions:
+            return
+        numbers = sorted({effect.num_facts for effect in self.deletions})
+        yield ""
+        yield from _head(
+            "strongest of", [f"{number} deleted: fall of log-probability" for number in numbers]
+        )
+        effects = {(e.form, e.num_facts): str(e.log_probability) for e in self.deletions}
+        for form in dict.fromkeys(effect.form for effect in self.deletions):
+            yield _row(form, [effects[form, number] for number in numbers])
+
+
+def read_validation(path: Path) -> ValidationRecord:
+    """Read a result.
+
+    Raises:
+        DataError: the file is none.
+    """
+    try:
+        return ValidationRecord.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(f"{path}: {place}: {first['msg']}; expected a validation result") from None
+
+
+def chart(record: ValidationRecord) -> dict[str, object]:
+    """Return a Vega-Lite chart of the datamodelling scores with their intervals."""
+    values = [
+        {
+            "form": s.form,
+            "measured": f"{s.drop:.0%} dropped, {s.seeds} seed{'s' * (s.seeds == 'other')}",
+            "correlation": s.correlation.mean,
+            "low": s.correlation.mean - (s.correlation.half_width or 0.0),
+            "high": s.correlation.mean + (s.correlation.half_width or 0.0),
+        }
+        for s in record.scores
+    ]
+    form = {"field": "form", "type": "nominal", "sort": None, "title": None}
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "description": "Rank correlation of predicted and measured rise of the loss",
+        "data": {"values": values},
+        "facet": {"column": {"field": "measured", "type": "nominal", "title": None}},
+        "spec": {
+            "layer": [
+                {
+                    "mark": "bar",
+                    "encoding": {
+                        "y": form,
+                        "x": {"field": "correlation", "type": "quantitative"},
+                    },
+                },
+                {
+                    "mark": "rule",
+                    "encoding": {
+                        "y": form,
+                        "x": {"field": "low", "type": "quantitative"},
+                        "x2": {"field": "high"},
+                    },
+                },
+            ]
+        },
+    }
+
+
+def _head(first: str, columns: list[str]) -> Iterator[str]:
+    yield _row(first, columns)
+    yield "|---" * (len(columns) + 1) + "|"
+
+
+def _row(first: str, cells: list[str]) -> str:
+    return f"| {first} | {' | '.join(cells)} |"
+
+
+def _short(value: float) -> str:
+    """Return a correlation as people write it: .35, -.02."""
+    return f"{value:.2f}".replace("0.", ".", 1)

@@ -1,0 +1,91 @@
+"""Training without some facts, each of which keeps its place.
+
+A dropped fact is no longer a positive of its query, and a query without positives adds nothing to
+the loss. Its row still passes through the network, and the loss is divided by as many rows as
+before: with the same seed, order, dropout masks and batch statistics are those of the whole graph.
+The change of the loss is the one whose gradient the influence scores take.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, Int64
+from torch import Tensor, nn
+
+from clew.config.schema import RunConfig
+from clew.link_prediction.losses.one_vs_all import one_vs_all_loss
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_batches import TripleBatch
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, add_inverses
+from clew.training.task import LossSum
+
+Facts = Int[np.ndarray, " dropped"]
+"""Places of facts among the training triples."""
+
+
+@dataclass(frozen=True, eq=False)
+class FactKeys:
+    """Finds the positives of a batch among the training facts, in every trained direction."""
+
+    num_relations: int
+    """Relations of the model, inverses included."""
+    num_entities: int
+    keys: Int64[np.ndarray, " key"]
+    """Distinct positives (head, relation, tail) as one number, in ascending order."""
+    of_fact: Int64[np.ndarray, "direction fact"]
+    """Place of each fact among the keys; copies of a fact share theirs."""
+
+    @classmethod
+    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> Self:
+        """Index the training triples of a graph."""
+        directions = 1 + inverse_relations
+        rows = graph.train
+        if inverse_relations:
+            rows = add_inverses(rows, graph.num_relations)
+        head, relation, tail = (
+            rows[:, column].astype(np.int64) for column in (HEAD, RELATION, TAIL)
+        )
+        num_relations = directions * graph.num_relations
+        all_keys = (head * num_relations + relation) * graph.num_entities + tail
+        keys, places = np.unique(all_keys, return_inverse=True)
+        return cls(num_relations, graph.num_entities, keys, places.reshape(directions, -1))
+
+    def kept(self, dropped: Facts) -> Bool[np.ndarray, " key"]:
+        """Return which positives stay; all copies of a dropped fact go with it."""
+        kept = np.ones(len(self.keys), bool)
+        kept[self.of_fact[:, dropped]] = False
+        return kept
+
+    def places(self, batch: TripleBatch) -> Int64[Tensor, " positive"]:
+        """Return the place of each positive of a batch among the keys."""
+        head, relation = batch.head[batch.row], batch.relation[batch.row]
+        key = (head * self.num_relations + relation) * self.num_entities + batch.entity
+        return torch.from_numpy(np.searchsorted(self.keys, key.cpu().numpy()))
+
+
+class WithoutFacts(LinkPrediction):
+    """Link prediction on a graph of which some training facts have weight 0.
+
+    Args:
+        graph: The whole graph.
+        config: The training run's configuration.
+        dropped: Facts to leave out.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, config: RunConfig, dropped: Facts) -> None:
+        super().__init__(graph, config)
+        self._facts = FactKeys.from_graph(graph, inverse_relations=self.inverse_relations)
+        self._kept = torch.from_numpy(self._facts.kept(dropped))
+
+    def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
+        """Return the loss summed over rows that keep a positive; `count` is that of all rows."""
+        kept = self._kept[self._facts.places(batch)].to(batch.row.device)
+        rows, row = torch.unique(batch.row[kept], return_inverse=True)
+        queries, table, bias, _, entity = self._arguments(model, batch)
+        if not len(rows):
+            return LossSum(0.0 * queries.sum(), batch.count)
+        settings = self._loss_for(batch.num_examples)
+        total = one_vs_all_loss(queries[rows], table, bias, row, entity[kept], settings=settings)
+        return LossSum(total, batch.count)

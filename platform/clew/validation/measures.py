@@ -1,0 +1,91 @@
+"""How well scores say what retraining does: rank correlations, ceiling, intervals.
+
+The linear datamodelling score (Park et al., 2023, arXiv 2303.14186, equation 3): for random subsets
+of facts to drop, Spearman's correlation over the subsets between the sum of the dropped facts'
+scores and the rise of a test triple's loss, averaged over test triples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.stats import rankdata
+from scipy.stats import t as students_t
+
+Scores = Float[np.ndarray, "test fact"]
+Losses = Float[np.ndarray, "subset test"]
+Correlations = Float[np.ndarray, " test"]
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over test triples with its 95 % interval by Student's t."""
+
+    mean: float
+    half_width: float | None
+    """None for a single test triple, which has no interval."""
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, " test"]) -> "Interval":
+        """Average over test triples."""
+        count = len(values)
+        if count < 2:
+            return cls(float(values.mean()), None)
+        quantile = students_t.ppf(0.5 + CONFIDENCE / 2, count - 1)
+        return cls(float(values.mean()), float(quantile * values.std(ddof=1) / count**0.5))
+
+
+def rank_correlations(
+    first: Float[np.ndarray, "test subset"], second: Float[np.ndarray, "test subset"]
+) -> Correlations:
+    """Return Spearman's correlation of each pair of rows; ties get their mean rank.
+
+    A row of equal values says nothing, so its correlation counts as 0.
+    """
+    ranks = [rankdata(values, axis=1) for values in (first, second)]
+    centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
+    norms = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
+    products = (centred[0] * centred[1]).sum(1)
+    correlations = np.zeros(len(norms))
+    np.divide(products, norms, out=correlations, where=norms > 0)
+    return correlations
+
+
+def datamodelling_scores(
+    scores: Scores, dropped: Bool[np.ndarray, "subset fact"], losses: Losses
+) -> Correlations:
+    """Return the linear datamodelling score of each test triple.
+
+    Args:
+        scores: Influence of each training fact; positive values lower the test triple's loss.
+        dropped: Which facts each subset does without.
+        losses: Loss of each test triple after training without each subset.
+    """
+    return rank_correlations(scores @ dropped.T.astype(scores.dtype), losses.T)
+
+
+def ceiling(losses: Float[np.ndarray, "seed subset test"]) -> float | None:
+    """Return the correlation that the true mean effect would reach with the mean of these seeds.
+
+    With r the mean correlation of two seeds' losses over subsets, the mean of n seeds correlates
+    with the truth by the root of its reliability n r / (1 + (n - 1) r) (Spearman and Brown, 1910).
+    None for fewer than two seeds.
+    """
+    count = len(losses)
+    if count < 2:
+        return None
+    pairs = [
+        rank_correlations(losses[one].T, losses[other].T).mean()
+        for one in range(count)
+        for other in range(one)
+    ]
+    agreement = max(0.0, float(np.mean(pairs)))
+    return float(np.sqrt(count * agreement / (1.0 + (count - 1) * agreement)))
+
+
+def strongest(
+    scores: Float[np.ndarray, " fact"], count: int, ties: Float[np.ndarray, " fact"]
+) -> np.ndarray:
+    """Return the facts of largest score; among equal scores those of largest `ties`."""
+    return np.lexsort((-ties, -scores))[:count]

@@ -1,0 +1,179 @@
+"""Trains many small graph models at once: one network, its parameters stacked.
+
+Parameters and buffers get a first dimension for the model, the forward pass is `torch.func.vmap`
+over it, and the optimizer, whose steps are element by element, does not notice. All models of a
+stack have one seed: initial weights, order and dropout masks are drawn once, as the product's
+trainer draws them, and shared. They differ in the facts that they do without.
+
+A small model's step is mostly the overhead of its many operations; a stack pays it once. A network
+with large feature maps is limited by arithmetic instead and is faster by itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from clew.config.graph_models import GraphModelSettings
+from clew.config.loss import KvsAllLoss, OneVsAllLoss
+from clew.config.optimizer import Adagrad
+from clew.config.schema import RunConfig
+from clew.link_prediction.losses.one_vs_all import row_losses
+from clew.link_prediction.losses.targets import Targets
+from clew.link_prediction.models.base import GraphModel, build_graph_model
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_batches import TripleBatch
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.training.distributed import World
+from clew.training.loaders import BatchLoader
+from clew.training.optimizer import build_optimizer, set_learning_rate
+from clew.training.schedule import build_schedule
+from clew.training.seeding import seed_everything
+from clew.training.setup import total_steps
+from clew.validation.dropped_facts import FactKeys, Facts
+
+STACK_SIZE = 16
+FOLLOWED = {"kind", "function", "label_smoothing", "implementation", "chunk_mib"}
+"""Settings of the loss that a stack follows, or that change no result."""
+LARGEST_STACKED = 2048
+"""Numbers that a query's forward pass keeps; a ConvE of 2,688 gains nothing from a stack."""
+
+
+def why_not_stacked(config: RunConfig) -> str:
+    """Return why models of a configuration are trained one at a time; empty if they need not be."""
+    reasons = {
+        "optimizations.use_mixed_precision": config.optimizations.use_mixed_precision,
+        "training.gradient_accumulation": config.training.gradient_accumulation > 1,
+        "training.max_grad_norm": config.training.max_grad_norm is not None,
+        "optimizer.row_wise": isinstance(config.optimizer, Adagrad) and config.optimizer.row_wise,
+    }
+    fields = type(config.loss).model_fields.items()
+    reasons |= {
+        f"loss.{name}": getattr(config.loss, name) != field.default
+        for name, field in fields
+        if name not in FOLLOWED
+    }
+    for setting in (name for name, is_set in reasons.items() if is_set):
+        return f"{setting} is set"
+    assert isinstance(config.model, GraphModelSettings)
+    size = build_graph_model(config.model, 1, 1).floats_per_query
+    if size > LARGEST_STACKED:
+        return f"the network keeps {size:,} numbers a query, more than {LARGEST_STACKED:,}"
+    return ""
+
+
+def train_stack(
+    graph: KnowledgeGraph, config: RunConfig, dropped: Sequence[Facts]
+) -> Iterator[GraphModel]:
+    """Train a model for each set of dropped facts, all at once, and yield them.
+
+    Args:
+        graph: The whole graph.
+        config: A configuration that `why_not_stacked` has no objection to.
+        dropped: Facts that each model does without.
+    """
+    task = LinkPrediction(graph, config)
+    seed_everything(config.training.seed)
+    single = task.build_model().train()
+    seed_everything(config.training.seed)
+    single.stacked = True
+    stack = _stacked(single, len(dropped))
+    facts = FactKeys.from_graph(graph, inverse_relations=task.inverse_relations)
+    kept = torch.stack([torch.from_numpy(facts.kept(each)) for each in dropped])
+    optimizer = build_optimizer(config.optimizer, stack)
+    steps = total_steps(config, task, World())
+    schedule = build_schedule(config.schedule, total_steps=steps, evaluation=config.evaluation)
+    loader = BatchLoader(
+        task.train_examples(), batch_size=config.training.batch_size, seed=config.training.seed
+    )
+    step = 0
+    for epoch in range(config.training.num_epochs):
+        for batch in loader.epoch(epoch):
+            if step >= steps:
+                break
+            factor = schedule.factor(step=step, epoch=epoch)
+            set_learning_rate(optimizer, config.optimizer.learning_rate * factor)
+            total = _loss(single, stack, batch, kept[:, facts.places(batch)], config).sum()
+            (total / batch.count).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step += 1
+    yield from (_unstacked(single, stack, place) for place in range(len(dropped)))
+
+
+def _loss(
+    single: GraphModel,
+    stack: GraphModel,
+    batch: TripleBatch,
+    kept: Bool[Tensor, "model positive"],
+    config: RunConfig,
+) -> Float[Tensor, " model"]:
+    """Return each model's loss, summed over the rows that keep a positive."""
+    loss = config.loss
+    assert isinstance(loss, OneVsAllLoss | KvsAllLoss)
+
+    def of_one(
+        parameters: dict[str, Tensor], buffers: dict[str, Tensor], own: Tensor
+    ) -> Float[Tensor, ""]:
+        queries = functional_call(single, (parameters, buffers), (batch.head, batch.relation))
+        scores = F.linear(queries, parameters["entity.weight"], parameters.get("entity_bias"))
+        weight = own.to(scores.dtype)
+        none = torch.zeros(batch.num_examples, dtype=scores.dtype)
+        positives = none.index_add(0, batch.row, weight)
+        targets = _targets(batch, weight, positives, scores.shape[1], loss)
+        each = row_losses(scores, targets, function=loss.function)
+        return (each * (positives > 0)).sum()
+
+    parameters: dict[str, Tensor] = dict(stack.named_parameters())
+    buffers = dict(stack.named_buffers())
+    return vmap(of_one, randomness="same")(parameters, buffers, kept)
+
+
+def _targets(
+    batch: TripleBatch,
+    kept: Tensor,
+    positives: Tensor,
+    num_entities: int,
+    loss: OneVsAllLoss | KvsAllLoss,
+) -> Targets:
+    """Return the smoothed labels of the positives that are kept, as `smoothed_targets` does.
+
+    Args:
+        batch: Queries, and all their positives.
+        kept: 1 for positives that are kept, else 0, `(positive,)`.
+        positives: How many of each query are kept, `(batch,)`.
+        num_entities: Number of entities.
+        loss: The loss's settings.
+    """
+    smoothing = loss.label_smoothing
+    share, mass = (1.0 - smoothing) * kept, (1.0 - smoothing) * positives
+    if loss.function == "softmax_cross_entropy":
+        share = share / positives.clamp_min(1.0)[batch.row]
+        mass = mass / positives.clamp_min(1.0)
+    floor = smoothing / num_entities
+    return Targets(batch.row, batch.entity, share, floor, mass + smoothing)
+
+
+def _stacked(model: GraphModel, count: int) -> GraphModel:
+    """Return a model whose parameters and buffers hold `count` copies, `(model, ...)`."""
+    stack = deepcopy(model)
+    for parameter in stack.parameters():
+        parameter.data = parameter.data.expand(count, *parameter.shape).clone()
+    for module in stack.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.expand(count, *buffer.shape).clone())
+    return stack
+
+
+@torch.no_grad()
+def _unstacked(single: GraphModel, stack: GraphModel, place: int) -> GraphModel:
+    """Return one model of a stack."""
+    model = deepcopy(single)
+    model.stacked = False
+    for own, stacked in zip(model.state_dict().values(), stack.state_dict().values(), strict=True):
+        own.copy_(stacked[place])
+    return model.eval()

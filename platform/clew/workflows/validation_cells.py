@@ -1,0 +1,91 @@
+"""Finished retrainings on the disk, one file each: a killed command goes on where it was."""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from clew.errors import ConfigError, DataError
+from clew.validation.experiment import Cell
+from clew.validation.outcomes import Examiner, Outcomes
+from clew.validation.retraining import Retrainer
+
+IDENTITY_FILE = "identity.json"
+FIELDS = ("loss", "log_probability", "rank")
+
+
+class CellFolder:
+    """What each retraining said of the test triples.
+
+    Args:
+        folder: Where the files are; it is made if it is missing.
+        identity: What all of them depend on: data, configuration, test triples.
+
+    Raises:
+        ConfigError: the folder holds retrainings of something else.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self.folder = folder
+        stated = folder / IDENTITY_FILE
+        if stated.is_file():
+            if json.loads(stated.read_text(encoding="utf-8")) != identity:
+                raise ConfigError(
+                    f"--output-dir {folder}: holds retrainings of another model, data or choice of "
+                    "test triples; name another folder"
+                )
+        elif folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"--output-dir {folder}: holds other files; name a new folder")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            stated.write_text(json.dumps(identity), encoding="utf-8")
+
+    def __contains__(self, cell: Cell) -> bool:
+        return self._path(cell).is_file()
+
+    def write(self, cell: Cell, outcomes: Outcomes) -> None:
+        """Keep a retraining, whole or not at all."""
+        temporary = self.folder / f".{cell.key}.npz"
+        np.savez(temporary, **{name: getattr(outcomes, name) for name in FIELDS})
+        temporary.replace(self._path(cell))
+
+    def read(self, cell: Cell) -> Outcomes:
+        """Return a finished retraining.
+
+        Raises:
+            DataError: its file cannot be read.
+        """
+        try:
+            with np.load(self._path(cell), allow_pickle=False) as stored:
+                return Outcomes(*(stored[name] for name in FIELDS))
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"{self._path(cell)}: cannot be read ({error}); delete it, and the command trains "
+                "that model again"
+            ) from None
+
+    def _path(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.key}.npz"
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    folder: CellFolder,
+    retrainer: Retrainer,
+    examiner: Examiner,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Train what is not there yet, the models of one seed together."""
+    distinct = {cell.key: cell for cell in cells}
+    missing = [cell for cell in distinct.values() if cell not in folder]
+    done = len(distinct) - len(missing)
+    progress(done, len(distinct))
+    for seed, group in groupby(sorted(missing, key=lambda cell: cell.seed), lambda cell: cell.seed):
+        waiting = list(group)
+        models = retrainer.train(seed, [cell.dropped for cell in waiting])
+        for cell, model in zip(waiting, models, strict=True):
+            folder.write(cell, examiner.examine(model))
+            done += 1
+            progress(done, len(distinct))

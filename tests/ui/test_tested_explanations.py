@@ -1,0 +1,31 @@
+"""An explanation of a model that was tested says what the test found."""
+
+import re
+
+from streamlit.testing.v1 import AppTest
+
+
+def page() -> None:
+    import pandas as pd
+
+    from clew.runs.reading.reports import ReportHead
+    from clew.runs.validation_record import ValidationSummary
+    from ui.components import prediction
+
+    found = ValidationSummary(
+        run_id="r", form="raw", lds_other_seeds=0.35, lds_siblings=0.33, lds_ceiling=0.58
+    )
+    test = pd.Series({"rank": 1.0, "score": 2.0, "self_influence": 3.0})
+    prediction.numbers(test, ReportHead(pd.DataFrame(), validation=found))
+    prediction.numbers(test, ReportHead(pd.DataFrame()))
+
+
+def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:
+    shown = AppTest.from_function(page).run()
+    assert not shown.exception
+    elements = (*shown.markdown, *shown.caption, *shown.info)
+    # Markdown's signs are escaped, and no colon begins a picture's name.
+    texts = [re.sub(r"\\|\u2060", "", str(element.value)) for element in elements]
+    tested = [text for text in texts if "Tested: on this data" in text]
+    assert len(tested) == 1
+    assert "predicts retraining with .35 (counting siblings .33, ceiling .58)" in tested[0]

@@ -1,0 +1,162 @@
+"""Measures against scipy and numbers by hand; a linear model's true effects reach a score of 1."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr, ttest_1samp
+
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.validation.baselines import adamic_adar, random_scores, siblings, touching
+from clew.validation.experiment import (
+    Cell,
+    deletions,
+    expected_half_width,
+    random_subsets,
+)
+from clew.validation.measures import (
+    Interval,
+    ceiling,
+    datamodelling_scores,
+    rank_correlations,
+    strongest,
+)
+
+
+def test_rank_correlations_are_scipys_with_ties() -> None:
+    generator = np.random.default_rng(0)
+    first = generator.integers(0, 5, (7, 20)).astype(float)
+    second = first + generator.normal(size=first.shape)
+    found = rank_correlations(first, second)
+    expected = [spearmanr(one, other).statistic for one, other in zip(first, second, strict=True)]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_equal_values_correlate_with_nothing() -> None:
+    assert rank_correlations(np.ones((1, 4)), np.arange(4.0)[None]).tolist() == [0.0]
+
+
+def test_interval_is_that_of_students_t() -> None:
+    values = np.random.default_rng(1).normal(0.3, 1.0, 25)
+    low, high = ttest_1samp(values, 0.0).confidence_interval(0.95)
+    found = Interval.of(values)
+    assert found.mean == pytest.approx((low + high) / 2)
+    assert found.half_width == pytest.approx((high - low) / 2)
+
+
+def test_one_test_has_no_interval() -> None:
+    assert Interval.of(np.array([0.4])) == Interval(0.4, None)
+
+
+def least_squares_losses(
+    features: np.ndarray, labels: np.ndarray, tests: np.ndarray, dropped: np.ndarray
+) -> np.ndarray:
+    """Return squared errors of ridge regressions trained without each subset."""
+    losses = []
+    for without in dropped:
+        kept, target = features[~without], labels[~without]
+        gram = kept.T @ kept + np.eye(features.shape[1])
+        weights = np.linalg.solve(gram, kept.T @ target)
+        losses.append((tests @ weights - 3.0) ** 2)
+    return np.array(losses)
+
+
+def test_true_effects_of_a_linear_model_reach_one_and_chance_reaches_zero() -> None:
+    generator = np.random.default_rng(2)
+    features, tests = generator.normal(size=(200, 5)), generator.normal(size=(40, 5))
+    labels = features @ np.ones(5) + generator.normal(size=200)
+    alone = np.eye(200, dtype=bool)
+    whole = least_squares_losses(features, labels, tests, np.zeros((1, 200), bool))
+    effects = (least_squares_losses(features, labels, tests, alone) - whole).T
+    dropped = random_subsets(200, 0.02, 60)
+    losses = least_squares_losses(features, labels, tests, dropped)
+    found = Interval.of(datamodelling_scores(effects, dropped, losses))
+    assert found.mean > 0.97
+    chance = generator.normal(size=effects.shape)
+    useless = Interval.of(datamodelling_scores(chance, dropped, losses))
+    assert abs(useless.mean) < 3 * (useless.half_width or 0.0)
+    assert abs(useless.mean) < 0.1
+    assert datamodelling_scores(-effects, dropped, losses).mean() < -0.97
+
+
+def test_ceiling_is_what_the_truth_reaches() -> None:
+    """Losses are the truth and noise; the truth's own correlation with the mean is the ceiling."""
+    generator = np.random.default_rng(3)
+    truth = generator.normal(size=(300, 50))
+    losses = truth + 1.5 * generator.normal(size=(3, 300, 50))
+    reached = rank_correlations(truth.T, losses.mean(0).T).mean()
+    assert ceiling(losses) == pytest.approx(reached, abs=0.02)
+    assert ceiling(losses[:1]) is None
+    one = rank_correlations(truth.T, losses[0].T).mean()
+    pair = rank_correlations(losses[0].T, losses[1].T).mean()
+    assert pair**0.5 == pytest.approx(one, abs=0.02)
+
+
+def test_ceiling_of_noise_is_zero() -> None:
+    losses = np.stack([np.arange(6.0), -np.arange(6.0)])[:, :, None]
+    assert ceiling(losses) == 0.0
+
+
+def small_graph() -> KnowledgeGraph:
+    """a-b-c in a row by relation r, a-c by s, d-b by r, and a test triple a r c."""
+    train = [[0, 0, 1], [1, 0, 2], [0, 1, 2], [3, 0, 1], [3, 1, 3]]
+    test = [[0, 0, 2]]
+    return KnowledgeGraph(
+        "small",
+        Vocabulary.from_names("entity", list("abcd")),
+        Vocabulary.from_names("relation", ["r", "s"]),
+        *(np.array(rows, np.int32) for rows in (train, test, test)),
+    )
+
+
+def test_baselines_by_hand() -> None:
+    graph = small_graph()
+    assert touching(graph, graph.test).tolist() == [[1, 1, 1, 0, 0]]
+    assert siblings(graph, graph.test).tolist() == [[1, 1, 0, 0, 0]]
+    # b has the neighbours a, c and d
+    weight = 1 / np.log(3)
+    np.testing.assert_allclose(adamic_adar(graph, graph.test), [[weight, weight, 0, 0, 0]])
+    assert np.array_equal(random_scores(graph, graph.test), random_scores(graph, graph.test))
+
+
+def test_strongest_breaks_ties() -> None:
+    scores, ties = np.array([1.0, 3.0, 3.0, 0.0]), np.array([9.0, 1.0, 2.0, 9.0])
+    assert strongest(scores, 3, ties).tolist() == [2, 1, 0]
+
+
+def test_subsets_have_their_size_and_repeat() -> None:
+    subsets = random_subsets(1000, 0.05, 7)
+    assert subsets.sum(1).tolist() == [50] * 7
+    assert len(np.unique(subsets, axis=0)) == 7
+    assert np.array_equal(subsets, random_subsets(1000, 0.05, 7))
+    assert random_subsets(10, 0.01, 1).sum() == 1
+
+
+def test_deletions_take_each_test_triples_strongest_together() -> None:
+    scores = np.zeros((7, 100))
+    for test in range(7):
+        scores[test, test * 10 : test * 10 + 4] = [4, 3, 2, 1]
+    found = {
+        (d.num_facts, d.tests): d.facts.tolist()
+        for d in deletions({"form": scores}, [0, 1, 3, 4, 5, 6], np.zeros_like(scores))
+    }
+    assert found[1, (0, 1, 3, 4, 5)] == [0, 10, 30, 40, 50]
+    assert found[4, (6,)] == [60, 61, 62, 63]
+    assert len(found[20, (6,)]) == 20
+
+
+def test_a_cell_is_named_after_what_is_trained() -> None:
+    facts = np.array([1, 5])
+    assert Cell(0, facts).key == Cell(0, facts.astype(np.int32)).key
+    assert len({Cell(0, facts).key, Cell(1, facts).key, Cell(0, facts[:1]).key}) == 3
+
+
+def test_forecast_is_near_what_simulation_gives() -> None:
+    generator = np.random.default_rng(4)
+    widths: list[float] = []
+    for _ in range(20):
+        truth = np.clip(generator.normal(0.3, 0.1, (80, 1)), -0.9, 0.9)
+        predicted = generator.normal(size=(80, 45))
+        noise = generator.normal(size=predicted.shape)
+        actual = truth * predicted + np.sqrt(1 - truth**2) * noise
+        widths.append(Interval.of(rank_correlations(predicted, actual)).half_width or 0.0)
+    assert expected_half_width(45, 80) == pytest.approx(np.mean(widths), rel=0.15)

@@ -1,0 +1,183 @@
+"""Retraining without facts: a stack equals the product's trainer, dropping nothing the run."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clew.config.graph_models import GRAPH_MODELS
+from clew.config.load import from_mapping
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.training.checkpoints import Manifest
+from clew.training.task import Task
+from clew.validation.dropped_facts import WithoutFacts
+from clew.validation.retraining import Retrainer
+from clew.validation.stacked import train_stack, why_not_stacked
+
+NOTHING = np.empty(0, np.int64)
+MODELS: dict[str, dict[str, Any]] = {
+    # A bias before batch normalisation has rounding noise for a gradient; Adam makes steps of it.
+    "conve": {"output_channels": 4, "embedding_dim": 12, "convolution_bias": False},
+    "distmult": {"embedding_dim": 8, "input_dropout": 0.3},
+    "complex": {"embedding_dim": 8, "input_dropout": 0.2, "entity_bias": True},
+}
+
+
+def graph_of(num_facts: int = 60) -> KnowledgeGraph:
+    generator = np.random.default_rng(0)
+    triples = generator.integers(0, [12, 3, 12], (4 * num_facts, 3))
+    triples = np.unique(triples, axis=0)[generator.permutation(num_facts)].astype(np.int32)
+    return KnowledgeGraph(
+        "random",
+        Vocabulary.from_names("entity", [f"e{i}" for i in range(12)]),
+        Vocabulary.from_names("relation", ["a", "b", "c"]),
+        train=triples,
+        valid=triples[:5],
+        test=triples[:8],
+    )
+
+
+def config_of(kind: str = "conve", **changes: Any) -> RunConfig:
+    content: dict[str, Any] = {
+        "data": {"kind": "triples", "name": "umls"},
+        "model": {"kind": kind, **MODELS.get(kind, {"embedding_dim": 8})},
+        "loss": {"kind": "kvs_all", "function": "softmax_cross_entropy"},
+        "optimizer": {"kind": "adam", "learning_rate": 0.02},
+        "schedule": {"kind": "warmup_cosine"},
+        "training": {"num_epochs": 4, "batch_size": 16, "seed": 3, "device": "cpu"},
+        "tracking": {"log_mfu": False},
+    }
+    overrides = {key.replace("__", "."): value for key, value in changes.items()}
+    return from_mapping(content, overrides, source="a test")
+
+
+def retrainer(config: RunConfig, graph: KnowledgeGraph) -> Retrainer:
+    origin = Manifest(
+        step=0, epoch=0, learning_rate_weight=0.0, task="link_prediction",
+        config=config.model_dump(mode="json"), config_hash="", data_fingerprint=graph.fingerprint,
+        optimizer="adam", device="cpu", clew_version="", commit="", run_id="",
+    )  # fmt: skip
+    return Retrainer(graph, config, origin, torch.device("cpu"))
+
+
+def one_by_one(config: RunConfig, dropped: list[np.ndarray], seed: int) -> list[dict[str, Any]]:
+    graph = graph_of()
+    source = retrainer(config, graph)
+    own = source._configured(seed, None)
+    return [source._train_one(own, facts).state_dict() for facts in dropped]
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=2e-4, rtol=2e-3)
+
+
+@pytest.mark.parametrize("loss", ["kvs_all", "one_vs_all"])
+@pytest.mark.parametrize("function", ["softmax_cross_entropy", "binary_cross_entropy"])
+@pytest.mark.parametrize("kind", GRAPH_MODELS)
+def test_stack_equals_the_products_trainer(kind: str, function: str, loss: str) -> None:
+    config = config_of(kind, loss__kind=loss, loss__function=function, training__max_steps=6)
+    dropped = [NOTHING, np.arange(0, 60, 2), np.arange(45)]
+    expected = one_by_one(config, dropped, seed=5)
+    stack = list(
+        train_stack(graph_of(), retrainer(config, graph_of())._configured(5, None), dropped)
+    )
+    for model, single in zip(stack, expected, strict=True):
+        assert_equal(model.state_dict(), single)
+    assert not torch.allclose(expected[0]["entity.weight"], expected[1]["entity.weight"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer__kind": "adamw", "optimizer__weight_decay": 0.1},
+        {"optimizer__kind": "sgd", "optimizer__momentum": 0.9},
+        {"optimizer__kind": "adagrad", "schedule__kind": "exponential"},
+        {"data__inverse_relations": False},
+    ],
+)
+def test_stack_follows_optimizer_and_schedule(changes: dict[str, Any]) -> None:
+    config = config_of("distmult", **changes)
+    dropped = [NOTHING, np.arange(0, 60, 3)]
+    stack = retrainer(config, graph_of()).train(3, dropped)
+    for model, single in zip(stack, one_by_one(config, dropped, seed=3), strict=True):
+        assert_equal(model.state_dict(), single)
+
+
+@pytest.mark.parametrize("loss", ["kvs_all", "one_vs_all"])
+def test_dropping_nothing_is_the_products_own_training(loss: str) -> None:
+    config, graph = config_of(loss__kind=loss), graph_of()
+    (without,) = one_by_one(config, [NOTHING], seed=3)
+
+    class Plain(WithoutFacts):
+        loss = LinkPrediction.loss
+
+    source = retrainer(config, graph)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clew.validation.retraining.WithoutFacts", Plain)
+        plain = source._train_one(source._configured(3, None), NOTHING).state_dict()
+    assert all(torch.equal(without[name], plain[name]) for name in plain)
+
+
+def batches(task: Task[Any]) -> Any:
+    examples = task.train_examples()
+    return examples.batch(np.arange(len(examples)))
+
+
+@pytest.mark.parametrize("loss", ["kvs_all", "one_vs_all"])
+def test_loss_without_facts_is_that_of_the_smaller_graph(loss: str) -> None:
+    """Without batch normalisation, rows without positives are as good as absent."""
+    config, graph = config_of("complex", loss__kind=loss, model__input_dropout=0.0), graph_of()
+    dropped = np.arange(0, 60, 2)
+    task = WithoutFacts(graph, config, dropped)
+    smaller = KnowledgeGraph(
+        "smaller", graph.entities, graph.relations,
+        train=np.delete(graph.train, dropped, 0), valid=graph.valid, test=graph.test,
+    )  # fmt: skip
+    other = LinkPrediction(smaller, config)
+    torch.manual_seed(0)
+    model = task.build_model()
+    found, expected = task.loss(model, batches(task)), other.loss(model, batches(other))
+    torch.testing.assert_close(found.total, expected.total)
+    assert found.count > expected.count
+
+
+def test_all_facts_dropped_leave_a_loss_of_zero() -> None:
+    task = WithoutFacts(graph_of(), config_of(), np.arange(60))
+    assert task.loss(task.build_model(), batches(task)).total.item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"optimizations__use_mixed_precision": True}, "optimizations.use_mixed_precision is set"),
+        ({"training__gradient_accumulation": 2}, "training.gradient_accumulation is set"),
+        ({"training__max_grad_norm": 1.0}, "training.max_grad_norm is set"),
+        ({"model__embedding_dim": 200, "model__output_channels": 32}, "the network keeps 10,368"),
+    ],
+)
+def test_what_cannot_be_stacked_is_trained_one_at_a_time(changes: Any, reason: str) -> None:
+    config = config_of(**changes)
+    assert why_not_stacked(config).startswith(reason)
+    assert retrainer(config, graph_of()).models_at_once == 1
+
+
+def test_one_at_a_time_and_together_are_the_same_to_the_caller() -> None:
+    graph, dropped = graph_of(), [NOTHING, np.arange(10)]
+    clipped = retrainer(config_of("distmult", training__max_grad_norm=1e6), graph)
+    stacked = retrainer(config_of("distmult"), graph)
+    assert clipped.models_at_once == 1 < stacked.models_at_once
+    for one, other in zip(clipped.train(3, dropped), stacked.train(3, dropped), strict=True):
+        assert_equal(one.state_dict(), other.state_dict())
+
+
+def test_a_course_that_validation_steers_is_refused() -> None:
+    config = config_of(training__early_stopping_patience=3)
+    with pytest.raises(ConfigError, match=r"trained with training\.early_stopping_patience"):
+        retrainer(config, graph_of())
