@@ -33,6 +33,7 @@ SHAPES_ARE_CHECKED = {
         "rank_metrics",
         "ranking",
     ],
+    "clew.validation": ["baselines", "dropped_facts", "experiment", "measures", "outcomes"],
     "clew.language_modeling": ["model", "loss", "perplexity", "generation"],
     "clew.image_sequences": [
         "model",

@@ -29,7 +29,8 @@ def siblings(graph: KnowledgeGraph, tests: Triples) -> Scores:
     train = graph.train
     same = train[:, RELATION] == tests[:, RELATION, None]
     near = (train[:, HEAD] == tests[:, HEAD, None]) | (train[:, TAIL] == tests[:, TAIL, None])
-    return (same & near).astype(float)
+    scores: Scores = (same & near).astype(float)
+    return scores
 
 
 def adamic_adar(graph: KnowledgeGraph, tests: Triples) -> Scores:

@@ -7,7 +7,6 @@ The change of the loss is the one whose gradient the influence scores take.
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ class FactKeys:
     """Place of each fact among the keys; copies of a fact share theirs."""
 
     @classmethod
-    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> Self:
+    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> "FactKeys":
         """Index the training triples of a graph."""
         directions = 1 + inverse_relations
         rows = graph.train
