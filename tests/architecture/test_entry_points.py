@@ -21,9 +21,9 @@ TRAIN = (
     "gradient_accumulation max_grad_norm checkpoint_frequency temporal_frames seed set"
 )
 TRACIN = (
-    "model model_path test test_triples train entity_to_id relation_to_id top_k score batch_size "
-    "use_mixed_precision use_gradient_checkpointing enable_memory_cleanup use_last_layers_only "
-    "num_last_layers output set"
+    "model model_path test test_triples train entity_to_id relation_to_id top_k score direction "
+    "test_loss batch_size use_mixed_precision use_gradient_checkpointing enable_memory_cleanup "
+    "use_last_layers_only num_last_layers output set"
 )
 PARAMETERS = {
     "main": "",

@@ -38,7 +38,9 @@ def test_a_preset_is_the_file_of_the_experiments(root: Path) -> None:
     files = [p for p in (root / "experiments").glob("*/*.yaml") if p.parent.name != "studies"]
     assert {path.resolve() for path in presets().values()} == set(files)
     assert len(presets()) == len(files), "two configurations have one name"
-    assert {p.resolve() for p in studies().values()} == {*(root / "experiments/studies").iterdir()}
+    assert {p.resolve() for p in studies().values()} == set(
+        (root / "experiments/studies").glob("*.yaml")
+    )
 
 
 def test_a_name_and_the_path_of_the_project_mean_the_same(

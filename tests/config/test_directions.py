@@ -16,6 +16,8 @@ NEITHER = {
     names.TRAIN_GRAD_NORM,
     names.TRAIN_LOSS_SCALE,
     names.TRAIN_EPOCH,
+    names.INFLUENCE_LDS_SIBLINGS,
+    names.INFLUENCE_LDS_CEILING,
 }
 
 
