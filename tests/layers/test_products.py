@@ -50,6 +50,17 @@ def test_linear_equals_torch(route, with_bias):
     torch.testing.assert_close(actual, torch.autograd.grad(theirs, inputs, upstream))
 
 
+def test_second_derivatives_equal_torch(route):
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 31, requires_grad=True), torch.randn(5, 31, requires_grad=True)
+    found = []
+    for function in (products.linear, F.linear):
+        total = function(x, weight, None).square().sum()
+        first = torch.autograd.grad(total, [x, weight], create_graph=True)
+        found.append(torch.autograd.grad(first[0].sum() + first[1].square().sum(), [x, weight]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-2)
+
+
 @needs_operator
 def test_frozen_weights_get_no_gradient(monkeypatch):
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)

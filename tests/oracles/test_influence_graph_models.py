@@ -236,6 +236,14 @@ def test_every_part_agrees_with_whole_gradients(form, directions):
     assert_parts_agree(by_triple(ours, directions), brute_force(a, b, None))
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_every_part_agrees_with_whole_gradients_of_smooth_activations(keep):
+    model, form = network(activation="silu"), FORMS[2]
+    trunk, train, test = build(model, form, 2, keep=keep)
+    ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+    assert_parts_agree(by_triple(ours, 2), brute_force(*both_gradients(model, form, 2), None))
+
+
 def both_gradients(
     model: GraphModel, form: LossForm, directions: int
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:

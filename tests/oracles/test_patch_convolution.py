@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from clew.layers import patch_convolution
+from clew.layers.batch_statistics import observed_statistics
 from clew.layers.patch_convolution import projected_maps
 
 
@@ -22,8 +23,8 @@ def layers(channels, kernel, *, size=(8, 6), bias, dtype):
     return [module.to(dtype) for module in (convolution, norm, projection)]
 
 
-def one_after_another(x, convolution, norm, projection, *, dropout):
-    maps = F.relu(norm(convolution(x)))
+def one_after_another(x, convolution, norm, projection, *, dropout, activation="relu"):
+    maps = getattr(F, activation)(norm(convolution(x)))
     return projection(F.dropout2d(maps, dropout, training=True).flatten(1))
 
 
@@ -40,22 +41,48 @@ def run(function, x, *modules, **options):
 
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 1), (2, 5), (8, 6)])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize(("dropout", "activation"), [(0.0, "relu"), (0.4, "relu"), (0.4, "silu")])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
-def test_equals_the_layers(kernel, bias, dropout, dtype, tolerance, monkeypatch):
+def test_equals_the_layers(kernel, bias, dropout, activation, dtype, tolerance, monkeypatch):
+    options = {"dropout": dropout, "activation": activation}
     torch.manual_seed(2)
     x = torch.randn(7, 1, 8, 6, dtype=dtype) * 2 + 0.5
     monkeypatch.setattr(patch_convolution, "_BLOCK_ROWS", 3)
     own, other = (layers(5, kernel, bias=bias, dtype=dtype) for _ in range(2))
     for _ in range(2):  # running statistics twice over
-        actual = run(projected_maps, x, *own, dropout=dropout)
-        expected = run(one_after_another, x, *other, dropout=dropout)
+        actual = run(projected_maps, x, *own, **options)
+        expected = run(one_after_another, x, *other, **options)
         torch.testing.assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
         for one, two in zip(actual[1], expected[1], strict=True):
             if one is not None:  # a bias before a normalisation has no gradient
                 torch.testing.assert_close(one, two, rtol=tolerance, atol=10 * tolerance)
         for one, two in zip(actual[2], expected[2], strict=True):
             torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_second_derivatives_are_those_of_the_layers(bias, activation, monkeypatch):
+    torch.manual_seed(3)
+    x = torch.randn(7, 1, 8, 6, dtype=torch.float64) * 2 + 0.5
+    monkeypatch.setattr(patch_convolution, "_BLOCK_ROWS", 3)
+    found = []
+    for function in (projected_maps, one_after_another):
+        modules = layers(5, (3, 2), bias=bias, dtype=torch.float64)
+        inputs = [x.clone().requires_grad_(), *(p for m in modules for p in m.parameters())]
+        torch.manual_seed(1)
+        with observed_statistics(nn.Sequential(*modules)) as statistics:
+            maps = function(inputs[0], *modules, dropout=0.4, activation=activation)
+        gradients = torch.autograd.grad(
+            maps.square().sum(), inputs, create_graph=True, allow_unused=True
+        )
+        known = [g for g in gradients if g is not None and g.abs().max() > 1e-6]
+        total = sum((g * torch.linspace(-1, 2, g.numel()).view_as(g)).sum() for g in known)
+        mean, variance = statistics[modules[1]]
+        total = total + mean.square().sum() + variance.square().sum()
+        found.append(torch.autograd.grad(total, inputs))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-8)
 
 
 def test_bfloat16_is_float32_within_its_rounding():

@@ -66,7 +66,10 @@ def tracin(options: TracinOptions) -> int:
         options.overrides,
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
         output=options.output,
-        progress=_progress("triples", as_json=options.as_json),
+        progress=_progress(
+            "steps" if options.overrides.get("influence.score") == "unrolled" else "triples",
+            as_json=options.as_json,
+        ),
     )
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0

@@ -54,6 +54,10 @@ class ConvEModel(GraphModelSettings):
     """Rows of the convolution kernel; the image has `2 * embedding_height` rows."""
     kernel_width: int = Field(default=3, ge=1)
     """Columns of the convolution kernel."""
+    activation: Literal["relu", "silu"] = "relu"
+    """What follows the normalisation of the feature maps and of the projection. `relu` is the
+    published model; `silu`, x sigmoid(x), has no kinks, at which `influence.score=unrolled` loses
+    precision."""
     input_dropout: Probability = 0.2
     """Dropout on the stacked image of head and relation."""
     feature_map_dropout: Probability = 0.2

@@ -38,7 +38,8 @@ class InfluenceConfig(Section):
     )
     """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
     score: Annotated[
-        Literal["raw", "cosine", "deflated", "kronecker", "preconditioned"], EXPLAIN_FLAG
+        Literal["raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled"],
+        EXPLAIN_FLAG,
     ] = "raw"
     """`raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
     training example wins by the size of its gradient alone; `deflated`: without convolution and
@@ -46,7 +47,9 @@ class InfluenceConfig(Section):
     gradient's norm; `kronecker`: with every factor of a gradient whitened, without convolution and
     normalisation, divided by the training gradient's norm; `preconditioned`: in the geometry of
     Adam's second moments (needs checkpoints with the optimizer's state), measured as the worst of
-    these at predicting retraining."""
+    these at predicting retraining; `unrolled`: the exact derivative of the prediction's loss
+    through the whole training, which is taken again (`tracin` of one run; needs all checkpoints
+    with their training states)."""
     direction: Annotated[Literal["tail", "head", "both"], EXPLAIN_FLAG] = "tail"
     """Which answer is explained: why this tail, why this head (needs `data.inverse_relations`), or
     the losses of both together; score and rank of the test triple are of the same question."""
@@ -58,7 +61,9 @@ class InfluenceConfig(Section):
     batch_size: Annotated[int | None, EXPLAIN_FLAG] = Field(default=None, ge=1)
     """Training triples computed at once; unset: chosen by `memory_budget_mib`."""
     memory_budget_mib: float = Field(default=512.0, gt=0)
-    """Memory, in addition to models and results, that the engine may use; it sets its tiles."""
+    """Memory, in addition to models and results, that the engine may use; it sets its tiles. For
+    `unrolled`, memory for the states between two checkpoints: where they do not fit, the steps are
+    taken a second time."""
     use_mixed_precision: Annotated[bool, EXPLAIN_FLAG] = False
     """Compute large matrix products with half-precision operands; the deviation from float32 on a
     sample is measured and recorded."""

@@ -11,16 +11,20 @@ a kernel for each example and one ReLU, in place of five passes over them; backw
 CPU the passes are what takes the time: a 3 x 3 kernel has hardly any arithmetic. Gradients through
 the statistics are exact. The projection belongs to it because the gradient that comes back through
 it is as large as the maps, and the ReLU's can then take its place.
+
+Everything here can be differentiated twice, which `clew.influence.unrolled` needs.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
+from clew.layers.batch_statistics import report_statistics
 from clew.layers.products import linear, product
 from clew.layers.shapes import Queries
 
@@ -36,8 +40,9 @@ def projected_maps(
     projection: nn.Linear,
     *,
     dropout: float,
+    activation: Literal["relu", "silu"] = "relu",
 ) -> Queries:
-    """Return projection(flatten(dropout(relu(norm(convolution(x)))))) as in training mode.
+    """Return projection(flatten(dropout(activation(norm(convolution(x)))))) as in training mode.
 
     Equal, in value and gradient, to the layers one after another; the same random numbers are
     drawn and `norm`'s buffers updated. Under autocast the products take half-precision operands,
@@ -49,6 +54,7 @@ def projected_maps(
         norm: Its batch normalisation.
         projection: From the flattened feature maps.
         dropout: Probability that a feature map is dropped.
+        activation: What follows the normalisation; `silu` keeps all feature maps twice.
     """
     device = x.device.type
     operand = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -60,10 +66,15 @@ def projected_maps(
         keep = torch.empty(len(x), norm.num_features, dtype=operand, device=x.device)
         keep = keep.bernoulli_(1.0 - dropout).to(x.dtype) / (1.0 - dropout)
         bias = None if projection.bias is None else projection.bias.to(operand)
+        weight = projection.weight.to(operand)
+        if activation == "silu":
+            maps = F.silu(torch.matmul(kernel.to(operand), patches.to(operand)))
+            maps = maps * keep.unsqueeze(2).to(operand)
+            return linear(maps.flatten(1), weight, bias)
         projected: Tensor = _Projected.apply(  # type: ignore[no-untyped-call]
             (keep.unsqueeze(2) * kernel).to(operand),
             patches.to(operand),
-            projection.weight.to(operand),
+            weight,
             bias,
         )
     return projected
@@ -78,7 +89,9 @@ def _normalised_kernel(
     covariance = moments[:-1, :-1] - torch.outer(mean, mean)
     convolved = kernel @ mean
     variance = ((kernel @ covariance) * kernel).sum(dim=1).clamp_min(0.0)
-    _update_statistics(norm, convolved.detach(), variance.detach(), convolution.bias, count)
+    bias, unbiased = convolution.bias, variance * (count / (count - 1))
+    report_statistics(norm, convolved if bias is None else convolved + bias, unbiased)
+    _update_statistics(norm, convolved.detach(), variance.detach(), bias, count)
     scale = norm.weight * torch.rsqrt(variance + norm.eps)
     # A bias of the convolution cancels: it moves the mean as much as the values.
     shift = norm.bias - scale * convolved
@@ -99,36 +112,54 @@ def _update_statistics(
     norm.running_var.lerp_(variance * (count / (count - 1)), norm.momentum)
 
 
+def _patches(x: Tensor, kernel_height: int, kernel_width: int, last: float) -> Tensor:
+    """Return the patches of an image as columns, and a row of equal numbers below them."""
+    batch, _, height, width = x.shape
+    rows, columns = height - kernel_height + 1, width - kernel_width + 1
+    windows = x.contiguous().as_strided(
+        (batch, kernel_height, kernel_width, rows, columns),
+        (height * width, width, 1, width, 1),
+    )
+    size = kernel_height * kernel_width
+    patches = x.new_empty(batch, size + 1, rows * columns)
+    patches[:, :size].view(windows.shape).copy_(windows)
+    patches[:, size] = last
+    return patches
+
+
 class _Unfold(torch.autograd.Function):
     """Patches of an image as columns, and a row of ones below them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel_height: int, kernel_width: int) -> Tensor:
-        batch, _, height, width = ctx.shape = x.shape
-        ctx.kernel = kernel_height, kernel_width
+        ctx.shape, ctx.kernel = x.shape, (kernel_height, kernel_width)
+        return _patches(x, kernel_height, kernel_width, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Fold.apply(gradient, ctx.shape, ctx.kernel), None, None  # type: ignore[no-untyped-call]
+
+
+class _Fold(torch.autograd.Function):
+    """The adjoint of `_Unfold`: each pixel becomes the sum over the patches that hold it."""
+
+    @staticmethod
+    def forward(ctx: Any, patches: Tensor, shape: torch.Size, kernel: tuple[int, int]) -> Tensor:
+        ctx.kernel = kernel_height, kernel_width = kernel
+        batch, _, height, width = shape
         rows, columns = height - kernel_height + 1, width - kernel_width + 1
-        windows = x.contiguous().as_strided(
-            (batch, kernel_height, kernel_width, rows, columns),
-            (height * width, width, 1, width, 1),
-        )
-        size = kernel_height * kernel_width
-        patches = x.new_empty(batch, size + 1, rows * columns)
-        patches[:, :size].view(windows.shape).copy_(windows)
-        patches[:, size] = 1.0
-        return patches
+        image = patches.new_zeros(batch, height, width)
+        for i in range(kernel_height):
+            for j in range(kernel_width):
+                part = patches[:, i * kernel_width + j].view(batch, rows, columns)
+                image[:, i : i + rows, j : j + columns] += part
+        return image.unsqueeze(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        batch, _, height, width = ctx.shape
-        kernel_height, kernel_width = ctx.kernel
-        rows, columns = height - kernel_height + 1, width - kernel_width + 1
-        dx = gradient.new_zeros(batch, height, width)
-        for i in range(kernel_height):
-            for j in range(kernel_width):
-                part = gradient[:, i * kernel_width + j].view(batch, rows, columns)
-                dx[:, i : i + rows, j : j + columns] += part
-        return dx.unsqueeze(1), None, None
+        height, width = ctx.kernel
+        return _patches(gradient, height, width, 0.0), None, None
 
 
 class _Moments(torch.autograd.Function):
@@ -141,7 +172,6 @@ class _Moments(torch.autograd.Function):
         return torch.bmm(patches, patches.transpose(1, 2)).sum(dim=0) / count
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (patches,) = ctx.saved_tensors
         symmetric = (gradient + gradient.T) / (patches.shape[0] * patches.shape[2])
@@ -167,22 +197,63 @@ class _Projected(torch.autograd.Function):
         return linear(maps.flatten(1), weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        kernels, patches, weight, maps = ctx.saved_tensors
-        gradient = gradient.contiguous()
+        slopes = _ProjectedSlopes.apply(gradient.contiguous(), *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return *slopes, gradient.sum(dim=0) if ctx.has_bias else None
+
+
+class _ProjectedSlopes(torch.autograd.Function):
+    r"""Gradients of `_Projected`, with their own.
+
+    With the maps M = relu(K P), the outputs M W^T and their gradient g, and [.] zero where M is:
+
+        D = [g W],    dK = D P^T,    dP = K^T D,    dW = g^T M
+
+    For gradients k, p, w of these three, with E = [k P + K p] and N = [g w]:
+
+        g: E W^T + M w^T      K: N P^T + D p^T      P: K^T N + k^T D      W: g^T E
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd passes arguments by position)
+        ctx: Any, gradient: Tensor, kernels: Tensor, patches: Tensor, weight: Tensor, maps: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dkernels, dpatches = torch.empty_like(kernels), torch.empty_like(patches)
         for rows in _blocks(len(maps)):
-            slope = product(gradient[rows], weight).view(maps[rows].shape)
-            torch.ops.aten.threshold_backward.grad_input(slope, maps[rows], 0, grad_input=slope)
+            slope = _masked(product(gradient[rows], weight), maps[rows])
             torch.bmm(slope, patches[rows].transpose(1, 2), out=dkernels[rows])
             torch.bmm(kernels[rows].transpose(1, 2), slope, out=dpatches[rows])
-        return (
-            dkernels,
-            dpatches,
-            product(gradient.T.contiguous(), maps.flatten(1)),
-            gradient.sum(dim=0) if ctx.has_bias else None,
-        )
+        ctx.save_for_backward(gradient, kernels, patches, weight, maps)
+        return dkernels, dpatches, product(gradient.T.contiguous(), maps.flatten(1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, k: Tensor, p: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, kernels, patches, weight, maps = ctx.saved_tensors
+        k, p, w = k.contiguous(), p.contiguous(), w.contiguous()
+        dgradient, dweight = torch.empty_like(gradient), torch.zeros_like(weight)
+        dkernels, dpatches = torch.empty_like(kernels), torch.empty_like(patches)
+        for rows in _blocks(len(maps)):
+            g, some = gradient[rows], maps[rows]
+            change = torch.bmm(k[rows], patches[rows]).baddbmm_(kernels[rows], p[rows])
+            change = _masked(change, some)
+            dgradient[rows] = product(change.flatten(1), weight.T)
+            dgradient[rows] += product(some.flatten(1), w.T)
+            dweight += product(g.T.contiguous(), change.flatten(1))
+            bent = _masked(product(g, w), some)
+            slope = _masked(product(g, weight), some)
+            dkernels[rows] = torch.bmm(bent, patches[rows].transpose(1, 2))
+            dkernels[rows].baddbmm_(slope, p[rows].transpose(1, 2))
+            dpatches[rows] = torch.bmm(kernels[rows].transpose(1, 2), bent)
+            dpatches[rows].baddbmm_(k[rows].transpose(1, 2), slope)
+        return dgradient, dkernels, dpatches, dweight, None
+
+
+def _masked(slope: Tensor, maps: Tensor) -> Tensor:
+    """Zero, in place, what is zero in the maps; return it in their shape."""
+    slope = slope.view(maps.shape)
+    torch.ops.aten.threshold_backward.grad_input(slope, maps, 0, grad_input=slope)
+    return slope
 
 
 def _blocks(rows: int) -> Iterator[slice]:

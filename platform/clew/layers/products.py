@@ -90,15 +90,29 @@ class _Linear(torch.autograd.Function):
         return _times_transposed(x.contiguous(), weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         return (
-            product(gradient.contiguous(), weight) if wants_x else None,
-            _times_transposed(gradient.T.contiguous(), x.T) if wants_weight else None,
+            _Product.apply(gradient.contiguous(), weight) if wants_x else None,  # type: ignore[no-untyped-call]
+            _Product.apply(gradient.T.contiguous(), x) if wants_weight else None,  # type: ignore[no-untyped-call]
             gradient.sum(dim=0) if ctx.has_bias and wants_bias else None,
         )
+
+
+class _Product(torch.autograd.Function):
+    """The product a b, for gradients that are differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return product(a, b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return product(gradient.contiguous(), b.T), product(a.T, gradient)
 
 
 def flop_formulas() -> dict[Any, Any]:

@@ -146,13 +146,14 @@ class ScoredTriple:
     `score` is the model's own for the triple (a logit), `rank` the filtered rank of the answer that
     is explained (ties count half), both at the last checkpoint; with direction `both` they are the
     means over tail and head, in version 1 they are of the tail. `truncated` says that more training
-    triples were scored than the two lists of an `ExplainedTriple` hold.
+    triples were scored than the two lists of an `ExplainedTriple` hold. `self_influence` is None
+    for the unrolled score, which has none.
     """
 
     test: TripleRecord
     score: float
     rank: float
-    self_influence: float
+    self_influence: float | None = field(default=None, kw_only=True)
     candidates: int
     truncated: bool
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.errors import ClewError, DataError, Interrupted, described
+from clew.errors import ClewError, ConfigError, DataError, Interrupted, described
 from clew.folders import cache_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
@@ -87,6 +87,11 @@ def batch_tracin(
     """
     check_folder("--output-dir", request.output_dir)
     with open_trace_source(request.model, request.overrides, files=request.files) as source:
+        if source.tracer.settings.score == "unrolled":
+            raise ConfigError(
+                "influence.score is unrolled, which goes through the whole training for every "
+                "group of tests; explain a few triples with clew tracin, or choose raw or cosine"
+            )
         labelled = replace(source.task.graph, **request.labels(source.task.graph))
         tests = request.chosen(read_test_triples(request.test_triples, labelled))
         if not len(_ids(tests)):

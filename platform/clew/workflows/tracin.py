@@ -29,6 +29,7 @@ from clew.workflows.trace_source import (
     average_setting,
     open_trace_source,
 )
+from clew.workflows.trace_unrolled import explain_unrolled, unrolled_settings
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,10 @@ def explain(
     """Compute everything that a report of these test triples says."""
     tracer = source.tracer
     began = time.perf_counter()
-    explanations = tracer.explain(tests, candidates=candidates, progress=progress)
+    if tracer.settings.score == "unrolled":
+        explanations = explain_unrolled(source, tests, progress)
+    else:
+        explanations = tracer.explain(tests, candidates=candidates, progress=progress)
     scores, ranks = tracer.scores_and_ranks(tests)
     counts = np.full(len(tests), len(source.task.graph.train))
     return Findings(
@@ -164,6 +168,8 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
         "data_fingerprint": source.task.data_fingerprint,
         "config_hash": source.model.manifest.config_hash,
     }
+    if tracer.settings.score == "unrolled":
+        return settings | unrolled_settings(source)
     settings |= average_setting(source.model.config)
     if tracer.settings.score == "preconditioned":
         settings["second_moment"] = "rank 1 for entity table and projection, exact elsewhere"

@@ -20,8 +20,12 @@ from clew.workflows.trace_source import TraceSource
 
 logger = logging.getLogger(__name__)
 
-FORMS: tuple[str, ...] = get_args(InfluenceConfig.model_fields["score"].annotation)
-"""Every form of score that explanations can have."""
+FORMS: tuple[str, ...] = tuple(
+    form
+    for form in get_args(InfluenceConfig.model_fields["score"].annotation)
+    if form != "unrolled"
+)
+"""Every form of score but `unrolled`, which goes back through the training for each test triple."""
 EXPLAINED = {"direction": "both", "test_loss": "trained", "with_cosine": False}
 """Settings whose scores explain what outcomes measure: the trained loss, in both directions."""
 DELETION_BASELINES = ("touching", SIBLINGS)

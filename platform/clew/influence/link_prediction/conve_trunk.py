@@ -12,6 +12,8 @@ and backwards from delta = dL / ds, written g with the name of what it belongs t
     gm = (W^T delta) [m > 0]    gq = gm gam2 / sd2    gu = (Wf^T gq) [u > 0]
     gx1 = col2im(K^T (gu gam1 / sd1))                 [ga; gr] = gx1 gam0 / sd0
 
+With `model.activation=silu`, silu stands for relu, silu'(m) for [m > 0], silu'(u) for [u > 0].
+
 Everything up to h, and the loss's part of delta that is the same for all tails, belongs to a query
 and is computed once for all rows that share it. Per-example gradients are never formed for a large
 matrix, only for the small parameters (kernel, normalisations, biases), as one vector w per row.
@@ -121,7 +123,7 @@ class ConvETrunk:
         features = self._features(image)
         projected = self.product.affine(features, self._dense, self.dense_bias)
         normal = (projected - self.projection.mean) / self.projection.deviation
-        hidden = F.relu(self.projection.gain * normal + self.projection.shift)
+        hidden = self.model.activation(self._m(normal))
         kept = {"image": image, "normal": normal}
         if self.keep_features:
             kept["features"] = features
@@ -137,20 +139,33 @@ class ConvETrunk:
 
     def _features(self, image: Float[Tensor, "n image"]) -> Float[Tensor, "n feature"]:
         """Return f from xh; convolution and normalisation in one step."""
-        maps = F.conv2d(self._x1(image), self._folded_kernel, self._folded_bias)
-        return maps.relu_().flatten(1)
+        return self.model.activation(self._u(image), inplace=True).flatten(1)
+
+    def _u(self, image: Float[Tensor, "n image"]) -> Tensor:
+        return F.conv2d(self._x1(image), self._folded_kernel, self._folded_bias)
+
+    def _m(self, normal: Float[Tensor, "n dim"]) -> Tensor:
+        return self.projection.gain * normal + self.projection.shift
 
     def backward(
         self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
     ) -> RowGradients:
         """Return the activation gradients of rows from gh = W^T delta; see `Trunk`."""
-        grad_m = grad_hidden * (queries.hidden[index] > 0)
+        smooth = self.model.config.activation == "silu"
+        if smooth:
+            m = self._m(queries.activations["normal"][index])
+            grad_m = torch.ops.aten.silu_backward(grad_hidden, m)
+        else:
+            grad_m = grad_hidden * (queries.hidden[index] > 0)
         projected = grad_m * self.projection.slope
         if not deep:
             return RowGradients(projected)
         image, normal = (queries.activations[name][index] for name in ("image", "normal"))
-        features = self.features(queries.activations, index)
-        grad_u = _masked_(self.product(projected, self._dense), features)
+        grad_f = self.product(projected, self._dense)
+        if smooth:
+            grad_u = torch.ops.aten.silu_backward(grad_f, self._u(image).flatten(1))
+        else:
+            grad_u = _masked_(grad_f, self.features(queries.activations, index))
         grad_u = grad_u.view(len(grad_u), len(self.kernel), -1)
         grad_x1 = self._to_image(grad_u)
         others = self._small(image, normal, grad_m, grad_u, grad_x1) if small else None

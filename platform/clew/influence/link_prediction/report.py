@@ -171,11 +171,12 @@ def _test(  # noqa: PLR0917
 ) -> ExplainedTriple:
     proponents, opponents = _places(explanation, row, limit)
     candidates = int(findings.candidates[index])
+    own = float(explanation.self_influence[row])
     return ExplainedTriple(
         test=source.triple(findings.tests[index]),
         score=float(findings.scores[index]),
         rank=float(findings.ranks[index]),
-        self_influence=float(explanation.self_influence[row]),
+        self_influence=None if np.isnan(own) else own,
         candidates=candidates,
         truncated=len(proponents) + len(opponents) < candidates,
         proponents=_entries(source, explanation.proponents, explanation.parts, row, proponents),

@@ -179,6 +179,7 @@ def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice
     if len(scored.by_part):
         details = zip(part_columns(pairs.parts), scored.by_part, strict=True)
         columns |= {name: values[part][test, place] for name, values in details}
+    if len(scored.by_checkpoint):
         steps = [f"{CHECKPOINT_PREFIX}{step}" for step in pairs.steps]
         by_step = zip(steps, scored.by_checkpoint, strict=True)
         columns |= {name: values[part][test, place] for name, values in by_step}

@@ -64,6 +64,7 @@ class Explanation:
     """Whether every score was kept: `proponents` and `opponents` are then the same list of all
     candidates, in descending order of influence."""
     self_influence: Float[np.ndarray, "test"]
+    """NaN where the score has none."""
     parts: tuple[str, ...]
     num_pairs: int
 
@@ -199,6 +200,7 @@ class Tracer:
 
         `half` allows half precision if the settings ask for it.
         """
+        assert self.settings.score != "unrolled"  # no sum over checkpoints: see `unrolled`
         rows = self._rows(tests)
         sums = [
             Summation(

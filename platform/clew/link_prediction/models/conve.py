@@ -29,9 +29,9 @@ class ConvE(GraphModel, kind="conve"):
         h(s, r) = relu(vec(relu([S; R] * omega)) W),    score(s, r, o) = h(s, r) . e_o + b_o
 
     with S and R the embeddings of head and relation as `(embedding_height, embedding_width)`
-    images, one above the other, and omega the kernels. Batch normalisation on the input image, on
-    the feature maps and after the projection; dropout after each, as in the authors' code (the
-    third one precedes its normalisation).
+    images, one above the other, and omega the kernels; `activation=silu` puts silu in the place of
+    relu. Batch normalisation on the input image, on the feature maps and after the projection;
+    dropout after each, as in the authors' code (the third one precedes its normalisation).
 
     Args:
         num_entities: Rows of the entity table.
@@ -44,6 +44,7 @@ class ConvE(GraphModel, kind="conve"):
     def __init__(self, num_entities: int, num_relations: int, config: ConvEModel) -> None:
         super().__init__(num_entities, num_relations, config)
         self.recomputes = False
+        self.activation = {"relu": F.relu, "silu": F.silu}[config.activation]
         self.input_norm = nn.BatchNorm2d(1)
         self.convolution = nn.Conv2d(
             1,
@@ -67,7 +68,7 @@ class ConvE(GraphModel, kind="conve"):
             hidden = recomputed(self._convolve, image, within=self)
         else:
             hidden = self._convolve(image)
-        return F.relu(self._normalise(hidden))
+        return self.activation(self._normalise(hidden))
 
     @property
     def floats_per_query(self) -> int:
@@ -104,9 +105,10 @@ class ConvE(GraphModel, kind="conve"):
                 self.feature_norm,
                 self.projection,
                 dropout=config.feature_map_dropout,
+                activation=config.activation,
             )
         else:
-            x = F.relu(self.feature_norm(self.convolution(x)), inplace=True)
+            x = self.activation(self.feature_norm(self.convolution(x)), inplace=True)
             x = F.dropout2d(x, config.feature_map_dropout, training)
             x = linear(x.flatten(1), self.projection.weight, self.projection.bias)
         return dropout(x, config.projection_dropout, training)

@@ -1,0 +1,55 @@
+"""Which weight each training fact has in the loss of a step.
+
+Every fact has a weight w = 1. The loss with the weights is linear in each: 1 is the loss that the
+model was trained with, 0 the loss without the fact, which keeps its place in the batch.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clew.training.task import B, Task
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedLoss:
+    """A microbatch's summed loss as a function of the weights of the facts in it."""
+
+    total: Float[Tensor, ""]
+    weight: Float[Tensor, "entry"]
+    """Ones, a leaf that requires gradients."""
+    fact: Int[np.ndarray, "entry"]
+    """Fact of each weight; a fact may have several, whose gradients add up."""
+
+
+@runtime_checkable
+class Facts(Protocol[B]):  # type: ignore[misc]  # one type of batch, as in Task
+    """The training facts of a task."""
+
+    def __len__(self) -> int:
+        """Return the number of facts."""
+        ...
+
+    def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
+        """Return the loss of a batch of the examples with these indices, twice differentiable."""
+        ...
+
+
+class ExampleFacts(Generic[B]):
+    """Every training example is a fact: for any task, through its `example_losses`."""
+
+    def __init__(self, task: Task[B]) -> None:
+        self.task = task
+
+    def __len__(self) -> int:
+        return len(self.task.train_examples())
+
+    def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
+        """Return the sum of the examples' losses times their weights."""
+        losses = self.task.example_losses(model, batch)
+        weight = torch.ones_like(losses, requires_grad=True)
+        return WeightedLoss((weight * losses).sum(), weight, examples)

@@ -1,0 +1,263 @@
+"""Derivatives of a step's gradient: how it changes with parameters, fact weights and statistics.
+
+For the gradient g of a step's mean loss and a vector u, d<g, u> / d theta and d<g, u> / d w are one
+more backward pass through the graph of the first. The training part of the product need not be
+twice differentiable where it is fused: the loss is the plain one, of equal value, so that g differs
+from the recorded gradient by rounding (1e-6 of its size in float32) while states are the recorded
+ones exactly.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from clew.errors import CheckpointError, ConfigError
+from clew.influence.unrolled.adjoints import Adjoint, Adjoints
+from clew.influence.unrolled.facts import Facts
+from clew.layers.batch_statistics import observed_statistics
+from clew.layers.recompute import BatchNorm
+from clew.training.replay import Microbatch, ReplayedStep, State
+from clew.training.seeding import capture_generators, restore_generators
+from clew.training.task import B
+
+
+class _Called(nn.Module):
+    """A model as the argument of a function, for `functional_call`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
+        return function(self.model)
+
+
+@dataclass(eq=False)
+class Linear(Generic[B]):
+    """Differentiates training steps of a task, twice.
+
+    Args:
+        model: A model of the task on its device; its own values are not used or changed.
+        facts: The training facts and their weights.
+        device: Where to compute.
+    """
+
+    model: nn.Module
+    facts: Facts[B]
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._called = _Called(self.model)
+        self.parameters = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        self._norms: dict[nn.Module, str] = {
+            module: name
+            for name, module in self.model.named_modules()
+            if isinstance(module, BatchNorm) and module.track_running_stats
+        }
+        self.statistics = [
+            f"{name}.running_{kind}" for name in self._norms.values() for kind in ("mean", "var")
+        ]
+
+    def call(self, tensors: Adjoints, function: Callable[[nn.Module], Any]) -> Any:
+        """Return `function(model)` with other tensors in the place of the model's own."""
+        named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        return functional_call(self._called, named, (function,))
+
+    def gradient(self, step: ReplayedStep[B]) -> "StepGradient[B]":
+        """Return the gradient of a step's mean loss, ready to be differentiated."""
+        assert step.before is not None
+        count = float(sum(microbatch.batch.count for microbatch in step.window))
+        return StepGradient(self, step.before, step.window, step.moved, count)
+
+
+class StepGradient(Generic[B]):
+    """The gradient of one step's mean loss.
+
+    With one microbatch its graph is kept; with several each is computed again in `pull`, so that
+    only one graph is ever in memory.
+    """
+
+    def __init__(
+        self,
+        linear: Linear[B],
+        before: State,
+        window: Sequence[Microbatch[B]],
+        moved: frozenset[str],
+        count: float,
+    ) -> None:
+        self._linear, self._before, self._window, self._count = linear, before, window, count
+        self._moved = [name for name in linear.parameters if name in moved]
+        self._graph: _Graph | None = None
+        self.values: Adjoints = {}
+        """By parameter; those that the step did not move are left out."""
+        restore_generators(*before.generators)
+        for microbatch in window:
+            graph = self._build(microbatch, differentiable=len(window) == 1)
+            for name, part in graph.gradient.items():
+                own = part.detach()
+                self.values[name] = self.values[name] + own if name in self.values else own
+            self._graph = graph if len(window) == 1 else None
+
+    def pull(self, along: Sequence[Adjoints], adjoints: Sequence[Adjoint], totals: Tensor) -> None:
+        """Go back from adjoints of the gradient to those of the state before the step.
+
+        Args:
+            along: For each explained loss the adjoint u of the gradient.
+            adjoints: Their adjoints, changed in place.
+            totals: Receives the derivatives with respect to fact weights, `(loss, fact)`.
+        """
+        restore_generators(*self._before.generators)
+        last = len(self._window) - 1
+        for place, microbatch in enumerate(self._window):
+            graph = self._graph or self._build(microbatch, differentiable=True)
+            for number, (u, adjoint) in enumerate(zip(along, adjoints, strict=True)):
+                product = graph.product(u, adjoint.buffers, microbatches_after=last - place)
+                leaves = [*graph.parameters.values(), graph.weight]
+                *changes, of_weight = torch.autograd.grad(
+                    product,
+                    leaves,
+                    retain_graph=number < len(along) - 1,
+                    allow_unused=True,
+                )
+                for name, change in zip(graph.parameters, changes, strict=True):
+                    if change is not None:
+                        adjoint.parameters[name].add_(change)
+                if of_weight is not None:
+                    totals[number].index_add_(0, graph.fact, of_weight)
+        self._graph = None
+        for adjoint in adjoints:
+            self._leave_statistics(adjoint)
+
+    def _leave_statistics(self, adjoint: Adjoint) -> None:
+        for norm, name in self._linear._norms.items():
+            kept = (1.0 - momentum_of(norm)) ** len(self._window)
+            for kind in ("mean", "var"):
+                adjoint.buffers[f"{name}.running_{kind}"].mul_(kept)
+
+    def _build(self, microbatch: Microbatch[B], *, differentiable: bool) -> "_Graph":
+        linear = self._linear
+        model = self._before.model
+        # The state's own tensors become leaves; buffers are copied, since a forward moves them.
+        tensors = {
+            name: tensor.detach().requires_grad_() if name in linear.parameters else tensor.clone()
+            for name, tensor in model.items()
+        }
+        batch = microbatch.batch.to(linear.device)
+        linear.model.train()
+        with torch.enable_grad(), observed_statistics(linear.model) as statistics:
+            loss = linear.call(
+                tensors, lambda model: linear.facts.loss(model, batch, microbatch.examples)
+            )
+            mean = loss.total / self._count
+            found = torch.autograd.grad(
+                mean, [tensors[name] for name in self._moved], create_graph=differentiable
+            )
+        for norm, name in linear._norms.items():
+            if norm not in statistics:
+                raise CheckpointError(
+                    f"batch normalisation {name} did not normalise a batch of {batch.num_examples} "
+                    "examples; score=unrolled needs batches of two or more in every step"
+                )
+        return _Graph(
+            {name: tensors[name] for name in linear.parameters},
+            dict(zip(self._moved, found, strict=True)),
+            {linear._norms[norm]: (norm, *both) for norm, both in statistics.items()},
+            loss.weight,
+            torch.from_numpy(loss.fact).to(linear.device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """A microbatch's share of the gradient, with the graph behind it."""
+
+    parameters: Adjoints
+    gradient: Adjoints
+    statistics: dict[str, tuple[nn.Module, Tensor, Tensor]]
+    weight: Tensor
+    fact: Tensor
+
+    def product(self, u: Adjoints, buffers: Adjoints, *, microbatches_after: int) -> Tensor:
+        """Return <g, u> plus the statistics' share in the running ones, times their adjoints."""
+        terms = [(g * u[name]).sum() for name, g in self.gradient.items()]
+        for name, (norm, mean, variance) in self.statistics.items():
+            momentum = momentum_of(norm)
+            share = momentum * (1.0 - momentum) ** microbatches_after
+            terms.append(share * (mean * buffers[f"{name}.running_mean"]).sum())
+            terms.append(share * (variance * buffers[f"{name}.running_var"]).sum())
+        return torch.stack(terms).sum()
+
+
+def momentum_of(norm: nn.Module) -> float:
+    """Return the share of a batch in the running statistics."""
+    momentum = norm.momentum
+    if not isinstance(momentum, float):
+        raise ConfigError(
+            f"a {type(norm).__name__} has momentum {momentum!r}; score=unrolled needs a number, "
+            "the share of a batch in the running statistics"
+        )
+    return momentum
+
+
+def final_adjoint(
+    linear: Linear[B], state: State, objective: Callable[[nn.Module], Tensor], *, averaged: bool
+) -> tuple[float, Adjoint]:
+    """Return a loss of the trained model and its derivatives with respect to the last state.
+
+    Args:
+        linear: Calls the model.
+        state: The last state.
+        objective: The explained loss, a scalar of a model in evaluation mode.
+        averaged: Whether the model that is explained holds the average of the parameters.
+    """
+    source = dict(state.model) | (dict(state.average) if averaged else {})
+    names = [*linear.parameters, *linear.statistics]
+    leaves = {name: source[name].detach().clone().requires_grad_() for name in names}
+    # torch's own normalisation is not differentiable in its statistics, and refuses them as leaves.
+    tensors = source | {name: leaves[name] for name in linear.parameters}
+    linear.model.eval()
+    generators = capture_generators()
+    hooks = [
+        norm.register_forward_hook(partial(_normalised, leaves, name))
+        for norm, name in linear._norms.items()
+    ]
+    try:
+        with torch.enable_grad():
+            loss = linear.call(tensors, objective)
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        restore_generators(*generators)
+    every = {
+        name: torch.zeros_like(leaves[name]) if g is None else g.clone()
+        for name, g in zip(names, found, strict=True)
+    }
+    own = {name: every[name] for name in linear.parameters}
+    nothing = {name: torch.zeros_like(g) for name, g in own.items()}
+    adjoint = Adjoint(
+        nothing if averaged else own,
+        {name: every[name] for name in linear.statistics},
+        {},
+        own if averaged else {},
+    )
+    return float(loss.detach()), adjoint
+
+
+def _normalised(
+    statistics: Adjoints, name: str, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor
+) -> Tensor:
+    """Normalise by running statistics, differentiably in these."""
+    assert isinstance(norm, BatchNorm)
+    x = inputs[0]
+    shape = (1, -1, *(1,) * (x.dim() - 2))
+    mean, variance = (statistics[f"{name}.running_{kind}"] for kind in ("mean", "var"))
+    normal = (x - mean.view(shape)) * (variance + norm.eps).rsqrt().view(shape)
+    if norm.weight is None:
+        return normal
+    return normal * norm.weight.view(shape) + norm.bias.view(shape)

@@ -1,0 +1,100 @@
+"""An unfinished pass on the disk, to go on from where a killed process had finished an interval."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from clew.influence.unrolled.adjoints import Adjoint
+
+GROUPS = ("parameters", "buffers", "moments", "average")
+
+
+@dataclass(eq=False)
+class Unfinished:
+    """Where a pass stands."""
+
+    intervals_left: int
+    """Intervals between checkpoints, from the first, that are still to be gone through."""
+    adjoints: list[Adjoint]
+    """One for each explained loss, of the state where the last of these intervals ends."""
+    totals: Tensor
+    """Derivatives with respect to fact weights so far, `(interval, loss, fact)`."""
+
+
+@runtime_checkable
+class KeptPass(Protocol):
+    """Keeps an unfinished pass."""
+
+    def read(self) -> Unfinished | None:
+        """Return what an earlier process left, None if nothing."""
+        ...
+
+    def write(self, unfinished: Unfinished) -> None:
+        """Keep a pass, in the place of what was kept before."""
+        ...
+
+    def remove(self) -> None:
+        """Forget it: the pass is finished."""
+        ...
+
+
+class Nowhere:
+    """Keeps nothing."""
+
+    def read(self) -> Unfinished | None:
+        """Return None."""
+        return None
+
+    def write(self, unfinished: Unfinished) -> None:
+        """Do nothing."""
+
+    def remove(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class KeptInFile:
+    """Keeps a pass in one safetensors file, written whole or not at all.
+
+    Args:
+        path: The file; its name must say what is explained of which run, by which settings.
+        device: Where tensors go when they are read.
+    """
+
+    path: Path
+    device: torch.device
+
+    def read(self) -> Unfinished | None:
+        """Return what an earlier process left, None if nothing."""
+        if not self.path.is_file():
+            return None
+        tensors = load_file(self.path, device=str(self.device))
+        totals = tensors.pop("totals")
+        adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
+        left = int(tensors.pop("intervals_left"))
+        for key, tensor in tensors.items():
+            number, group, name = key.split("|")
+            getattr(adjoints[int(number)], group)[name] = tensor
+        return Unfinished(left, adjoints, totals)
+
+    def write(self, unfinished: Unfinished) -> None:
+        """Keep a pass, in the place of what was kept before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        tensors = {
+            f"{number}|{group}|{name}": tensor.contiguous()
+            for number, adjoint in enumerate(unfinished.adjoints)
+            for group in GROUPS
+            for name, tensor in getattr(adjoint, group).items()
+        }
+        left = torch.tensor(unfinished.intervals_left)
+        save_file(tensors | {"totals": unfinished.totals, "intervals_left": left}, temporary)
+        temporary.replace(self.path)
+
+    def remove(self) -> None:
+        """Forget it: the pass is finished."""
+        self.path.unlink(missing_ok=True)

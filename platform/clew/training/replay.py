@@ -1,0 +1,229 @@
+"""A recorded run's steps taken once more, with the states between them.
+
+From a checkpoint, or from the seed, the same steps lead to the next checkpoint bit for bit: order,
+dropout, rates and arithmetic are functions of what the checkpoint holds. So every state that
+training went through can be had again without being kept, and a replay that does not reach the next
+checkpoint's exact numbers is refused.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clew.config.schema import RunConfig
+from clew.errors import CheckpointError
+from clew.runs.base import Tracker
+from clew.training.checkpoints import (
+    MODEL_FILE,
+    CheckpointRecord,
+    Manifest,
+    load_tensors,
+    load_training_state,
+)
+from clew.training.distributed import World
+from clew.training.loaders import epoch_order, microbatch_indices
+from clew.training.optimizer import optimizer_tensors, restore_optimizer
+from clew.training.seeding import capture_generators, restore_generators
+from clew.training.setup import build_trainer
+from clew.training.state import Progress
+from clew.training.task import B, Task
+from clew.training.trainer import Trainer
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that the next step depends on, copied."""
+
+    model: Tensors
+    """Parameters and buffers by name."""
+    optimizer: Tensors
+    """`<parameter name>/<state name>`."""
+    average: Tensors
+    """The average of the parameters, where one is kept."""
+    generators: tuple[dict[str, Tensor], dict[str, Any]]
+    schedule: dict[str, float]
+    progress: Progress
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tensors."""
+        groups = (self.model, self.optimizer, self.average)
+        return sum(t.numel() * t.element_size() for group in groups for t in group.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Microbatch(Generic[B]):
+    """A batch with the indices of its examples, `(example,)`."""
+
+    batch: B
+    examples: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayedStep(Generic[B]):
+    """One optimizer step: its number from 0, where it began, what it saw, at which rate."""
+
+    number: int
+    before: State | None
+    window: Sequence[Microbatch[B]]
+    rate: float
+    moved: frozenset[str]
+    """Names of the parameters that had a gradient."""
+
+
+@dataclass
+class Replay(Generic[B]):
+    """Takes the steps of a recorded run again; one process, full precision, not compiled.
+
+    Args:
+        config: The run's configuration.
+        task: Its task, over the same data.
+        checkpoints: All its checkpoints, in order of their steps, with the training state.
+        device: The device that it was trained on.
+    """
+
+    config: RunConfig
+    task: Task[B]
+    checkpoints: Sequence[CheckpointRecord]
+    device: torch.device
+    trainer: Trainer[B] = field(init=False)
+    _validations: Mapping[int, float] = field(init=False)
+    _moved: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.trainer = build_trainer(
+            self.config,
+            self.task,
+            Tracker(),
+            device=self.device,
+            world=World(),
+            folder=Path(tempfile.gettempdir()),  # nothing is written: no checkpoint is due
+            origin=Manifest(0, 0, 0.0, self.task.kind, {}, "", self.task.data_fingerprint),
+        )
+        self._initial = self.capture()
+        self.trainer.optimizer.register_step_pre_hook(self._see_gradients)
+        history = load_training_state(self.checkpoints[-1].path).values["history"]
+        metric = self.config.evaluation.metric
+        self._validations = {e["step"]: e["value"] for e in history if e["key"] == metric}
+
+    def capture(self) -> State:
+        """Return a copy of the state where the replay stands."""
+        trainer = self.trainer
+        optimizer = optimizer_tensors(trainer.optimizer, trainer.model)
+        return State(
+            _copied(trainer.model.state_dict()),
+            _copied(optimizer),
+            _copied(trainer.average.tensors()),
+            capture_generators(),
+            dict(trainer.schedule.state()),
+            replace(trainer.progress),
+        )
+
+    @torch.no_grad()
+    def restore(self, state: State) -> None:
+        """Go back to a state."""
+        trainer = self.trainer
+        for name, tensor in trainer.model.state_dict().items():
+            tensor.copy_(state.model[name])
+        restore_optimizer(trainer.optimizer, trainer.model, dict(state.optimizer))
+        trainer.average.restore(state.average)
+        trainer.schedule.restore(state.schedule)
+        trainer.progress.__dict__.update(vars(state.progress))
+        restore_generators(*state.generators)
+
+    def begin(self, interval: int) -> State:
+        """Go to where the steps up to checkpoint number `interval` begin, and return the state."""
+        if interval == 0:
+            self.restore(self._initial)
+        else:
+            self.trainer.checkpointer.resumable.restore(self.checkpoints[interval - 1].path)
+            self._close_epoch()
+        return self.capture()
+
+    def steps(self, end: int, *, keep_every: int = 1) -> Iterator[ReplayedStep[B]]:
+        """Take the steps up to number `end`; yield each after it was taken.
+
+        The state before the first step and every `keep_every` steps after it is kept with its step.
+        """
+        progress, settings = self.trainer.progress, self.config.training
+        first, source = progress.step, self.task.train_examples()
+        while progress.step < end:
+            self.trainer.model.train()
+            for examples in self._windows(settings.gradient_accumulation):
+                if progress.step >= end:
+                    break
+                keep = (progress.step - first) % keep_every == 0
+                before = self.capture() if keep else None
+                window = [Microbatch(source.batch(indices), indices) for indices in examples]
+                number = progress.step
+                self.trainer._step([microbatch.batch for microbatch in window])
+                rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+                yield ReplayedStep(number, before, window, rate, self._moved)
+            self._close_epoch()
+
+    def require_equal(self, interval: int) -> None:
+        """Refuse a replay that did not reach the exact numbers of checkpoint `interval`.
+
+        Raises:
+            CheckpointError: A number differs, or a tensor is missing.
+        """
+        record, state = self.checkpoints[interval], self.capture()
+        saved = load_training_state(record.path)
+        pairs = (
+            ("", load_tensors(record.path / MODEL_FILE), state.model),
+            ("optimizer state ", saved.optimizer, state.optimizer),
+            ("average of ", saved.average, state.average),
+        )
+        for kind, expected, found in pairs:
+            for name in sorted(expected.keys() | found.keys()):
+                if not _equal(expected.get(name), found.get(name)):
+                    raise CheckpointError(
+                        f"{record.path}: the replay differs from the recorded run at step "
+                        f"{record.step} ({kind}{name}); replay it on the machine that trained it, "
+                        "with the same number of threads and the same version, or train again with "
+                        "training.deterministic=true"
+                    )
+
+    def _see_gradients(self, *_: object) -> None:
+        named = self.trainer.model.named_parameters()
+        self._moved = frozenset(name for name, p in named if p.grad is not None)
+
+    def _windows(self, size: int) -> Iterator[list[np.ndarray]]:
+        """Yield the examples of the microbatches of each step that is left in the running epoch."""
+        progress = self.trainer.progress
+        left = self._indices(progress.epoch)[progress.cursor :]
+        for start in range(0, len(left), size):
+            yield left[start : start + size]
+
+    def _indices(self, epoch: int) -> list[np.ndarray]:
+        settings = self.config.training
+        order = epoch_order(len(self.task.train_examples()), seed=settings.seed, epoch=epoch)
+        return microbatch_indices(order, batch_size=settings.batch_size)
+
+    def _close_epoch(self) -> None:
+        """Go to the next epoch after the last batch of one; show the schedule what it saw there."""
+        progress = self.trainer.progress
+        microbatches = len(self._indices(progress.epoch))
+        if progress.cursor >= microbatches:
+            progress.epoch, progress.cursor = progress.epoch + 1, 0
+            if self.config.evaluation.enabled and progress.step in self._validations:
+                self.trainer.schedule.observe(self._validations[progress.step])
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _equal(expected: Tensor | None, found: Tensor | None) -> bool:
+    if expected is None or found is None:
+        return False
+    same = expected.dtype == found.dtype and expected.shape == found.shape
+    return same and torch.equal(expected, found.cpu())

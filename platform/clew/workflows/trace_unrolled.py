@@ -1,0 +1,67 @@
+"""The unrolled score in `tracin`: prepares the replay, and what the report says of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from clew.errors import CheckpointError, ConfigError
+from clew.folders import cache_folder
+from clew.influence.link_prediction.tracin import Explanation
+from clew.influence.link_prediction.unrolled import UnrolledTracer
+from clew.link_prediction.triples import Triples
+from clew.training.checkpoints import AVERAGE_FILE, load_tensors, read_manifest
+from clew.training.precision import device_name
+from clew.workflows.trace_source import TraceSource
+
+
+def explain_unrolled(
+    source: TraceSource, tests: Triples, progress: Callable[[int, int], None]
+) -> list[Explanation]:
+    """Explain test triples through the whole training.
+
+    Where the run keeps an average of the parameters, that is the model whose loss is explained, and
+    whose score and rank the report shows.
+
+    Raises:
+        UsageError: the run cannot be replayed.
+    """
+    explanations = prepare(source).explain(tests, progress=progress)
+    if source.model.config.training.ema_decay is not None:
+        model = source.tracer.models[-1]
+        average = load_tensors(source.checkpoints[-1].path / AVERAGE_FILE)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(average[name])
+    return explanations
+
+
+def prepare(source: TraceSource) -> UnrolledTracer:
+    """Return what explains, after everything that can be refused was checked."""
+    if source.runs:
+        raise ConfigError(
+            f"influence.score is unrolled, which explains one run, and {len(source.runs)} are "
+            "given; explain each by itself, or choose raw or cosine"
+        )
+    device = source.tracer.device
+    trained_on = read_manifest(source.checkpoints[-1].path).device
+    if trained_on != device_name(device):
+        raise CheckpointError(
+            f"{source.model.title} was trained on {trained_on}, this is {device_name(device)}; "
+            "score=unrolled takes the same steps again, on the same device: explain it there, or "
+            "with --score raw or cosine"
+        )
+    return UnrolledTracer(
+        source.task, source.model.config, source.checkpoints, device, cache_folder("unrolled")
+    )
+
+
+def unrolled_settings(source: TraceSource) -> dict[str, Any]:
+    """Return what a report says of how the run was replayed, after it was found to be possible."""
+    prepare(source)
+    averaged = source.model.config.training.ema_decay is not None
+    return {
+        "steps": source.checkpoints[-1].step,
+        "explained_parameters": "average" if averaged else "last",
+        "scope": "this run: its seed, order and dropout",
+    }
