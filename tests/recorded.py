@@ -186,7 +186,8 @@ def in_this_process(folder: Path, num_epochs: int) -> dict[str, str]:
     runs["hostile"] = clew(*train, *graph, "--num-epochs=4", f"tracking.run_name={RUN_NAME}")
     model = f"--model={runs['hostile']}"
     tests = head(folder / "hostile/test.txt", NUM_HOSTILE_TESTS, folder)
-    runs["trace hostile"] = clew("tracin", model, f"--test={tests}", "--top-k=0")
+    question = (f"--test={tests}", "--direction=both", "--top-k=0")
+    runs["trace hostile"] = clew("tracin", model, *question)
 
     runs["text"] = clew("train", f"--config={text_config(folder / 'text')}")
     model, words = f"--model={runs['text']}", f"--continuation={CONTINUATION}"
