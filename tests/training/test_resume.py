@@ -149,14 +149,14 @@ import clew.training.checkpoints as checkpoints
 folder, stop_in = Path(sys.argv[1]), sys.argv[2]
 import torch
 from torch import nn
-real = {"save": checkpoints.save_file, "rename": Path.rename}
+real = {"save": checkpoints.save_file, "rename": Path.replace}
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
 if stop_in == "save":
     calls = iter(range(2))
     checkpoints.save_file = lambda *a: real["save"](*a) if next(calls) == 0 else die()
 else:
-    Path.rename = die
+    Path.replace = die
 model = nn.Linear(3, 3)
 manifest = checkpoints.Manifest(1, 1, 0.1, "toy", {}, "h", "f")
 state = checkpoints.TrainingState({}, {"x": torch.zeros(2)}, {})

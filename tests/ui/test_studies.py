@@ -179,7 +179,8 @@ def test_every_model_of_a_configuration_has_a_form(path: str) -> None:
     """Graph models, language models and image sequences, from the schema alone."""
     config = studies_module.configuration(path)
     for kind in TASK_KINDS[config.data.kind].models:
-        model = studies_module.configuration(path, {"model.kind": kind})
+        model = studies_module.configuration(path, studies_module.kind_changes(path, kind))
+        assert model.model.kind == kind
         fields = shown_fields(model)
         own = [key for key in fields if key.startswith("model.")]
         assert {"training.batch_size", *own} <= fields.keys()

@@ -10,6 +10,7 @@ import streamlit as st
 
 from clew import names
 from clew.config.load import load, parse_assignments
+from clew.config.loss import EntityLoss
 from clew.config.presets import presets
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
@@ -81,6 +82,23 @@ def configuration(path: str, changes: Mapping[str, str] | None = None) -> RunCon
     )
 
 
+def kind_changes(path: str, kind: str) -> dict[str, str]:
+    """Return the changes that plan another kind of model; none for the configuration's own.
+
+    Terms of the loss that the other kind does not have are unset.
+    """
+    config = configuration(path)
+    if kind == config.model.kind:
+        return {}
+    changes = {"model.kind": kind}
+    if isinstance(config.loss, EntityLoss) and config.loss.needs_factorization:
+        try:
+            configuration(path, changes)
+        except ConfigError:
+            changes |= {"loss.regularizer": "null", "loss.relation_prediction_weight": "0"}
+    return changes
+
+
 def fitting_changes(path: str, changes: Mapping[str, str]) -> dict[str, str]:
     """Return changes that give a valid configuration.
 
@@ -93,9 +111,8 @@ def fitting_changes(path: str, changes: Mapping[str, str]) -> dict[str, str]:
     try:
         configuration(path, changes)
     except ConfigError:
-        model = configuration(
-            path, {key: changes[key] for key in ("model.kind",) if key in changes}
-        ).model
+        chosen = {key: changes[key] for key in changes if key.startswith(("model.kind", "loss."))}
+        model = configuration(path, chosen).model
         derived = {
             f"model.{key}": "null"
             for key, field in type(model).model_fields.items()

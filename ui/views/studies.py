@@ -5,7 +5,14 @@ import streamlit as st
 from clew.runs import store
 from ui.components import address, job_view, markup, plan_controls, states
 from ui.data import jobs
-from ui.data.studies import claims_frame, configuration, configurations, fitting_changes, studies
+from ui.data.studies import (
+    claims_frame,
+    configuration,
+    configurations,
+    fitting_changes,
+    kind_changes,
+    studies,
+)
 
 COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
 SECTIONS = ("Claims", "Memory")
@@ -85,7 +92,7 @@ def _memory() -> None:
     with states.guarded("This configuration"):
         config = configuration(chosen)
         kind = plan_controls.model_kind(config)
-        model = {} if kind == config.model.kind else {"model.kind": kind}
+        model = kind_changes(chosen, kind)
         wanted = plan_controls.request(f"{chosen} {kind}", configuration(chosen, model))
         if wanted is not None:
             changes = fitting_changes(chosen, model | wanted.changes)
