@@ -1,6 +1,7 @@
 """One small model, trained through the API and promoted, that all tests of the API share."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,29 +13,48 @@ from tests.workflows.trained import dispose_of
 
 @pytest.fixture(scope="session")
 def store(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return the folder of a store of its own, and make it the one in use."""
+    """Return the folder of a store of its own."""
     folder = tmp_path_factory.mktemp("api")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    yield folder
+    dispose_of(uri_of(folder))
+
+
+def uri_of(store: Path) -> str:
+    """Return the address of the store in a folder."""
+    return f"sqlite:///{store / 'mlflow.db'}"
+
+
+@contextmanager
+def in_use(store: Path) -> Iterator[None]:
+    """Make a store the one in use, whatever other tests of this process have set."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        patch.setenv("MLFLOW_TRACKING_URI", uri_of(store))
         for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "CLEW_SPOOL"):
             patch.delenv(name, raising=False)
-        yield folder
-    dispose_of(uri)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def store_in_use(store: Path) -> Iterator[None]:
+    """Make the shared store the one in use for each test of the API."""
+    with in_use(store):
+        yield
 
 
 @pytest.fixture(scope="session")
 def why(store: Path) -> clew.Attribution:
     """Return what the sample program explains; its run and its folder are in the store."""
-    return train_and_ask(store / "model")
+    with in_use(store):
+        return train_and_ask(store / "model")
 
 
 @pytest.fixture(scope="session")
-def champion(why: clew.Attribution) -> str:
+def champion(store: Path, why: clew.Attribution) -> str:
     """Return the address of the sample's model after its promotion."""
     from clew.workflows.promote import PromotionRequest, promote
 
-    promote(PromotionRequest(run_of(why), name="clew-umls"))
+    with in_use(store):
+        promote(PromotionRequest(run_of(why), name="clew-umls"))
     return "models:/clew-umls@champion"
 
 

@@ -74,7 +74,7 @@ def test_hostile_names_are_text(look: Look, filled: Recorded, filled_address: st
 def test_pointing_at_hostile_names_shows_text(
     look: Look, filled: Recorded, filled_address: str
 ) -> None:
-    path = f"/influence?run={filled.runs['trace hostile']}&test=0&picture=bars"
+    path = f"/influence?run={filled.runs['trace hostile']}&test=0&view=Training+facts&picture=bars"
     dashboard = look(filled_address, path)
     place = dashboard.page.get_by_test_id("stVegaLiteChart").first.bounding_box()
     assert place is not None

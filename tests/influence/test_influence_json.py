@@ -36,7 +36,9 @@ def report(score: float = 1.5) -> InfluenceReport:
         cosine=0.5,
         train_index=7,
     )
-    test = ExplainedTriple(triple("a", "r", "b"), score, 1.5, 2.0, 10, True, (entry,), (entry,))
+    test = ExplainedTriple(
+        triple("a", "r", "b"), score, 1.5, 10, True, (entry,), (entry,), self_influence=2.0
+    )
     model = ReportModel("run", "link_prediction", (CheckpointWeight(5, 100, 1e-3),))
     return InfluenceReport(
         model=model,
