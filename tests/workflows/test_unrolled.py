@@ -100,9 +100,15 @@ def without_states(folder: Path) -> None:
         path.unlink()
 
 
+def without_dropout(folder: Path) -> None:
+    nothing = dict.fromkeys(("input_dropout", "feature_map_dropout", "projection_dropout"), 0.0)
+    in_config("model", **nothing)(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (without_dropout, "trained by adam without dropout"),
         (in_config("model", warm_start="RUN"), "began from model.warm_start=RUN"),
         (optimization("use_mixed_precision"), "with optimizations.use_mixed_precision=true"),
         (optimization("torch_compile"), "with optimizations.torch_compile=true"),

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from clew.config.graph_models import ConvEModel
+from clew.config.optimizer import SGD, AdamW
+from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.folders import cache_folder
 from clew.influence.link_prediction.tracin import Explanation
@@ -43,6 +46,7 @@ def prepare(source: TraceSource) -> UnrolledTracer:
             f"influence.score is unrolled, which explains one run, and {len(source.runs)} are "
             "given; explain each by itself, or choose raw or cosine"
         )
+    _refuse_rounding_noise(source.model.config)
     device = source.tracer.device
     trained_on = read_manifest(source.checkpoints[-1].path).device
     if trained_on != device_name(device):
@@ -54,6 +58,26 @@ def prepare(source: TraceSource) -> UnrolledTracer:
     return UnrolledTracer(
         source.task, source.model.config, source.checkpoints, device, cache_folder("unrolled")
     )
+
+
+def _refuse_rounding_noise(config: RunConfig) -> None:
+    """Refuse a ConvE whose float32 derivative would be mostly rounding.
+
+    Without dropout batch normalisation cancels the gradients of the biases before it. Only rounding
+    is left, which Adam and Adagrad divide by its own size; a penalty in the gradient outweighs it.
+    """
+    model, optimizer = config.model, config.optimizer
+    if not isinstance(model, ConvEModel) or isinstance(optimizer, SGD):
+        return
+    penalty = optimizer.weight_decay > 0 and not isinstance(optimizer, AdamW)
+    if not (
+        model.input_dropout or model.feature_map_dropout or model.projection_dropout or penalty
+    ):
+        raise ConfigError(
+            f"influence.score is unrolled, but this conve was trained by {optimizer.kind} without "
+            "dropout and without a penalty in the gradient: rounding in float32 would change its "
+            "scores by up to 63 %; use raw or cosine, or train with dropout"
+        )
 
 
 def unrolled_settings(source: TraceSource) -> dict[str, Any]:
