@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from mlflow import MlflowClient
 
 from clew.__main__ import run as run_command
@@ -17,8 +18,9 @@ from clew.training.checkpoints import MANIFEST_FILE, OPTIMIZER_FILE, TRAINING_ST
 from clew.workflows.trace_source import open_trace_source
 from clew.workflows.trace_unrolled import prepare
 from clew.workflows.tracin import tracin
+from clew.workflows.train import train
 from clew.workflows.validation_experiment import FORMS
-from tests.workflows.trained import TrainedStore
+from tests.workflows.trained import TrainedStore, small_config
 
 TEST = (BUNDLED / "umls" / "test.txt").read_text().splitlines()[0].replace("\t", ",")
 UNROLLED = {"influence.score": "unrolled"}
@@ -70,6 +72,23 @@ def test_the_command(trained: TrainedStore, capsys: pytest.CaptureFixture[str]):
     arguments = ["tracin", "--model", trained.strong, "--test", TEST, "--score", "unrolled"]
     assert run_command(arguments) == 0
     assert "positive scores lower" in capsys.readouterr().out
+
+
+def test_replayed_with_the_threads_of_the_training(
+    tracking_store: Path, capsys: pytest.CaptureFixture[str]
+):
+    del tracking_store
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        run = train(small_config()).run_id
+        torch.set_num_threads(1)
+        assert run is not None
+        arguments = ["tracin", "--model", run, "--test", TEST, "--score", "unrolled"]
+        assert run_command(arguments) == 0, capsys.readouterr().err
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def manifests(change: Callable[[dict], None]) -> Callable[[Path], None]:

@@ -1,13 +1,15 @@
 """A recorded run's steps taken once more, with the states between them.
 
 From a checkpoint, or from the seed, the same steps lead to the next checkpoint bit for bit: order,
-dropout, rates and arithmetic are functions of what the checkpoint holds. So every state that
+dropout, rates and arithmetic are functions of what the checkpoint holds, the number of threads
+included, by which sums of floats are divided. So every state that
 training went through can be had again without being kept, and a replay that does not reach the next
 checkpoint's exact numbers is refused.
 """
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
@@ -138,6 +140,17 @@ class Replay(Generic[B]):
         trainer.schedule.restore(state.schedule)
         trainer.progress.__dict__.update(vars(state.progress))
         restore_generators(*state.generators)
+
+    @contextmanager
+    def recorded_threads(self, interval: int) -> Iterator[None]:
+        """Compute with as many threads as the run did up to checkpoint number `interval`."""
+        before = torch.get_num_threads()
+        recorded = load_training_state(self.checkpoints[interval].path).values.get("num_threads")
+        torch.set_num_threads(recorded or before)  # older versions of Clew did not write it down
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def begin(self, interval: int) -> State:
         """Go to where the steps up to checkpoint number `interval` begin, and return the state."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -95,6 +96,7 @@ class Resumable:
                 "scaler": self.precision.state(),
                 "history": self.history.state(),
                 "world_size": self.world.size,
+                "num_threads": torch.get_num_threads(),
             },
             average=self.average.tensors(),
         )

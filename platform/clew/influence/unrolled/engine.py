@@ -102,7 +102,8 @@ class Unrolling(Generic[B]):
         work.skip(unfinished.intervals_left)
         while unfinished.intervals_left:
             number = unfinished.intervals_left - 1
-            self._leave_interval(number, intervals[number], unfinished, work)
+            with self.replay.recorded_threads(number):
+                self._leave_interval(number, intervals[number], unfinished, work)
             unfinished.intervals_left = number
             self.kept.write(unfinished)
         self.kept.remove()
