@@ -115,6 +115,7 @@ def planned(*options: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.usefixtures("tensors_alone")
 def test_a_graph_is_planned_by_its_sizes_as_with_its_data() -> None:
     graph = build_task(changed()).graph  # type: ignore[attr-defined]
     sizes = DataSizes(graph.num_entities, graph.num_relations)
@@ -123,7 +124,10 @@ def test_a_graph_is_planned_by_its_sizes_as_with_its_data() -> None:
         plan(changed(), memory_gib=9.0, sizes=sizes),
     )
     for ours, its in zip(without.variants, with_data.variants, strict=True):
-        assert ours.memory.total_gib == pytest.approx(its.memory.total_gib, rel=1e-4)
+        ours_gib, its_gib = ours.memory.parts_gib, its.memory.parts_gib
+        # Without the data nobody knows how many examples there are to be put in order.
+        assert ours_gib.pop("loader") == pytest.approx(its_gib.pop("loader"), abs=1e-4)
+        assert sum(ours_gib.values()) == pytest.approx(sum(its_gib.values()), rel=1e-3)
 
 
 def test_a_graph_of_a_million_entities_is_planned_without_its_data() -> None:
