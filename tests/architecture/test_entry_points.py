@@ -36,7 +36,8 @@ PARAMETERS = {
     "edge_map node_name_dict start_index max_triples",
     "trace_text": "model prompt continuation top_k num_last_layers output set",
     "trace_sequence": "model frame top_k num_last_layers output set",
-    "validate_influence": "model subsets seeds drop tests deletions scores max_hours output_dir",
+    "validate_influence": "model subsets seeds drop tests deletions scores direction test_loss "
+    "max_hours output_dir",
     "compare": "study seeds size output",
     "promote": "run_id experiment metric name alias dry_run force rollback",
     "predict": "model head relation tail top_k filter_known input",

@@ -8,7 +8,7 @@ from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.validation.baselines import adamic_adar, random_scores, siblings, touching
 from clew.validation.experiment import (
-    Cell,
+    Retraining,
     deletions,
     expected_half_width,
     random_subsets,
@@ -146,8 +146,10 @@ def test_deletions_take_each_test_triples_strongest_together() -> None:
 
 def test_a_cell_is_named_after_what_is_trained() -> None:
     facts = np.array([1, 5])
-    assert Cell(0, facts).key == Cell(0, facts.astype(np.int32)).key
-    assert len({Cell(0, facts).key, Cell(1, facts).key, Cell(0, facts[:1]).key}) == 3
+    assert Retraining(0, facts).key == Retraining(0, facts.astype(np.int32)).key
+    assert (
+        len({Retraining(0, facts).key, Retraining(1, facts).key, Retraining(0, facts[:1]).key}) == 3
+    )
 
 
 def test_forecast_is_near_what_simulation_gives() -> None:

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -372,6 +373,17 @@ def test_parts_of_a_file_add_up_in_one_folder(trained, triples, tmp_path):
         (3, "failed"),
     ]
     assert [summary[status] for status in ("done", "kept", "failed")] == [1, 2, 1]
+
+
+def test_batch_without_a_folder_has_one_for_each_request(trained, triples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"influence.top_k": 3, "influence.with_cosine": False}
+    request = BatchRequest(trained.strong, str(triples), overrides=settings, max_triples=1)
+    one = batch_tracin(request)
+    again = batch_tracin(replace(request, max_triples=2))
+    of_another = batch_tracin(replace(request, model=trained.weak))
+    assert again.output_dir == one.output_dir != of_another.output_dir
+    assert (one.count("done"), again.count("kept"), of_another.count("done")) == (1, 1, 1)
 
 
 def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):

@@ -19,7 +19,7 @@ from clew.workflows.trace_source import open_trace_source
 from clew.workflows.trace_unrolled import prepare
 from clew.workflows.tracin import tracin
 from clew.workflows.train import train
-from clew.workflows.validation_experiment import FORMS
+from clew.workflows.validation_experiment import EVERY_FORM, FORMS
 from tests.workflows.trained import TrainedStore, small_config
 
 TEST = (BUNDLED / "umls" / "test.txt").read_text().splitlines()[0].replace("\t", ",")
@@ -163,6 +163,7 @@ def test_several_runs_are_refused(trained: TrainedStore):
 
 
 def test_explanations_are_tested_in_the_other_forms():
+    assert (*FORMS, "unrolled") == EVERY_FORM
     assert FORMS == ("raw", "cosine", "deflated", "kronecker", "preconditioned")
 
 

@@ -5,25 +5,34 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from clew import names
 from clew.cli import cli
 from clew.errors import ConfigError, TrackingError
+from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.validation_record import Measured, ValidationSummary, read_validation
 from clew.validation.outcomes import Examiner
+from clew.workflows.trace_source import open_trace_source
 from clew.workflows.tracin import tracin
+from clew.workflows.train import train
 from clew.workflows.validate_influence import (
     ValidationRequest,
     ValidationResult,
     validate_influence,
 )
-from clew.workflows.validation_experiment import FORMS
-from tests.workflows.trained import TrainedStore
+from clew.workflows.validation_experiment import (
+    FORMS,
+    ValidationPlan,
+    choose_tests,
+    plan_experiment,
+)
+from tests.workflows.trained import TrainedStore, small_config
 
 
 def request_of(store: TrainedStore, folder: Path, **changes: Any) -> ValidationRequest:
@@ -192,3 +201,71 @@ def test_summary_is_a_sentence() -> None:
     assert same.sentence == "Tested: on this data this form predicts retraining with -.02."
     assert not ValidationSummary(run_id="r", form="raw").sentence
     assert str(Measured(mean=0.3471, half_width=0.04)) == "0.347 ± 0.040"
+
+
+def planned(request: ValidationRequest) -> ValidationPlan:
+    """Return what would be retrained, and the scores that would be tested."""
+    with open_trace_source(request.model, request.settings) as source:
+        graph = source.task.graph
+        tests = choose_tests(graph.test, request.tests)
+        examiner = Examiner(graph, source.model.config, tests)
+        return plan_experiment(
+            source,
+            tests,
+            examiner.examine(source.tracer.models[-1]),
+            forms=request.scores,
+            drop=request.drop,
+            num_subsets=request.subsets,
+            num_seeds=request.seeds,
+            num_deletions=0,
+        )
+
+
+def test_an_ensemble_is_tested_as_one(trained: TrainedStore, tmp_path: Path) -> None:
+    seed = small_config().training.seed
+    twin = train(small_config(training__seed=seed + 1)).run_id or ""
+    both = f"{trained.strong},{twin}"
+    request = request_of(trained, tmp_path / "cells", model=both, scores=("cosine",), seeds=1)
+
+    of_both = planned(request)
+    assert of_both.other_seeds == (seed + 2,)
+    each = [
+        planned(dataclasses.replace(request, model=run)).forms["cosine"]
+        for run in (trained.strong, twin)
+    ]
+    np.testing.assert_allclose(of_both.forms["cosine"], np.mean(each, axis=0), atol=1e-6)
+
+    record = validate_influence(dataclasses.replace(request, deletions=0)).record
+    assert record.ensemble == (trained.strong, twin)
+    triple, score = (
+        "acquired_abnormality,location_of,experimental_model_of_disease",
+        {"influence.score": "cosine"},
+    )
+    assert tracin(both, triple, score).report.validation == record.summary(
+        "cosine", find_newest(names.KIND_VALIDATE)
+    )
+    assert tracin(trained.strong, triple, score).report.validation is None
+
+
+def find_newest(kind: str) -> str:
+    return search_runs(RunQuery(kind=kind), limit=1).runs[0].run_id
+
+
+def test_unrolled_is_tested_where_it_is_asked_for(trained: TrainedStore, tmp_path: Path) -> None:
+    request = request_of(
+        trained, tmp_path, model=trained.strong, scores=("unrolled",), tests=2, seeds=0
+    )
+    plan = planned(request)
+    triple = (BUNDLED / "umls" / "test.txt").read_text().splitlines()
+    place = np.random.default_rng(0).permutation(len(triple))[0]
+    settings = {"influence.score": "unrolled", "influence.top_k": 3}
+    (explained,) = tracin(trained.strong, triple[place].replace("\t", ","), settings).report.tests
+    strongest = np.sort(plan.forms["unrolled"][0])[::-1][:3]
+    assert [entry.influence for entry in explained.proponents] == pytest.approx(strongest.tolist())
+
+
+def test_unrolled_of_an_average_is_refused(trained: TrainedStore, tmp_path: Path) -> None:
+    averaged = train(small_config(training__ema_decay=0.9, training__num_epochs=1)).run_id or ""
+    request = request_of(trained, tmp_path, model=averaged, scores=("unrolled",), tests=2)
+    with pytest.raises(ConfigError, match="test a run without an average"):
+        planned(request)

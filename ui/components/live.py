@@ -9,7 +9,7 @@ from ui.components import glossary, markup, states
 from ui.components.runs_table import seconds_text
 from ui.data.comparison import number_text
 from ui.data.runs import (
-    Progress,
+    EpochProgress,
     RunRecord,
     headline_key,
     last_sign_of_life,
@@ -62,7 +62,7 @@ def _run(run: RunRecord) -> None:
         st.progress(done.share, text=f"{done.share:.0%}{rest}")
 
 
-def _detail(run: RunRecord, done: Progress | None) -> str:
+def _detail(run: RunRecord, done: EpochProgress | None) -> str:
     parts = [run.tags.get(names.TAG_VARIANT, ""), run.tags.get(names.TAG_DATASET, "")]
     if done is not None:
         parts.append(f"epoch {done.epochs:.3g} of {done.total_epochs:.3g}")

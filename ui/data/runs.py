@@ -9,7 +9,7 @@ import streamlit as st
 from clew import names
 from clew.runs import store
 from clew.runs.reading.metrics import metric_histories
-from clew.runs.reading.progress import Progress, progress_of
+from clew.runs.reading.progress import EpochProgress, progress_of
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import (
     Experiment,
@@ -25,8 +25,8 @@ from clew.runs.reading.search import (
 )
 
 __all__ = [
+    "EpochProgress",
     "Experiment",
-    "Progress",
     "RunPage",
     "RunQuery",
     "RunRecord",
@@ -151,7 +151,7 @@ def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
     return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
 
 
-def progress(run: RunRecord) -> Progress | None:
+def progress(run: RunRecord) -> EpochProgress | None:
     """Return how far a training run is; None for other runs."""
     return progress_of(run, histories([run], names.TRAIN_EPOCH))
 

@@ -10,6 +10,7 @@ import click
 from pydantic import Field, field_validator
 
 from clew.cli.options import Configured, JsonFlag, Option, Options, command
+from clew.config.services import Question, TestLoss
 
 ModelToExplain = Annotated[str, Option(also=("model_path",))]
 
@@ -80,8 +81,9 @@ class BatchTracinOptions(ExplainOptions):
 
     test_triples: Annotated[str, Option(also=("test",))] = ""
     """File of triples to explain."""
-    output_dir: Annotated[Path, Option(also=("output",))] = Path("runs/batch_tracin")
-    """Folder for results; if it holds part of the same request, the rest is added."""
+    output_dir: Annotated[Path | None, Option(also=("output",))] = None
+    """Folder for results; if it holds part of the same request, the rest is added (default: one
+    under runs/batch_tracin for each model, file of test triples, and settings)."""
     start_index: int = 0
     """First line to explain; lines are counted from 0."""
     max_triples: int | None = None
@@ -196,7 +198,12 @@ class ValidateInfluenceOptions(Options):
     deletions: Annotated[int, Field(ge=0)] = 30
     """Number of those ranked first whose strongest facts are deleted."""
     scores: str = ""
-    """Forms of score to test, separated by commas (default: all that the run allows)."""
+    """Forms of score to test, separated by commas (default: all that the run allows but
+    unrolled, which costs several trainings)."""
+    direction: Question = "tail"
+    """The explained question, whose answer is looked at after retraining."""
+    test_loss: TestLoss = "trained"
+    """The explained loss: trained, or filtered."""
     max_hours: Annotated[float, Field(gt=0)] = 1.0
     """Refuse to start if the estimate is longer than this."""
     output_dir: Path | None = None
@@ -223,6 +230,8 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
         tests=options.tests,
         deletions=options.deletions,
         scores=[part.strip() for part in options.scores.split(",") if part.strip()],
+        direction=options.direction,
+        test_loss=options.test_loss,
         max_hours=options.max_hours,
         output_dir=options.output_dir,
     )

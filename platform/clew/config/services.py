@@ -7,6 +7,10 @@ from pydantic import Field
 from clew.config.base import EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
 from clew.config.directions import maximizes
 
+Question = Literal["tail", "head", "both"]
+"""Which answer of a triple is explained."""
+TestLoss = Literal["trained", "filtered"]
+
 
 class EvaluationConfig(Section):
     """Quality on validation and test examples."""
@@ -50,10 +54,10 @@ class InfluenceConfig(Section):
     these at predicting retraining; `unrolled`: the exact derivative of the prediction's loss
     through the whole training, which is taken again (`tracin` of one run; needs all checkpoints
     with their training states)."""
-    direction: Annotated[Literal["tail", "head", "both"], EXPLAIN_FLAG] = "tail"
+    direction: Annotated[Question, EXPLAIN_FLAG] = "tail"
     """Which answer is explained: why this tail, why this head (needs `data.inverse_relations`), or
     the losses of both together; score and rank of the test triple are of the same question."""
-    test_loss: Annotated[Literal["trained", "filtered"], EXPLAIN_FLAG] = "trained"
+    test_loss: Annotated[TestLoss, EXPLAIN_FLAG] = "trained"
     """Loss of the test triple: `trained`: as in training, smoothed, every other entity a wrong
     answer; `filtered`: not smoothed, without the other known answers, as ranks are."""
     with_cosine: bool = True

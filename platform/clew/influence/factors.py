@@ -4,7 +4,7 @@ A parameter is used one or more times in a forward pass. Seen as a matrix (row, 
 adds one factor to an example's gradient:
 
     Outer      sum over positions p of left_p right_p^T      linear layer, scorer, convolution
-    Rows       values_p added to row ids_p                   embedding lookup
+    TableRows  values_p added to row ids_p                   embedding lookup
     Explicit   the gradient itself, flattened                normalisation, biases, small kernels
 
 The inner product of two examples' gradients of one parameter is the sum over all pairs of its
@@ -34,7 +34,7 @@ class Outer:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Vectors added to rows of a table."""
 
     ids: Int[Tensor, "example position"]
@@ -59,7 +59,7 @@ class Explicit:
         return self.values.shape[0]
 
 
-Factor = Outer | Rows | Explicit
+Factor = Outer | TableRows | Explicit
 Factors = dict[str, list[Factor]]
 """Parameter name to the factors of its gradient."""
 
@@ -107,17 +107,17 @@ def _cross(a: Factor, b: Factor) -> Float[Tensor, "a b"]:
     """Inner products of every example of `a` with every example of `b`."""
     if isinstance(a, Outer) and isinstance(b, Outer):
         return _sum_positions(_gram(a.left, b.left) * _gram(a.right, b.right))
-    if isinstance(a, Outer) and isinstance(b, Rows):
+    if isinstance(a, Outer) and isinstance(b, TableRows):
         return _outer_rows(a, b)
-    if isinstance(a, Rows) and isinstance(b, Outer):
+    if isinstance(a, TableRows) and isinstance(b, Outer):
         return _outer_rows(b, a).T
-    if isinstance(a, Rows) and isinstance(b, Rows):
+    if isinstance(a, TableRows) and isinstance(b, TableRows):
         same = a.ids[:, :, None, None] == b.ids[None, None]
         return _sum_positions(same * _gram(a.values, b.values))
     return explicit(a) @ explicit(b).T
 
 
-def _outer_rows(outer: Outer, rows: Rows) -> Float[Tensor, "outer rows"]:
+def _outer_rows(outer: Outer, rows: TableRows) -> Float[Tensor, "outer rows"]:
     """Return the sum over p, q of left_p[id_q] (right_p . value_q): table as scorer and lookup."""
     picked = outer.left[:, :, rows.ids]
     return _sum_positions(picked * _gram(outer.right, rows.values))
@@ -138,12 +138,12 @@ def _paired(a: Factor, b: Factor) -> Float[Tensor, "example"]:
     if isinstance(a, Outer) and isinstance(b, Outer):
         grams = (a.left @ b.left.mT) * (a.right @ b.right.mT)
         return grams.sum((1, 2))
-    if isinstance(a, Outer) and isinstance(b, Rows):
+    if isinstance(a, Outer) and isinstance(b, TableRows):
         index = b.ids[:, None, :].expand(-1, a.left.shape[1], -1)
         return (a.left.gather(2, index) * (a.right @ b.values.mT)).sum((1, 2))
-    if isinstance(a, Rows) and isinstance(b, Outer):
+    if isinstance(a, TableRows) and isinstance(b, Outer):
         return _paired(b, a)
-    if isinstance(a, Rows) and isinstance(b, Rows):
+    if isinstance(a, TableRows) and isinstance(b, TableRows):
         same = a.ids[:, :, None] == b.ids[:, None, :]
         return (same * (a.values @ b.values.mT)).sum((1, 2))
     return (explicit(a) * explicit(b)).sum(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.influence.factors import Explicit, Factor, Outer, Rows, outer_or_explicit
+from clew.influence.factors import Explicit, Factor, Outer, TableRows, outer_or_explicit
 
 ToFactor = Callable[[Tensor, int], Factor]
 """From (gradient of the output, number of examples) to a factor."""
@@ -59,7 +59,7 @@ def embedding(  # noqa: PLR0917 - torch's signature
         values = _positions(grad, num_examples)
         if padding_idx is not None:
             values = values * (ids != padding_idx).unsqueeze(-1)
-        return Rows(ids, values, weight.shape[0])
+        return TableRows(ids, values, weight.shape[0])
 
     return [(weight, rows)]
 

@@ -61,7 +61,7 @@ def projected_maps(
     height, width = convolution.weight.shape[2:]
     with torch.autocast(device, enabled=False):
         patches: Tensor = _Unfold.apply(x, height, width)  # type: ignore[no-untyped-call]
-        moments: Tensor = _Moments.apply(patches)  # type: ignore[no-untyped-call]
+        moments: Tensor = _SecondMoments.apply(patches)  # type: ignore[no-untyped-call]
         kernel = _normalised_kernel(moments, convolution, norm, len(x) * patches.shape[2])
         keep = torch.empty(len(x), norm.num_features, dtype=operand, device=x.device)
         keep = keep.bernoulli_(1.0 - dropout).to(x.dtype) / (1.0 - dropout)
@@ -162,7 +162,7 @@ class _Fold(torch.autograd.Function):
         return _patches(gradient, height, width, 0.0), None, None
 
 
-class _Moments(torch.autograd.Function):
+class _SecondMoments(torch.autograd.Function):
     """Mean of u u^T over all patches, ones included: second moments, means and 1."""
 
     @staticmethod

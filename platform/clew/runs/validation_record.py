@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from clew.config.services import Question, TestLoss
 from clew.errors import DataError
 
 SIBLINGS = "siblings"
@@ -41,6 +42,8 @@ class DatamodellingScore(_Record):
     seeds: Seeds
     """The run's own seed, or the mean over others."""
     correlation: Measured
+    over_siblings: Measured | None = None
+    """How much more than counting siblings reaches on the same test triple."""
 
 
 class Ceiling(_Record):
@@ -57,9 +60,9 @@ class DeletionEffect(_Record):
     num_facts: int
     """Deleted for each test triple."""
     log_probability: Measured
-    """Fall of the tail's log-probability."""
+    """Fall of the answer's log-probability; of both answers' mean, if both are explained."""
     reciprocal_rank: Measured
-    """Fall of the tail's reciprocal rank."""
+    """Fall of the answer's reciprocal rank."""
 
 
 class ValidationSummary(_Record):
@@ -93,6 +96,12 @@ class ValidationRecord(_Record):
 
     schema_version: Literal[1] = 1
     source_run: str
+    ensemble: tuple[str, ...] = ()
+    """Runs whose scores were averaged, the source run included; empty: its own were tested."""
+    direction: Question = "both"
+    """The question that the scores explain."""
+    test_loss: TestLoss = "trained"
+    """The loss of that question that they explain."""
     data_fingerprint: str
     config_hash: str
     num_tests: int
@@ -140,7 +149,7 @@ class ValidationRecord(_Record):
             f"{drop:.0%} dropped, {seeds} seed{'s' * (seeds == 'other')}" for drop, seeds in columns
         ]
         yield from _head("form", heads)
-        found = {(s.form, s.drop, s.seeds): str(s.correlation) for s in self.scores}
+        found = {(s.form, s.drop, s.seeds): _with_difference(s) for s in self.scores}
         for form in dict.fromkeys(s.form for s in self.scores):
             yield _row(form, [found[form, *column] for column in columns])
         shown = {
@@ -213,6 +222,11 @@ def chart(record: ValidationRecord) -> dict[str, object]:
             ]
         },
     }
+
+
+def _with_difference(score: DatamodellingScore) -> str:
+    over = score.over_siblings
+    return str(score.correlation) + (f" ({over.mean:+.3f})" if over else "")
 
 
 def _head(first: str, columns: list[str]) -> Iterator[str]:

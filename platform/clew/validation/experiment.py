@@ -21,7 +21,7 @@ SPREAD_OF_TESTS = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class Retraining:
     """One retraining."""
 
     seed: int

@@ -10,6 +10,7 @@ from torch import Tensor
 from clew.config.data import TripleData
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
+from clew.config.services import Question
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.one_vs_all import row_losses
 from clew.link_prediction.losses.targets import LossFunction, Targets, smoothed_targets
@@ -37,6 +38,11 @@ class Outcomes:
     """Of the answer among all entities, by softmax."""
     rank: Answers
     """Filtered; ties count half."""
+
+    def of(self, direction: Question) -> "Outcomes":
+        """Return the values of the question that is explained; of both for `both`."""
+        asked = {"tail": slice(0, 1), "head": slice(1, None), "both": slice(None)}[direction]
+        return Outcomes(self.loss[asked], self.log_probability[asked], self.rank[asked])
 
     @property
     def total_loss(self) -> Float[np.ndarray, " test"]:

@@ -1,6 +1,7 @@
 """What a batch explanation is asked for: which test triples, with whose labels, where to."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from clew.link_prediction.triples import KnowledgeGraph
 from clew.workflows.given_triples import GivenTriple
 from clew.workflows.trace_source import GivenFiles
 
+DEFAULT_FOLDER = Path("runs/batch_tracin")
+
 
 @dataclass(frozen=True)
 class BatchRequest:
@@ -19,7 +22,8 @@ class BatchRequest:
 
     model: str
     test_triples: str
-    output_dir: Path
+    output_dir: Path | None = None
+    """None: a folder of its own for each model, file of test triples, and settings."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     files: GivenFiles | None = None
     start_index: int = 0
@@ -44,6 +48,13 @@ class BatchRequest:
             )
         stop = None if self.max_triples is None else self.start_index + self.max_triples
         return tests[self.start_index : stop]
+
+    def folder(self, identity: Mapping[str, Any]) -> Path:
+        """Return where results go; `identity` is what the scores depend on."""
+        if self.output_dir is not None:
+            return self.output_dir
+        content = json.dumps([identity, str(Path(self.test_triples).resolve())], sort_keys=True)
+        return DEFAULT_FOLDER / hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def labels(self, graph: KnowledgeGraph) -> dict[str, Any]:
         """Return vocabularies with labels from other files, where they are given."""

@@ -97,9 +97,10 @@ def batch_tracin(
         if not len(_ids(tests)):
             raise DataError(_none_explained(request, [_unusable(test) for test in tests]))
         settings = settings_of(source, _ids(tests))
-        output = OutputFolder(request.output_dir)
         report = replace(report_source(source, settings), graph=labelled)
-        output.prepare(identity(settings, report.model) | request.label_digests())
+        scores_depend_on = identity(settings, report.model) | request.label_digests()
+        output = OutputFolder(request.folder(scores_depend_on))
+        output.prepare(scores_depend_on)
         batch = _Batch(
             source,
             report,
@@ -119,7 +120,7 @@ def batch_tracin(
         return BatchResult(
             tuple(outcomes),
             tracker.run_id,
-            request.output_dir,
+            output.root,
             batch.seconds,
             tuple(names.average_notes(settings)),
         )

@@ -76,7 +76,7 @@ class ExportResult:
         )
 
 
-class Scorer(nn.Module):
+class ExportedModel(nn.Module):
     """A model with its entity table: ids in, scores of all entities out."""
 
     def __init__(self, model: GraphModel) -> None:
@@ -129,7 +129,7 @@ def export(model: str, output_dir: Path) -> ExportResult:
 
 def export_program(model: GraphModel, path: Path) -> ProgramCheck:
     """Write the model as a `torch.export` program, and compare what it answers once loaded."""
-    scorer = Scorer(model.eval())
+    scorer = ExportedModel(model.eval())
     batch = torch.export.Dim("batch", min=1)
     try:
         program = torch.export.export(
@@ -154,7 +154,7 @@ def export_program(model: GraphModel, path: Path) -> ProgramCheck:
 
 
 @torch.no_grad()
-def _difference(scorer: Scorer, path: Path) -> float:
+def _difference(scorer: ExportedModel, path: Path) -> float:
     """Return the largest difference of scores between a model and its program on disk.
 
     The queries are drawn with a seed of their own, and asked as one batch and one alone.

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 
 from clew.errors import ConfigError, DataError
-from clew.validation.experiment import Cell
+from clew.validation.experiment import Retraining
 from clew.validation.outcomes import Examiner, Outcomes
 from clew.validation.retraining import Retrainer
 
@@ -16,7 +17,7 @@ IDENTITY_FILE = "identity.json"
 FIELDS = ("loss", "log_probability", "rank")
 
 
-class CellFolder:
+class KeptRetrainings:
     """What each retraining said of the test triples.
 
     Args:
@@ -42,50 +43,51 @@ class CellFolder:
             folder.mkdir(parents=True, exist_ok=True)
             stated.write_text(json.dumps(identity), encoding="utf-8")
 
-    def __contains__(self, cell: Cell) -> bool:
-        return self._path(cell).is_file()
+    def __contains__(self, retraining: Retraining) -> bool:
+        return self._path(retraining).is_file()
 
-    def write(self, cell: Cell, outcomes: Outcomes) -> None:
+    def write(self, retraining: Retraining, outcomes: Outcomes) -> None:
         """Keep a retraining, whole or not at all."""
-        temporary = self.folder / f".{cell.key}.npz"
+        temporary = self.folder / f".{retraining.key}.npz"
         np.savez(temporary, **{name: getattr(outcomes, name) for name in FIELDS})
-        temporary.replace(self._path(cell))
+        temporary.replace(self._path(retraining))
 
-    def read(self, cell: Cell) -> Outcomes:
+    def read(self, retraining: Retraining) -> Outcomes:
         """Return a finished retraining.
 
         Raises:
             DataError: its file cannot be read.
         """
         try:
-            with np.load(self._path(cell), allow_pickle=False) as stored:
+            with np.load(self._path(retraining), allow_pickle=False) as stored:
                 return Outcomes(*(stored[name] for name in FIELDS))
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
-                f"{self._path(cell)}: cannot be read ({error}); delete it, and the command trains "
-                "that model again"
+                f"{self._path(retraining)}: cannot be read ({error}); delete it, and the command "
+                "trains that model again"
             ) from None
 
-    def _path(self, cell: Cell) -> Path:
-        return self.folder / f"{cell.key}.npz"
+    def _path(self, retraining: Retraining) -> Path:
+        return self.folder / f"{retraining.key}.npz"
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    folder: CellFolder,
+def train_missing(
+    retrainings: Sequence[Retraining],
+    folder: KeptRetrainings,
     retrainer: Retrainer,
     examiner: Examiner,
     progress: Callable[[int, int], None],
 ) -> None:
     """Train what is not there yet, the models of one seed together."""
-    distinct = {cell.key: cell for cell in cells}
-    missing = [cell for cell in distinct.values() if cell not in folder]
+    distinct = {retraining.key: retraining for retraining in retrainings}
+    missing = [retraining for retraining in distinct.values() if retraining not in folder]
     done = len(distinct) - len(missing)
     progress(done, len(distinct))
-    for seed, group in groupby(sorted(missing, key=lambda cell: cell.seed), lambda cell: cell.seed):
+    by_seed = attrgetter("seed")
+    for seed, group in groupby(sorted(missing, key=by_seed), by_seed):
         waiting = list(group)
-        models = retrainer.train(seed, [cell.dropped for cell in waiting])
-        for cell, model in zip(waiting, models, strict=True):
-            folder.write(cell, examiner.examine(model))
+        models = retrainer.train(seed, [retraining.dropped for retraining in waiting])
+        for retraining, model in zip(waiting, models, strict=True):
+            folder.write(retraining, examiner.examine(model))
             done += 1
             progress(done, len(distinct))

@@ -190,7 +190,9 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
         checkpoints=records,
         settings=settings,
         device=device_name(source.tracer.device),
-        validation=find_validation(source.model.run_id or "", source.tracer.settings.score),
+        validation=find_validation(
+            source.model.run_id or "", source.tracer.settings, ensemble=source.runs
+        ),
         runs=source.runs,
     )
 

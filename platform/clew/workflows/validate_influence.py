@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clew import names
-from clew.config.services import TrackingConfig
+from clew.config.services import Question, TestLoss, TrackingConfig
 from clew.errors import ConfigError
 from clew.link_prediction.triples import Triples
 from clew.runs.mlflow_store import open_tracker
@@ -24,11 +24,12 @@ from clew.validation.experiment import (
 from clew.validation.outcomes import Examiner
 from clew.validation.retraining import Retrainer
 from clew.workflows.evaluate import tags_of
+from clew.workflows.kept_retrainings import KeptRetrainings, train_missing
 from clew.workflows.outputs import check_folder
 from clew.workflows.trace_source import TraceSource, open_trace_source
-from clew.workflows.validation_cells import CellFolder, run_cells
 from clew.workflows.validation_experiment import (
     DELETION_BASELINES,
+    EVERY_FORM,
     FORMS,
     choose_tests,
     plan_experiment,
@@ -59,6 +60,9 @@ class ValidationRequest:
     """How many of those that are ranked first have their strongest facts deleted."""
     scores: Sequence[str] = ()
     """Forms of score; none named: all that the run allows."""
+    direction: Question = "tail"
+    """The question that the scores explain, and whose answer is looked at after retraining."""
+    test_loss: TestLoss = "trained"
     max_hours: float = 1.0
     output_dir: Path | None = None
     """Where finished retrainings are kept."""
@@ -71,8 +75,19 @@ class ValidationRequest:
                     f"{LARGEST_DROP:g}, such as 0.05,0.5"
                 )
         for form in self.scores:
-            if form not in FORMS:
-                raise ConfigError(f"--scores {form}: no such form; expected {', '.join(FORMS)}")
+            if form not in EVERY_FORM:
+                raise ConfigError(
+                    f"--scores {form}: no such form; expected {', '.join(EVERY_FORM)}"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Settings of the explanations, by their full names."""
+        return {
+            "influence.top_k": 0,
+            "influence.direction": self.direction,
+            "influence.test_loss": self.test_loss,
+        }
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,7 @@ def validate_influence(
     """
     check_folder("--output-dir", request.output_dir)
     began = time.perf_counter()
-    with open_trace_source(request.model, {"influence.top_k": 0}) as source:
+    with open_trace_source(request.model, request.settings) as source:
         graph, config = source.task.graph, source.model.config
         retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
         tests = choose_tests(graph.test, request.tests)
@@ -112,7 +127,7 @@ def validate_influence(
         finished = len(list(_folder(request, source).glob("seed-*.npz")))
         _forecast(request, retrainer, _number_of_retrainings(request) - finished, say)
         trained = examiner.examine(source.tracer.models[-1])
-        experiment = plan_experiment(
+        plan = plan_experiment(
             source,
             tests,
             trained,
@@ -122,9 +137,9 @@ def validate_influence(
             num_seeds=request.seeds,
             num_deletions=request.deletions,
         )
-        folder = CellFolder(_folder(request, source), _identity(source, tests))
-        run_cells(experiment.cells, folder, retrainer, examiner, progress)
-        record = measure(experiment, source, folder, trained)
+        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
+        train_missing(plan.retrainings, folder, retrainer, examiner, progress)
+        record = measure(plan, source, folder, trained)
         return ValidationResult(_store(record, source, time.perf_counter() - began), record)
 
 
@@ -179,7 +194,7 @@ def _folder(request: ValidationRequest, source: TraceSource) -> Path:
     return request.output_dir or Path("runs") / "validate_influence" / name
 
 
-def _identity(source: TraceSource, tests: Triples) -> str:
+def identity(source: TraceSource, tests: Triples) -> str:
     """Return what every retraining depends on, besides its seed and the facts that it drops."""
     config = source.model.config
     parts = {

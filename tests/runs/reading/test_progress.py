@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from clew.runs.reading.progress import Progress, progress_of
+from clew.runs.reading.progress import EpochProgress, progress_of
 from clew.runs.reading.runs import RunRecord
 
 
@@ -23,7 +23,7 @@ def test_the_rest_takes_as_long_as_the_later_half_of_what_is_done() -> None:
     found = progress_of(
         run(**TEN), curve((10, 60, 1.0), (20, 70, 2.0), (30, 80, 3.0), (40, 90, 4.0))
     )
-    assert found == Progress(4.0, 10.0, 60.0)
+    assert found == EpochProgress(4.0, 10.0, 60.0)
     assert found.share == 0.4
 
 
@@ -43,8 +43,8 @@ def test_a_limit_of_steps_ends_training_before_its_epochs() -> None:
 
 
 def test_before_the_first_value_nothing_is_done() -> None:
-    assert progress_of(run(**TEN), curve()) == Progress(0.0, 10.0, None)
-    assert progress_of(run(**TEN), curve((10, 60, 1.0))) == Progress(1.0, 10.0, None)
+    assert progress_of(run(**TEN), curve()) == EpochProgress(0.0, 10.0, None)
+    assert progress_of(run(**TEN), curve((10, 60, 1.0))) == EpochProgress(1.0, 10.0, None)
 
 
 def test_only_training_has_epochs() -> None:

@@ -26,12 +26,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.influence.link_prediction.trunk import Activations, Layout, Queries, RowGradients
+from clew.influence.link_prediction.trunk import Activations, ParameterLayout, Queries, RowGradients
 from clew.influence.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
 from clew.runs.influence_report import CONVE_PARTS
 
-LAYOUT = Layout(
+LAYOUT = ParameterLayout(
     dense="projection.weight",
     small=(
         "convolution.weight",
@@ -103,7 +103,7 @@ class ConvETrunk:
         self._dense = self.product.prepare(self.dense)
 
     @staticmethod
-    def layout(model: ConvE) -> Layout:
+    def layout(model: ConvE) -> ParameterLayout:
         """Return the positions of ConvE's parameters in a row's gradients."""
         return LAYOUT
 

@@ -11,8 +11,6 @@ These are the deltas of `deltas`, as losses. With inverse relations a triple has
 weight.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
+from clew.config.services import Question
 from clew.influence.link_prediction.deltas import Directions, LossForm
 from clew.influence.unrolled.engine import Objective
 from clew.influence.unrolled.facts import WeightedLoss
@@ -101,7 +100,7 @@ def triples_loss(
     weights: np.ndarray,
     device: torch.device,
     *,
-    direction: Literal["tail", "head", "both"],
+    direction: Question,
 ) -> Objective:
     """Return the weighted sum of the losses of some triples, each a row of its own.
 

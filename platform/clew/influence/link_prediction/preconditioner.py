@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from clew.errors import CheckpointError
-from clew.influence.link_prediction.trunk import HEAD_TABLE, Layout
+from clew.influence.link_prediction.trunk import HEAD_TABLE, ParameterLayout
 from clew.link_prediction.models.base import GraphModel
 from clew.training.checkpoints import OPTIMIZER_FILE, load_tensors
 
@@ -62,7 +62,7 @@ class Preconditioner:
 
     @classmethod
     def from_moments(
-        cls, moments: Mapping[str, Tensor], layout: Layout, *, epsilon: float
+        cls, moments: Mapping[str, Tensor], layout: ParameterLayout, *, epsilon: float
     ) -> "Preconditioner":
         """Build from second moments by parameter name."""
         factored = {"entity.weight", "relation.weight", HEAD_TABLE, layout.dense}
@@ -88,7 +88,7 @@ class Preconditioner:
 def read_preconditioner(
     folder: Path,
     model: GraphModel,
-    layout: Layout,
+    layout: ParameterLayout,
     *,
     step: int,
     beta2: float,

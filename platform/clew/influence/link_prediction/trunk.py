@@ -75,7 +75,7 @@ class RowGradients:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """Positions of the parameters of a model's network in the gradients of a row."""
 
     dense: str | None
@@ -111,7 +111,7 @@ class Trunk(Protocol):
         ...
 
     @staticmethod
-    def layout(model: Any) -> Layout:
+    def layout(model: Any) -> ParameterLayout:
         """Return the positions of the model's parameters in the gradients of a row."""
         ...
 
@@ -199,10 +199,12 @@ class AutogradTrunk:
         self._network = {f"model.{name}": named[name].detach() for name in names}
 
     @staticmethod
-    def layout(model: GraphModel) -> Layout:
+    def layout(model: GraphModel) -> ParameterLayout:
         """Return all parameters except the tables and the entity bias, in the model's order."""
         scored = {"entity.weight", "relation.weight", "entity_bias", HEAD_TABLE}
-        return Layout(None, tuple(n for n, _ in model.named_parameters() if n not in scored))
+        return ParameterLayout(
+            None, tuple(n for n, _ in model.named_parameters() if n not in scored)
+        )
 
     def parts(self, depth: int) -> tuple[str, ...]:
         """Return only the scorer for one layer, else everything."""

@@ -12,14 +12,14 @@ from clew.influence.link_prediction.trunk import (
     SCORER_PARTS,
     Activations,
     AutogradTrunk,
-    Layout,
+    ParameterLayout,
     Queries,
     RowGradients,
 )
 from clew.influence.products import MatrixProduct
 from clew.link_prediction.models.tucker import TuckER
 
-LAYOUT = Layout(
+LAYOUT = ParameterLayout(
     dense="core",
     small=(
         "head_norm.weight",
@@ -40,7 +40,7 @@ class TuckERTrunk(AutogradTrunk):
         self._tucker = model
 
     @staticmethod
-    def layout(model: object) -> Layout:
+    def layout(model: object) -> ParameterLayout:
         """Return the positions of TuckER's parameters in a row's gradients."""
         return LAYOUT
 

@@ -11,7 +11,7 @@ TRAINING = f"{names.PARAMETER_PREFIX}training."
 
 
 @dataclass(frozen=True)
-class Progress:
+class EpochProgress:
     """Epochs done, all epochs, and the seconds that the rest takes, once there is a pace."""
 
     epochs: float
@@ -24,7 +24,7 @@ class Progress:
         return min(1.0, self.epochs / self.total_epochs)
 
 
-def progress_of(run: RunRecord, curve: pd.DataFrame) -> Progress | None:
+def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
     """Return how far a training run is; None for other runs, and where it is not known.
 
     Args:
@@ -38,7 +38,7 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> Progress | None:
     if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
         return None
     if curve.empty:
-        return Progress(0.0, total, None)
+        return EpochProgress(0.0, total, None)
     last = curve.iloc[-1]
     max_steps = run.params.get(f"{TRAINING}max_steps", "")
     if max_steps.isdigit():
@@ -47,4 +47,4 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> Progress | None:
     first = curve[curve["seconds"] >= curve["seconds"].agg(["min", "max"]).mean()].iloc[0]
     done, seconds = last["value"] - first["value"], last["seconds"] - first["seconds"]
     left = (total - last["value"]) * seconds / done if done > 0 else None
-    return Progress(float(last["value"]), total, left)
+    return EpochProgress(float(last["value"]), total, left)

@@ -1,21 +1,36 @@
 """Finds what was measured of a model's explanations."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from clew import names
+from clew.config.services import InfluenceConfig
 from clew.runs import store
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.validation_record import ValidationSummary, read_validation
 
+NEWEST = 20
+"""Tests that are looked at: a run may have been tested alone and in ensembles."""
+
 
 def find_validation(
-    source_run: str, form: str, *, uri: str | None = None
+    source_run: str,
+    settings: InfluenceConfig,
+    *,
+    ensemble: Sequence[str] = (),
+    uri: str | None = None,
 ) -> ValidationSummary | None:
-    """Return what the newest test of a run's explanations says of a form of score.
+    """Return what the newest test of a run's explanations says of such explanations.
 
-    None if the run was never tested, or not with that form.
+    None if the run was never tested, or not with that form of score, direction and loss.
+
+    Args:
+        source_run: The run; of an ensemble the first one.
+        settings: Those of the explanation.
+        ensemble: The runs whose scores are averaged; none: one run's own scores are meant.
+        uri: Tracking store.
 
     Raises:
         TrackingError: the store does not answer.
@@ -24,12 +39,13 @@ def find_validation(
     if not source_run or store.is_missing(uri or store.tracking_uri()):
         return None
     query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
-    found = search_runs(query, limit=1, uri=uri).runs
-    if not found:
-        return None
-    run_id = found[0].run_id
-    with tempfile.TemporaryDirectory(prefix="clew-validation-") as folder:
-        path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
-        record = read_validation(download_artifact(run_id, path, Path(folder), uri))
-    summary = record.summary(form, run_id)
-    return summary if summary.sentence else None
+    asked = (settings.direction, settings.test_loss)
+    path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
+    for run in search_runs(query, limit=NEWEST, uri=uri).runs:
+        with tempfile.TemporaryDirectory(prefix="clew-validation-") as folder:
+            record = read_validation(download_artifact(run.run_id, path, Path(folder), uri))
+        explains = (record.direction, record.test_loss)
+        if set(record.ensemble) == set(ensemble) and explains == asked:
+            summary = record.summary(settings.score, run.run_id)
+            return summary if summary.sentence else None
+    return None

@@ -1,0 +1,116 @@
+"""How well unrolled scores predict retraining on UMLS, of one run and as the mean of several.
+
+    python -m experiments.benchmarks.influence_unrolled [activation ...]
+
+A small ConvE is trained with several seeds. 5 % of the facts are dropped at random, again and
+again, and the first run is trained again without them with its own seed and with four others. The
+scores of one run, and the means over three, are compared with what that did to the tail's loss of
+test triples. Retrainings are kept in `runs/influence_unrolled`.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from clew.config.load import load
+from clew.validation.experiment import random_subsets
+from clew.validation.measures import Interval, datamodelling_scores
+from clew.workflows.kept_retrainings import KeptRetrainings
+from clew.workflows.trace_source import open_trace_source
+from clew.workflows.train import train
+from clew.workflows.validate_influence import ValidationRequest, identity, validate_influence
+from clew.workflows.validation_experiment import (
+    UNROLLED,
+    ValidationPlan,
+    choose_tests,
+    scores_by_form,
+)
+from experiments.benchmarks.harness import write_results
+
+NAME = "influence_unrolled"
+CONFIG = "experiments/link_prediction/umls.yaml"
+KEPT = Path("runs") / NAME
+SMALL = {"model.embedding_dim": 32, "model.output_channels": 8, "training.device": "cpu"}
+ACTIVATIONS = ("relu", "silu")
+MEMBER_SEEDS = (1000, 1001)
+"""Of the further runs; far from the seeds of retrainings."""
+FORMS = ("raw", "cosine", UNROLLED)
+DROP, SUBSETS, SEEDS, TESTS = 0.05, 30, 4, 20
+
+Row = dict[str, object]
+
+
+def measure(activation: str) -> Iterator[Row]:
+    """Yield the datamodelling scores of each form for one run and for the mean of three."""
+    settings = SMALL | {"model.activation": activation}
+    began = time.perf_counter()
+    first = train(load(CONFIG, settings))
+    training_seconds = time.perf_counter() - began
+    members = [train(load(CONFIG, settings | {"training.seed": seed})) for seed in MEMBER_SEEDS]
+    runs = [str(result.run_id) for result in (first, *members)]
+    request = ValidationRequest(
+        runs[0], SUBSETS, SEEDS, (DROP,), TESTS, 0, ("raw",), output_dir=KEPT / activation
+    )
+    ceiling = (
+        validate_influence(request, say=lambda line: print(line, flush=True))
+        .record.ceilings[0]
+        .correlation
+    )
+    scores: dict[str, list[np.ndarray]] = {form: [] for form in FORMS}
+    for run in runs:
+        with open_trace_source(run, request.settings) as source:
+            tests = choose_tests(source.task.graph.test, TESTS)
+            for form in FORMS:
+                began = time.perf_counter()
+                scores[form].append(scores_by_form([form], source, tests)[form])
+                if form == UNROLLED:
+                    seconds = time.perf_counter() - began
+                    print(f"{activation}: {seconds:.0f} s for {TESTS} tests, a training "
+                          f"{training_seconds:.0f} s", flush=True)  # fmt: skip
+    with open_trace_source(runs[0], request.settings) as source:
+        kept = KeptRetrainings(KEPT / activation, identity(source, tests))
+        own_seed = source.model.config.training.seed
+        subsets = random_subsets(len(source.task.graph.train), DROP, SUBSETS)
+
+    def losses(seed: int) -> np.ndarray:
+        found = [kept.read(ValidationPlan.of_subset(seed, subset)) for subset in subsets]
+        return np.stack([outcomes.of("tail").total_loss for outcomes in found])
+
+    same = losses(own_seed)
+    other = np.mean([losses(own_seed + 1 + n) for n in range(SEEDS)], axis=0)
+    for form in FORMS:
+        for count in (1, len(runs)):
+            mean = np.mean(scores[form][:count], axis=0)
+            own = Interval.of(datamodelling_scores(mean, subsets, same))
+            others = Interval.of(datamodelling_scores(mean, subsets, other))
+            yield {
+                "activation": activation,
+                "test MRR": first.metrics["test/mrr"],
+                "form": form,
+                "runs": count,
+                "same seed": own.mean,
+                "± same": own.half_width,
+                "other seeds": others.mean,
+                "± other": others.half_width,
+                "ceiling": ceiling,
+            }
+
+
+def main(activations: list[str]) -> None:
+    """Measure, print and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        rows = [row for activation in activations for row in measure(activation)]
+    for row in rows:
+        print(row, flush=True)
+    about = {"share dropped": DROP, "subsets": SUBSETS, "other seeds": SEEDS, "test triples": TESTS}
+    write_results(NAME, {"about": about, "datamodelling scores": rows})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(ACTIVATIONS))
