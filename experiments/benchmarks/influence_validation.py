@@ -122,15 +122,15 @@ def measure(name: str, case: Case) -> tuple[Row, list[ValidationRecord]]:
         runs.append(member.run_id)
     records = []
     for tested in [runs[:1], runs][: 1 + bool(case.members)]:
-        for question, loss in case.questions if len(tested) == 1 else [(TAIL, "trained")]:
-            # A form that is asked for and not allowed is refused, and one of several is left out.
+        alone = len(tested) == 1
+        for question, loss in case.questions if alone else [(TAIL, "trained")]:
             request = ValidationRequest(
                 ",".join(tested),
                 subsets=case.subsets,
                 seeds=SEEDS,
                 drop=(0.5,),
                 tests=TESTS,
-                deletions=case.deletions if loss == "trained" else 0,
+                deletions=case.deletions if alone and (question, loss) == case.questions[0] else 0,
                 direction=question,
                 test_loss=loss,
                 max_hours=HOURS,
