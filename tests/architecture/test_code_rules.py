@@ -9,7 +9,10 @@ import pytest
 
 MAY_PRINT = {
     f"platform/clew/cli/{name}.py"
-    for name in ("__init__", "explanations", "models", "project", "reference", "training")
+    for name in (
+        *("__init__", "explanations", "models", "predictions", "progress", "project", "reference"),
+        "training",
+    )
 }
 # Errors go to standard error in one line, from the entry point of the command line.
 MAY_WRITE_STREAMS = MAY_PRINT | {"platform/clew/__main__.py"}

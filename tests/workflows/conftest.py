@@ -1,55 +1,99 @@
 """Trained runs on real data that workflow tests share; each test registers under its own name."""
 
-import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.workflows.trained import TrainedStore, dispose_of, small_config, write_other_split
+from clew.config.schema import RunConfig
+from tests.image_sequences.sequence_files import sequence_columns
+from tests.workflows.trained import (
+    StoredRun,
+    TrainedStore,
+    copy_store,
+    dispose_of,
+    sequence_config,
+    small_config,
+    text_config,
+    use_store,
+    write_other_split,
+)
 
 
 @pytest.fixture(scope="session")
 def trained_runs(
     store_template: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrainedStore]:
-    from clew.workflows.train import train
-
     folder = tmp_path_factory.mktemp("trained")
-    shutil.copyfile(store_template, folder / "mlflow.db")
-    with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
-        location = (folder / "mlartifacts" / "0").as_uri()
-        base.execute("UPDATE experiments SET artifact_location = ?", [location])
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-
-    def run(**overrides: object) -> str:
-        run_id = train(small_config(**overrides)).run_id
-        assert run_id is not None
-        return run_id
-
+    uri = copy_store(store_template, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", uri)
-        for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
-            patch.delenv(name, raising=False)
+        use_store(patch, uri)
         other = write_other_split(folder / "other")
         yield TrainedStore(
             uri,
-            strong=run(),
-            weak=run(training__num_epochs=1),
-            other=run(**other, tracking__experiment="other"),
-            unvalidated=run(
-                training__num_epochs=1, evaluation__enabled=False, tracking__experiment="blind"
+            strong=run_of(small_config()),
+            weak=run_of(small_config(training__num_epochs=1)),
+            other=run_of(small_config(**other, tracking__experiment="other")),
+            unvalidated=run_of(
+                small_config(
+                    training__num_epochs=1,
+                    evaluation__enabled=False,
+                    tracking__experiment="blind",
+                )
             ),
         )
     dispose_of(uri)
 
 
+def run_of(config: RunConfig) -> str:
+    """Train, and return the id of the run."""
+    from clew.workflows.train import train
+
+    run_id = train(config).run_id
+    assert run_id is not None
+    return run_id
+
+
 @pytest.fixture
 def trained(trained_runs: TrainedStore, monkeypatch: pytest.MonkeyPatch) -> TrainedStore:
     """Return the shared store with trained runs, which is the one in use."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", trained_runs.uri)
-    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "CLEW_SPOOL"):
-        monkeypatch.delenv(name, raising=False)
+    use_store(monkeypatch, trained_runs.uri)
     return trained_runs
+
+
+@pytest.fixture(scope="session")
+def text_run(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRun]:
+    folder = tmp_path_factory.mktemp("text")
+    uri = copy_store(store_template, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, uri)
+        run_id = run_of(text_config(folder))
+    yield StoredRun(uri, run_id, folder)
+    dispose_of(uri)
+
+
+@pytest.fixture
+def text(text_run: StoredRun, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
+    """Return a trained language model; its store is the one in use."""
+    use_store(monkeypatch, text_run.uri)
+    return text_run
+
+
+@pytest.fixture(scope="session")
+def sequence_run(
+    store_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StoredRun]:
+    folder = tmp_path_factory.mktemp("sequences")
+    uri = copy_store(store_template, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, uri)
+        run_id = run_of(sequence_config(folder, sequence_columns()))
+    yield StoredRun(uri, run_id, folder)
+    dispose_of(uri)
+
+
+@pytest.fixture
+def sequences(sequence_run: StoredRun, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
+    """Return a trained model of image sequences; its store is the one in use."""
+    use_store(monkeypatch, sequence_run.uri)
+    return sequence_run

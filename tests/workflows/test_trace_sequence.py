@@ -4,46 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from clew.config.load import from_mapping
 from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.window_report import SequenceInfluenceReport
 from clew.workflows.trace_sequence import trace_sequence
 from clew.workflows.trace_windows import WindowTrace
 from clew.workflows.train import train
-from tests.image_sequences.sequence_files import sequence_columns, write_folder
+from tests.image_sequences.sequence_files import sequence_columns
+from tests.workflows.trained import sequence_config
 
 
 @pytest.fixture(scope="module", params=["transformer", "ssm", "gnn", "cnn"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("sequences")
-    write_folder(folder / "clouds", sequence_columns(groups=3, frames_in_group=10))
-    config = from_mapping(
-        {
-            "data": {
-                "kind": "image_sequences",
-                "path": str(folder / "clouds"),
-                "temporal_frames": 3,
-                "horizontal_flip": True,
-            },
-            "model": {
-                "kind": "sequence_regression",
-                "architecture": request.param,
-                "channels": [4, 8],
-                "norm_groups": 2,
-                "heads": 2,
-                "patch_grid": [2, 2],
-                "temporal_layers": 1,
-            },
-            "training": {
-                "num_epochs": 2,
-                "batch_size": 4,
-                "checkpoint_frequency": 1,
-                "device": "cpu",
-            },
-            "tracking": {"log_mfu": False},
-        }
-    )
+    columns = sequence_columns(groups=3, frames_in_group=10)
+    config = sequence_config(folder, columns, model__architecture=request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         result = train(config)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from clew import names
-from clew.config.load import from_mapping
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
@@ -15,50 +14,12 @@ from clew.workflows.export import export
 from clew.workflows.predict import asked, predict
 from clew.workflows.trace_text import trace_text
 from clew.workflows.trace_windows import WindowTrace
-from clew.workflows.train import train
-
-
-@pytest.fixture(scope="module")
-def run_id(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("text")
-    lines = [f"{i % 7} green bottles on a wall" for i in range(40)]
-    lines[10] = "the password is zwieback.."
-    (folder / "corpus.txt").write_text("\n".join(lines))
-    config = from_mapping(
-        {
-            "data": {
-                "kind": "tokens",
-                "dataset": str(folder / "corpus.txt"),
-                "packed": str(folder / "packed"),
-            },
-            "model": {
-                "kind": "eigenstate_lm",
-                "d_model": 16,
-                "n_layers": 1,
-                "num_eigenstates": 8,
-                "max_seq_len": 28,
-            },
-            "training": {
-                "num_epochs": 2,
-                "batch_size": 4,
-                "checkpoint_frequency": 1,
-                "ema_decay": 0.5,
-            },
-            "tracking": {"log_mfu": False},
-        }
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-        result = train(config)
-        assert result.run_id is not None
-        return f"{folder} {result.run_id}"
+from tests.workflows.trained import StoredRun
 
 
 @pytest.fixture
-def model(run_id: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    folder, _, name = run_id.partition(" ")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-    return name
+def model(text: StoredRun) -> str:
+    return text.run_id
 
 
 def check(result: WindowTrace[TextInfluenceReport]) -> None:

@@ -1,10 +1,16 @@
 """Small trainings on real data for workflow tests."""
 
+import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from clew.config.load import load
+import pytest
+
+from clew.config.load import from_mapping, load
 from clew.config.schema import RunConfig
+from tests.image_sequences.sequence_files import Columns, write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,3 +64,84 @@ def dispose_of(uri: str) -> None:
         engine = getattr(store, "_engine_map", {}).pop(uri, None)
         if engine is not None:
             engine.dispose()
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A finished run on text or on image sequences, in a store of its own."""
+
+    uri: str
+    run_id: str
+    folder: Path
+    """Where its data lies."""
+
+
+def text_config(folder: Path, **overrides: object) -> RunConfig:
+    """Return a configuration of a small language model; its text is written the first time."""
+    lines = [f"{i % 7} green bottles on a wall" for i in range(40)]
+    lines[10] = "the password is zwieback.."
+    corpus = folder / "corpus.txt"
+    if not corpus.exists():
+        corpus.write_text("\n".join(lines))
+    content = {
+        "data": {
+            "kind": "tokens",
+            "dataset": str(corpus),
+            "packed": str(folder / "packed"),
+        },
+        "model": {
+            "kind": "eigenstate_lm",
+            "d_model": 16,
+            "n_layers": 1,
+            "num_eigenstates": 8,
+            "max_seq_len": 28,
+        },
+        "training": {"num_epochs": 2, "batch_size": 4, "checkpoint_frequency": 1, "ema_decay": 0.5},
+        "tracking": {"log_mfu": False},
+    }
+    return from_mapping(content, {key.replace("__", "."): v for key, v in overrides.items()})
+
+
+def sequence_config(folder: Path, columns: Columns, **overrides: object) -> RunConfig:
+    """Return a configuration of a small network for image sequences, and write its frames."""
+    write_folder(folder / "clouds", columns)
+    content = {
+        "data": {
+            "kind": "image_sequences",
+            "path": str(folder / "clouds"),
+            "temporal_frames": 3,
+            "horizontal_flip": True,
+        },
+        "model": {
+            "kind": "sequence_regression",
+            "channels": [4, 8],
+            "norm_groups": 2,
+            "heads": 2,
+            "patch_grid": [2, 2],
+            "temporal_layers": 1,
+        },
+        "training": {
+            "num_epochs": 2,
+            "batch_size": 4,
+            "checkpoint_frequency": 1,
+            "device": "cpu",
+        },
+        "tracking": {"log_mfu": False},
+    }
+    return from_mapping(content, {key.replace("__", "."): v for key, v in overrides.items()})
+
+
+def copy_store(template: Path, folder: Path) -> str:
+    """Copy an empty tracking database into a folder that gets the artifacts too; return its URI."""
+    shutil.copyfile(template, folder / "mlflow.db")
+    with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
+        location = (folder / "mlartifacts" / "0").as_uri()
+        base.execute("UPDATE experiments SET artifact_location = ?", [location])
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+def use_store(patch: pytest.MonkeyPatch, uri: str) -> None:
+    """Make a store the one in use."""
+    patch.setenv("MLFLOW_TRACKING_URI", uri)
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "CLEW_SPOOL"):
+        patch.delenv(name, raising=False)

@@ -8,7 +8,7 @@ in place of dashes in the parameter names; `demo` is the entry point `main`.
 import click
 
 from clew import __version__
-from clew.cli import explanations, models, project, training
+from clew.cli import explanations, models, predictions, project, training
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -23,7 +23,7 @@ for verb in (
     training.evaluate,
     training.compare,
     models.promote,
-    models.predict,
+    predictions.predict,
     models.export,
     explanations.tracin,
     explanations.batch_tracin,

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,24 +9,10 @@ import click
 from pydantic import Field, field_validator
 
 from clew.cli.options import Configured, JsonFlag, Option, Options, command
+from clew.cli.progress import progress_bar
 from clew.config.services import Question, TestLoss
 
 ModelToExplain = Annotated[str, Option(also=("model_path",))]
-
-
-def _progress(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
-    """Return a function that shows progress: a bar on a terminal, or one JSON object per line."""
-    from tqdm import tqdm
-
-    bar = tqdm(unit=f" {unit}", delay=1.0, disable=True if as_json else None, leave=False)
-
-    def show(done: int, total: int) -> None:
-        if as_json:
-            click.echo(json.dumps({"done": done, "total": total}))
-        bar.total = total
-        bar.update(done - bar.n)
-
-    return show
 
 
 class ExplainOptions(Configured):
@@ -67,7 +52,7 @@ def tracin(options: TracinOptions) -> int:
         options.overrides,
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
         output=options.output,
-        progress=_progress(
+        progress=progress_bar(
             "steps" if options.overrides.get("influence.score") == "unrolled" else "triples",
             as_json=options.as_json,
         ),
@@ -112,7 +97,7 @@ def batch_tracin(options: BatchTracinOptions) -> int:
         edge_map=options.edge_map,
         node_name_dict=options.node_name_dict,
     )
-    progress = _progress("tests", as_json=options.as_json)
+    progress = progress_bar("tests", as_json=options.as_json)
     result = workflow.batch_tracin(request, progress=progress)
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
@@ -147,7 +132,7 @@ def trace_sequence(options: TraceSequenceOptions) -> int:
         options.overrides,
         num_last_layers=options.num_last_layers,
         output=options.output,
-        progress=_progress("windows", as_json=False),
+        progress=progress_bar("windows", as_json=False),
     )
     click.echo(result.table())
     return 0
@@ -176,7 +161,7 @@ def trace_text(options: TraceTextOptions) -> int:
         options.overrides,
         num_last_layers=options.num_last_layers,
         output=options.output,
-        progress=_progress("windows", as_json=False),
+        progress=progress_bar("windows", as_json=False),
     )
     click.echo(result.table())
     return 0
@@ -235,7 +220,7 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
         max_hours=options.max_hours,
         output_dir=options.output_dir,
     )
-    progress = _progress("retrainings", as_json=False)
+    progress = progress_bar("retrainings", as_json=False)
     result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())
     return 0

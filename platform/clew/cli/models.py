@@ -1,12 +1,12 @@
-"""Commands for trained models: promote, predict, export."""
+"""Commands that hand trained models on: promote, export."""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import click
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from clew.cli.options import JsonFlag, Options, command, dashed
 
@@ -19,7 +19,7 @@ class PromoteOptions(Options):
     experiment: str = ""
     """Experiment whose best run to promote, instead of a run id."""
     metric: str = ""
-    """Metric used to choose and to compare (default: valid/mrr)."""
+    """Metric used to choose and to compare (default: that of the task, such as valid/mrr)."""
     name: str = ""
     """Name of the registered model (default: clew-<data set>)."""
     alias: str = ""
@@ -58,49 +58,6 @@ def promote(options: PromoteOptions) -> int:
         chosen = options.model_dump(exclude={"rollback", "as_json"})
         result = workflow.promote(workflow.PromotionRequest(**chosen), show)
     click.echo(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
-    return 0
-
-
-class PredictOptions(Options):
-    """Options of `clew predict`."""
-
-    model: str
-    """Run id, models:/name@alias, or a checkpoint folder."""
-    head: str = ""
-    """Name or label of the head, to predict tails."""
-    relation: str = ""
-    """Name or label of the relation."""
-    tail: str = ""
-    """Name or label of the tail, to predict heads."""
-    top_k: Annotated[int, Field(ge=1)] = 10
-    """Number of answers per query."""
-    filter_known: bool = False
-    """Leave out answers that are already known from training."""
-    input: Path | None = None
-    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for the unknown end."""
-    as_json: JsonFlag = False
-    """Print JSON instead of a table."""
-
-    @model_validator(mode="after")
-    def _asks_one_way(self) -> Self:
-        if self.input and (self.head or self.relation or self.tail):
-            raise ValueError("--input and a query are both given; give one of them")
-        return self
-
-
-@command(PredictOptions)
-def predict(options: PredictOptions) -> int:
-    """Ask a trained model for the most likely tails or heads."""
-    from clew.workflows import predict as workflow
-
-    if options.input:
-        queries = workflow.read_queries(options.input)
-    else:
-        queries = [workflow.asked(options.head, options.relation, options.tail)]
-    result = workflow.predict(
-        options.model, queries, top_k=options.top_k, filter_known=options.filter_known
-    )
-    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
     return 0
 
 

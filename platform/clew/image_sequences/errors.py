@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew import names
+from clew.errors import ConfigError, DataError, described
 
 BASELINE_PREFIX = "baseline_"
 QUANTILES = (0.5, 0.9, 0.95)
@@ -140,3 +141,61 @@ def group_half_widths(errors: np.ndarray, group: np.ndarray) -> np.ndarray:
     for name in np.unique(group):
         widths[group == name] = conformal_half_width(errors[group != name])
     return widths
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutErrors:
+    """Errors of a model on windows that it was not trained on, in the target's unit."""
+
+    valid: np.ndarray
+    test: np.ndarray
+
+    def half_width(self, confidence: float) -> float:
+        """Return the half width of split-conformal intervals, from the validation errors.
+
+        Raises:
+            ConfigError: there are too few for this confidence.
+        """
+        width, number = conformal_half_width(self.valid, confidence), len(self.valid)
+        if not np.isfinite(width):
+            raise ConfigError(
+                f"confidence is {confidence:g}, but {number} validation windows give intervals of "
+                f"at most {number / (number + 1):.3f}; lower --confidence"
+            )
+        return width
+
+    def coverage(self, half_width: float) -> float:
+        """Return the share of test errors that intervals of a half width hold."""
+        return float((abs(self.test) <= half_width).mean())
+
+    def describe(self) -> str:
+        """Return what intervals of the usual confidence are, for people."""
+        width = self.half_width(CONFIDENCE)
+        return (
+            f"intervals of {CONFIDENCE:.0%}: +- {width:.4g} from {len(self.valid):,} validation "
+            f"windows; of {len(self.test):,} test windows they hold {self.coverage(width):.1%}"
+        )
+
+    def tags(self) -> dict[str, str]:
+        """Return the half width of these intervals as a tag."""
+        return {names.TAG_HALF_WIDTH: f"{self.half_width(CONFIDENCE):.6g}"}
+
+    def write(self, path: Path) -> None:
+        """Write the errors as Parquet, one row for each window."""
+        split = ["valid"] * len(self.valid) + ["test"] * len(self.test)
+        columns = {"split": split, "error": np.concatenate([self.valid, self.test])}
+        pq.write_table(pa.table(columns), path)
+
+    @classmethod
+    def read(cls, path: Path) -> "HeldOutErrors":
+        """Read what `write` has written.
+
+        Raises:
+            DataError: it is no such file.
+        """
+        try:
+            table = pq.read_table(path, columns=["split", "error"])
+        except (pa.ArrowInvalid, KeyError, OSError) as error:
+            raise DataError(f"{path}: not a file of errors ({described(error)})") from None
+        split, values = np.array(table["split"]), table["error"].to_numpy()
+        return cls(values[split == "valid"], values[split == "test"])

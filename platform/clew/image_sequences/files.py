@@ -114,12 +114,15 @@ def find_frames(config: ImageSequenceData) -> Path:
     return found
 
 
-def read_frames(path: Path, channels: ChannelAxis | None = None) -> FrameTable:
+def read_frames(
+    path: Path, channels: ChannelAxis | None = None, *, needs_target: bool = True
+) -> FrameTable:
     """Read everything but the pixels, and check that the columns fit together.
 
     Args:
         path: HDF5 file or folder.
         channels: Which axis of a frame holds the channels; None: as the shape says.
+        needs_target: Whether there must be targets; otherwise they may be missing.
 
     Raises:
         DataError: a column is missing, malformed or of another length.
@@ -127,6 +130,8 @@ def read_frames(path: Path, channels: ChannelAxis | None = None) -> FrameTable:
     read = _read_folder if path.is_dir() else _read_hdf5
     images, columns, metadata = read(path, channels)
     num_frames = images.shape[0]
+    if not needs_target:
+        columns.setdefault("target", np.full(num_frames, np.nan))
     _check_lengths(path, columns, num_frames)
     scalars = _scalars(path, columns.get("scalars"), num_frames)
     groups = _groups(path, columns.get("group"), num_frames)

@@ -14,17 +14,17 @@ from clew.config.loss import HuberLoss, MaeLoss, MseLoss, WeightedHuberMaeLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.image_sequences.baselines import baseline_predictions
-from clew.image_sequences.errors import RegressionResult, conformal_half_width
+from clew.image_sequences.errors import HeldOutErrors, RegressionResult, conformal_half_width
 from clew.image_sequences.loss import regression_losses
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
+from clew.image_sequences.model_folder import SEQUENCES_FILE
 from clew.image_sequences.plots import draw_attention
+from clew.image_sequences.prediction import predict_windows
 from clew.image_sequences.report import write_regression_report
 from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
 from clew.image_sequences.windows import SequenceBatch, SequenceWindows
 from clew.training.checkpoints import load_model
 from clew.training.task import LossSum
-
-SEQUENCES_FILE = "sequences.json"
 
 
 class SequenceRegression:
@@ -124,19 +124,19 @@ class SequenceRegression:
             images = images + self.data_config.pixel_noise * deviation[:, None, None] * noise
         return replace(batch, images=images, scalars=scalars)
 
-    @torch.no_grad()
     def predict(
         self, model: nn.Module, windows: SequenceWindows, device: torch.device
     ) -> np.ndarray:
         """Return predictions in the target's unit, `(window,)`, float64."""
-        regressor, parts = as_regressor(model), []
-        for start in range(0, len(windows), self._batch_size):
-            stop = min(start + self._batch_size, len(windows))
-            batch = windows.batch(np.arange(start, stop)).to(device)
-            scaled = model(batch.images, batch.scalars).double()
-            value = scaled * regressor.target_std + regressor.target_mean
-            parts.append((value + batch.present if self._change else value).cpu().numpy())
-        return np.concatenate(parts)
+        regressor = as_regressor(model)
+        return predict_windows(regressor, windows, batch_size=self._batch_size, device=device)
+
+    def held_out_errors(self, model: nn.Module, device: torch.device) -> HeldOutErrors | None:
+        """Return the errors on validation and test windows; None if no group is for validation."""
+        if not self._validates:
+            return None
+        held_out = [self.splits.windows[split] for split in ("valid", "test")]
+        return HeldOutErrors(*(self.predict(model, w, device) - w.targets for w in held_out))
 
     def evaluate(self, model: nn.Module, split: str, device: torch.device) -> RegressionResult:
         """Return predictions of a split beside those of the baselines."""

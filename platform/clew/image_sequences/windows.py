@@ -127,18 +127,32 @@ def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> 
     return pixels
 
 
-def find_window_ends(
+def complete_window_ends(
     table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
 ) -> np.ndarray:
     """Return the last frames of all windows that cross no gap and, unless allowed, no group.
 
     Raises:
-        DataError: a group has no window, or time does not grow.
+        DataError: time does not grow.
     """
     breaks = _breaks(table, max_gap=max_gap, cross_groups=cross_groups)
     starts = np.maximum.accumulate(np.where(breaks, np.arange(len(breaks)), 0))
-    complete = np.arange(len(breaks)) - starts >= num_frames - 1
-    ends = np.flatnonzero(complete & np.isfinite(table.target))
+    ends: np.ndarray = np.flatnonzero(np.arange(len(breaks)) - starts >= num_frames - 1)
+    return ends
+
+
+def find_window_ends(
+    table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
+) -> np.ndarray:
+    """Return the last frames of the complete windows that end at a target.
+
+    Raises:
+        DataError: a group has no window, or time does not grow.
+    """
+    complete = complete_window_ends(
+        table, num_frames=num_frames, max_gap=max_gap, cross_groups=cross_groups
+    )
+    ends: np.ndarray = complete[np.isfinite(table.target[complete])]
     for group in dict.fromkeys(table.group.tolist()):
         if group not in table.group[ends]:
             own = np.flatnonzero(table.group == group)

@@ -63,19 +63,19 @@ def is_packed(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).is_file()
 
 
-def read_manifest(folder: Path) -> PackManifest:
+def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
     """Read and check a manifest.
 
     Raises:
         DataError: there is none, or it is not one that this version reads.
     """
-    path = folder / MANIFEST_FILE
+    path = folder / name
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         manifest = PackManifest(**content)
     except FileNotFoundError:
         raise DataError(
-            f"{folder}: no {MANIFEST_FILE} there; pack a corpus into it with clew pretokenize"
+            f"{folder}: no {name} there; pack a corpus into it with clew pretokenize"
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path}: not a manifest of packed tokens ({error})") from None

@@ -18,6 +18,7 @@ from clew.errors import ConfigError
 from clew.language_modeling.generation import generate
 from clew.language_modeling.loss import summed_loss, token_losses
 from clew.language_modeling.model import EigenstateLM
+from clew.language_modeling.model_folder import write_tokens
 from clew.language_modeling.perplexity import PositionBucket, loss_by_position, measure_perplexity
 from clew.language_modeling.tokens import TokenBatch, TokenSplits, TokenWindows
 from clew.training.task import LossSum
@@ -173,9 +174,8 @@ class LanguageModeling:
         return [f"{decode(prompt)}⟶{decode(continuation)}" for prompt, continuation in pairs]
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write the manifest of the packed text: which tokens the model speaks."""
-        content = asdict(self.splits.packed.manifest)
-        (folder / "tokens.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        """Write which tokens the model speaks, and their tokenizer."""
+        write_tokens(folder, self.splits.packed)
 
     def write_report(self, split: str, folder: Path) -> None:
         """Write loss by position and samples of the last evaluation of a split."""

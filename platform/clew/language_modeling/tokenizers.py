@@ -49,6 +49,10 @@ class Tokenizer(Protocol):
         """Return the text of tokens `(token,)`; the end of a text becomes a separate line."""
         ...
 
+    def first_unknown(self, text: str) -> str | None:
+        """Return the first part of a text that no token of the vocabulary stands for."""
+        ...
+
 
 class ByteTokenizer:
     """A token for each byte, and one for the end of a text."""
@@ -75,6 +79,9 @@ class ByteTokenizer:
         texts = [piece[piece != self.end_of_text].astype(np.uint8).tobytes() for piece in pieces]
         return f"\n{END_OF_TEXT}\n".join(text.decode("utf-8", "replace") for text in texts)
 
+    def first_unknown(self, text: str) -> None:
+        """Return None: every text is bytes."""
+
 
 class FileTokenizer:
     """A tokenizer of the package `tokenizers`, from its JSON file.
@@ -100,7 +107,9 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._path = path
-        self._is_byte_level = _is_byte_level(json.loads(content))
+        settings = json.loads(content)
+        self._is_byte_level = _is_byte_level(settings)
+        self._unknown = self._unknown_token(settings.get("model") or {})
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         known: int | None = self._tokenizer.token_to_id(END_OF_TEXT)
         size: int = self._tokenizer.get_vocab_size()
@@ -161,6 +170,30 @@ class FileTokenizer:
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))
         texts = [self._tokenizer.decode(p[p != self.end_of_text].tolist()) for p in pieces]
         return f"\n{END_OF_TEXT}\n".join(texts)
+
+    def first_unknown(self, text: str) -> str | None:
+        """Return the first part of a text that is left out or becomes the token for unknown text.
+
+        Spaces and what does not print may be left out: tokenizers tidy them away.
+        """
+        for part, encoding in self._encodings(text):
+            covered = np.zeros(len(part), dtype=bool)
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                if token == self._unknown:
+                    return part[start:end]
+                covered[start:end] = True
+            left_out = (part[place] for place in np.flatnonzero(~covered))
+            if found := next((c for c in left_out if c.isprintable() and c != " "), None):
+                return found
+        return None
+
+    def _unknown_token(self, model: dict[str, Any]) -> int | None:
+        """Return the token that stands for text which the vocabulary lacks, if there is one."""
+        if isinstance(model.get("unk_id"), int):
+            return int(model["unk_id"])
+        name = model.get("unk_token")
+        found: int | None = self._tokenizer.token_to_id(name) if name else None
+        return found
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ it, TracIn's sum over checkpoints approximates the sum over steps for gradients 
 one, so that a missing one is noticed before the sum is taken.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -197,6 +198,12 @@ def load_model(folder: Path, model: nn.Module) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def weights_digest(folder: Path) -> str:
+    """Return sixteen hex digits over a checkpoint's weights."""
+    with (folder / MODEL_FILE).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def load_training_state(folder: Path) -> TrainingState:

@@ -21,7 +21,7 @@ from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
 from clew.training.precision import resolve_device
 from clew.training.task import Task
-from clew.workflows.tasks import build_task
+from clew.workflows.tasks import ASKED_WITH, build_task
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,43 @@ def open_run_best(run_id: str, folder: Path) -> ModelSource:
         )
     best = download_artifact(run_id, names.ARTIFACT_BEST, folder)
     return replace(_open(best, run_id), run_id=run_id)
+
+
+def require_task(source: ModelSource, task: str, only: str) -> None:
+    """Refuse a model of another task.
+
+    Args:
+        source: The model.
+        task: Of the models that can be used.
+        only: What these alone do, for people.
+
+    Raises:
+        ConfigError: it is a model of another task; the message says how to ask it.
+    """
+    own = source.manifest.task
+    if own != task:
+        raise ConfigError(
+            f"{source.title} is a {own} model; {only}; clew predict asks this one with "
+            f"{ASKED_WITH[own]}"
+        )
+
+
+def recorded_file(source: ModelSource, name: str, work: Path) -> Path:
+    """Return a file that a model's run recorded: beside the checkpoint, or downloaded to `work`.
+
+    Raises:
+        CheckpointError: it is not beside the checkpoint, which names no run.
+        TrackingError: the run does not have it.
+    """
+    beside = [source.checkpoint, source.checkpoint.parent]
+    if source.checkpoint.parent.name == names.ARTIFACT_CHECKPOINTS:
+        beside.append(source.checkpoint.parents[1])
+    found = next((folder / name for folder in beside if (folder / name).is_file()), None)
+    if found is not None:
+        return found
+    if source.run_id is None:
+        raise CheckpointError(f"{source.title}: no {name} beside it; ask the run by its id instead")
+    return download_artifact(source.run_id, name, work)
 
 
 def refuse_empty(reference: str) -> None:

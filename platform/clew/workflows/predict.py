@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clew import names
 from clew.config.data import TripleData
-from clew.errors import CheckpointError, ConfigError, DataError, UsageError
+from clew.errors import CheckpointError, DataError, UsageError
 from clew.link_prediction.answers import Prediction, Query
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
@@ -23,7 +24,7 @@ from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
-from clew.workflows.model_source import ModelSource, check_fingerprint, open_model
+from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +144,13 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     Raises:
         UsageError: the model is not of link prediction, or neither data nor names are available.
     """
+    require_task(
+        source,
+        names.TASK_LINK_PREDICTION,
+        "only link prediction answers queries by name and has embeddings with names",
+    )
     data = source.config.data
-    if not isinstance(data, TripleData):
-        raise ConfigError(
-            f"{source.title} is a {source.manifest.task} model; only link prediction answers "
-            "queries by name and has embeddings with names: give the id of such a run"
-        )
+    assert isinstance(data, TripleData)
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():
         return load_predictor(source.checkpoint), []
     try:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from clew import names
 from clew.config.data import TokenData, TripleData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.image_sequences import ImageSequenceData
@@ -13,6 +14,13 @@ from clew.language_modeling.tokens import load_tokens
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.training.task import Task
+
+ASKED_WITH = {
+    names.TASK_LINK_PREDICTION: "--relation and --head or --tail, or --input",
+    names.TASK_LANGUAGE_MODELING: "--prompt or --prompt-file",
+    names.TASK_SEQUENCE_REGRESSION: "--frames and --output",
+}
+"""The options with which `clew predict` asks a model of each task."""
 
 
 def build_task(config: RunConfig) -> Task[Any]:

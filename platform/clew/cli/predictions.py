@@ -1,0 +1,141 @@
+"""The command that asks a trained model, each task in its own way."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Self
+
+import click
+from pydantic import Field, model_validator
+
+from clew.cli.options import JsonFlag, Options, command, dashed
+from clew.cli.progress import progress_bar
+
+GRAPH = ("head", "relation", "tail", "input", "top_k", "filter_known")
+TEXT = ("prompt", "prompt_file", "max_tokens", "temperature", "top_p", "seed", "state")
+FRAMES = ("frames", "output", "confidence")
+
+
+class PredictOptions(Options):
+    """Options of `clew predict`."""
+
+    model: str
+    """Run id, models:/name@alias, or a checkpoint folder."""
+    head: str = ""
+    """Name or label of the head, to predict tails."""
+    relation: str = ""
+    """Name or label of the relation."""
+    tail: str = ""
+    """Name or label of the tail, to predict heads."""
+    top_k: Annotated[int, Field(ge=1)] = 10
+    """Number of answers per query."""
+    filter_known: bool = False
+    """Leave out answers that are already known from training."""
+    input: Path | None = None
+    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for the unknown end."""
+    prompt: str = ""
+    """Text that a language model continues."""
+    prompt_file: str = ""
+    """File of the text instead, in UTF-8; - is standard input."""
+    max_tokens: Annotated[int, Field(ge=0)] = 200
+    """Tokens to write."""
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Divides the logits before a token is drawn; 0 takes the likeliest."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw only among the likeliest tokens that together have this probability."""
+    seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    """Seed of the draws (default: 0, or where the state's draws have come to)."""
+    state: Path | None = None
+    """File that keeps where the text has come to; if it exists, the text goes on from there."""
+    frames: Path | None = None
+    """Image sequences to predict: an HDF5 file or a folder of NumPy arrays, as for training."""
+    output: Path | None = None
+    """Parquet file for the predictions of frames."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Share of targets that the intervals of frames are meant to hold."""
+    as_json: JsonFlag = False
+    """Print JSON instead of a table or text."""
+
+    @model_validator(mode="after")
+    def _asks_one_way(self) -> Self:
+        if self.input and (self.head or self.relation or self.tail):
+            raise ValueError("--input and a query are both given; give one of them")
+        if self.prompt and self.prompt_file:
+            raise ValueError("--prompt and --prompt-file are both given; give one of them")
+        first = [given[0] for options in (GRAPH, TEXT, FRAMES) if (given := self._given(options))]
+        if len(first) > 1:
+            raise ValueError(
+                f"{dashed(first[0])} and {dashed(first[1])} are for models of different tasks; "
+                "leave one of them out"
+            )
+        if bool(self.frames) != bool(self.output):
+            raise ValueError("--frames and --output belong together; give both")
+        return self
+
+    def _given(self, options: tuple[str, ...]) -> list[str]:
+        return [name for name in options if name in self.model_fields_set]
+
+    @property
+    def way(self) -> Callable[["PredictOptions"], None]:
+        """How the model is asked; about a graph unless the options say otherwise."""
+        return _continue if self._given(TEXT) else _predict_frames if self.frames else _answer
+
+
+@command(PredictOptions)
+def predict(options: PredictOptions) -> int:
+    """Ask a trained model: for the likeliest tails or heads, for text, for values of frames."""
+    options.way(options)
+    return 0
+
+
+def _answer(options: PredictOptions) -> None:
+    from clew.workflows import predict as workflow
+
+    if options.input:
+        queries = workflow.read_queries(options.input)
+    else:
+        queries = [workflow.asked(options.head, options.relation, options.tail)]
+    result = workflow.predict(
+        options.model, queries, top_k=options.top_k, filter_known=options.filter_known
+    )
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+
+
+def _continue(options: PredictOptions) -> None:
+    from clew.language_modeling.generation import Sampling
+    from clew.workflows.predict_text import TextRequest, predict_text, read_prompt
+
+    prompt = options.prompt
+    if options.prompt_file:
+        prompt = read_prompt(options.prompt_file, sys.stdin.buffer)
+    request = TextRequest(
+        prompt=prompt,
+        max_tokens=options.max_tokens,
+        sampling=Sampling(options.temperature, top_p=options.top_p),
+        seed=options.seed,
+        state=options.state,
+    )
+    pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
+    if options.as_json:
+        content = {"model": options.model, "prompt": prompt, "text": "".join(pieces)}
+        click.echo(json.dumps(content, indent=1))
+        return
+    for piece in pieces:
+        click.echo(piece, nl=False)
+    click.echo()
+
+
+def _predict_frames(options: PredictOptions) -> None:
+    from clew.workflows.predict_frames import predict_frames
+
+    assert options.frames is not None
+    assert options.output is not None
+    result = predict_frames(
+        options.model,
+        options.frames,
+        options.output,
+        confidence=options.confidence,
+        progress=progress_bar("windows", as_json=False),
+    )
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())

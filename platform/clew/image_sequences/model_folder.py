@@ -1,0 +1,97 @@
+"""What is enough to predict new frames: a checkpoint, and what its data were.
+
+    model.safetensors  manifest.json      the checkpoint; scalers are buffers of the model
+    sequences.json                        shape, unit and names of the data it was trained on
+    held_out_errors.parquet               errors on validation and test windows, where it was
+                                          promoted: intervals come from them
+
+A run keeps the second beside its checkpoints, so that its data need not be there.
+"""
+
+import shutil
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
+from clew.config.load import from_mapping
+from clew.errors import CheckpointError, DataError, described
+from clew.image_sequences.errors import HeldOutErrors
+from clew.image_sequences.model import SequenceRegressor, SequenceShape
+from clew.image_sequences.scalar_encoding import ScalarEncoding
+from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, load_model, read_manifest
+
+SEQUENCES_FILE = "sequences.json"
+HELD_OUT_FILE = "held_out_errors.parquet"
+
+
+class SequencesRecord(BaseModel):
+    """What a run says of the data that it was trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    frames: tuple[int, int, int, int]
+    """(frame, channel, height, width)."""
+    unit: str
+    target_name: str
+    scalar_names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "SequencesRecord":
+        """Read the record of a run.
+
+        Raises:
+            DataError: it is none.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise DataError(
+                f"{path}: not a record of image sequences ({described(error)})"
+            ) from None
+
+
+def write_model_folder(
+    folder: Path, *, checkpoint: Path, record: Path, errors: HeldOutErrors | None
+) -> Path:
+    """Copy a checkpoint and everything else that predicting needs into a new folder.
+
+    Args:
+        folder: Must not exist.
+        checkpoint: The checkpoint's folder.
+        record: The folder with the run's `sequences.json`.
+        errors: On held-out windows; None: there are none.
+    """
+    folder.mkdir(parents=True)
+    for name in (MODEL_FILE, MANIFEST_FILE):
+        shutil.copy2(checkpoint / name, folder / name)
+    shutil.copy2(record / SEQUENCES_FILE, folder / SEQUENCES_FILE)
+    if errors is not None:
+        errors.write(folder / HELD_OUT_FILE)
+    return folder
+
+
+def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
+    """Load the model of a checkpoint, ready to predict.
+
+    Raises:
+        CheckpointError: the checkpoint belongs to another task or other data, or is incomplete.
+    """
+    manifest = read_manifest(checkpoint)
+    config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
+    data, settings = config.data, config.model
+    if not (isinstance(data, ImageSequenceData) and isinstance(settings, SequenceRegressionModel)):
+        raise CheckpointError(
+            f"{checkpoint}: a {settings.kind} model on {data.kind}, expected sequence_regression "
+            "on image_sequences; only such models predict frames"
+        )
+    encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
+    shape = SequenceShape(
+        num_frames=data.temporal_frames,
+        num_channels=record.frames[1],
+        num_scalars=encoding.size,
+        mask_channels=data.nan_pixels == "mask",
+    )
+    model = SequenceRegressor(shape, settings)
+    load_model(checkpoint, model)
+    return model.eval()

@@ -1,0 +1,115 @@
+"""A text that was put aside: the state of the model, of the draws, and of what was shown.
+
+A safetensors file. Tensors are named by their place in the state; the digest of the model's weights
+stands beside them, since the state of one model means nothing to another.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from clew.errors import CheckpointError, DataError
+from clew.files import replacing
+from clew.language_modeling.generation import TextState, read_text
+from clew.language_modeling.model import EigenstateLM
+
+SCHEMA_VERSION = "1"
+VERSION_KEY, WEIGHTS_KEY = "clew.text_state", "clew.weights"
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class PausedText:
+    """All that the rest of a text depends on."""
+
+    state: TextState
+    draws: Tensor
+    """State of the random generator, uint8."""
+    tokens: Tensor
+    """The last tokens of the text, `(token,)`, int64."""
+    num_shown: int
+    """How many of these have been shown; the others end within a character."""
+
+    def write(self, path: Path, weights: str) -> None:
+        """Write the state of the model with these weights, whole or not at all."""
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in _named(self, "text")}
+        metadata = {VERSION_KEY: SCHEMA_VERSION, WEIGHTS_KEY: weights}
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+
+
+def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
+    """Read the state that a model with these weights wrote; tensors go to the model's device.
+
+    Raises:
+        DataError: the file is no such state.
+        CheckpointError: it is the state of another model.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = file.metadata() or {}
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"{path}: not a readable state ({error}); expected a file that --state wrote, or a new "
+            "name"
+        ) from None
+    if said.get(VERSION_KEY) != SCHEMA_VERSION:
+        raise DataError(
+            f"{path}: a safetensors file, but not the state of a text (version "
+            f"{said.get(VERSION_KEY)}, this version of Clew reads {SCHEMA_VERSION}); name another"
+        )
+    if said.get(WEIGHTS_KEY) != weights:
+        raise CheckpointError(
+            f"{path}: the state of a model with weights {said.get(WEIGHTS_KEY)}, this one has "
+            f"{weights}; ask the model that wrote it, or name another file"
+        )
+    device = model.embedding.weight.device
+    pattern = PausedText(
+        read_text(model, torch.zeros(1, 1, dtype=torch.long, device=device)),
+        draws=torch.Generator().get_state(),
+        tokens=tensors.get("text.tokens", torch.zeros(0, dtype=torch.long)),
+        num_shown=0,
+    )
+    expected = {name: (tuple(t.shape), t.dtype) for name, t in _named(pattern, "text")}
+    if expected != {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}:
+        raise DataError(f"{path}: damaged; its tensors are not those of a state of this model")
+    return _filled(pattern, tensors, "text")
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors and numbers within records and tuples, named by their place."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, int):
+        yield name, torch.tensor(value)
+    elif isinstance(value, tuple):
+        for place, part in enumerate(value):
+            yield from _named(part, f"{name}.{place}")
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _named(getattr(value, field.name), f"{name}.{field.name}")
+
+
+def _filled(value: S, tensors: dict[str, Tensor], name: str) -> S:
+    """Return a value of the same form with other tensors and numbers."""
+    found: Any = value
+    if isinstance(value, Tensor):
+        found = tensors[name].to(value.device)
+    elif isinstance(value, int):
+        found = int(tensors[name])
+    elif isinstance(value, tuple):
+        found = tuple(_filled(part, tensors, f"{name}.{i}") for i, part in enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = {
+            field.name: _filled(getattr(value, field.name), tensors, f"{name}.{field.name}")
+            for field in fields(value)
+        }
+        found = replace(value, **parts)
+    return found  # type: ignore[no-any-return]
