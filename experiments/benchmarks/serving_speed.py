@@ -40,11 +40,12 @@ from clew.link_prediction.model_folder import (
 )
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.vocabulary import Vocabulary
+from clew.names import TASK_LINK_PREDICTION
 from clew.runs.hardware import GIB
 from clew.runs.packaging import save_servable
 from clew.runs.store import probe
 from clew.training.checkpoints import Manifest, write_checkpoint
-from clew.workflows.servables import ServedTriples
+from clew.workflows.served_triples import ServedTriples
 from experiments.benchmarks.harness import (
     interleaved_seconds,
     median,
@@ -158,6 +159,7 @@ def measure(
     (work / "copies").mkdir()
     servable = save_servable(
         work / "servable",
+        task=TASK_LINK_PREDICTION,
         code=ServedTriples.serving_code,
         model_folder=model_folder,
         work=work / "copies",

@@ -29,7 +29,7 @@ from clew.workflows.promote import (
     promote_best_of,
     rollback,
 )
-from clew.workflows.servables import ServedTriples
+from clew.workflows.served_triples import ServedTriples
 from tests.workflows.trained import TrainedStore
 
 CHECKS = (
@@ -457,9 +457,9 @@ def test_what_cannot_be_used_is_not_registered_even_by_force(
 
 
 def test_a_run_of_another_task(trained: TrainedStore, changed_run: Callable[[Change], str]) -> None:
-    run_id = changed_run(lambda folder: change_manifest(folder, task="language_modeling"))
-    with pytest.raises(ConfigError, match="only link_prediction models can be registered"):
-        promoted("text", run_id)
+    run_id = changed_run(lambda folder: change_manifest(folder, task="speech"))
+    with pytest.raises(ConfigError, match=r"is speech; only .*link_prediction models can be"):
+        promoted("speech", run_id)
 
 
 def test_a_champion_that_cannot_be_read_is_replaced_by_force_only(

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from clew import names
 from clew.errors import CheckpointError
 from clew.layers.shapes import Ids, Scores
 
@@ -54,6 +55,18 @@ class Calibration:
     ece_after: float
     split: str = "valid"
     not_fitted_because: str = ""
+
+    def describe(self) -> str:
+        """Return what was fitted, for people."""
+        found = f"temperature {self.temperature:.3f} on {self.num_queries:,} validation queries"
+        if self.not_fitted_because:
+            return f"{found}, not fitted: {self.not_fitted_because}"
+        error = f"expected calibration error {self.ece_before:.3f} -> {self.ece_after:.3f}"
+        return f"{found}; {error}"
+
+    def tags(self) -> dict[str, str]:
+        """Return the temperature as a tag."""
+        return {names.TAG_TEMPERATURE: f"{self.temperature:.6g}"}
 
     def write(self, path: Path) -> None:
         """Write the calibration as JSON."""

@@ -15,7 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import clew
+from clew import names
 from clew.errors import TrackingError, described
+from clew.runs.signatures import signature_of
 
 PACKAGES = (
     "mlflow",
@@ -31,15 +33,24 @@ PACKAGES = (
     "torch",
 )
 """What the package needs to answer queries; recorded in the versions of this environment."""
+MORE = {names.TASK_LANGUAGE_MODELING: ("tokenizers",)}
+"""What it needs beyond that, for a task."""
 
 
 def save_servable(
-    folder: Path, *, code: Path, model_folder: Path, work: Path, example: Mapping[str, str]
+    folder: Path,
+    *,
+    task: str,
+    code: Path,
+    model_folder: Path,
+    work: Path,
+    example: Mapping[str, Any],
 ) -> Path:
     """Save a model folder as something that `mlflow models serve` can serve.
 
     Args:
         folder: Where to; must not exist.
+        task: Of the model; it decides what requests and answers look like.
         code: The Python file that MLflow runs to get the model.
         model_folder: What the code finds under the name `model` among its artifacts.
         work: An empty folder for copies.
@@ -54,14 +65,16 @@ def save_servable(
             python_model=str(code),
             artifacts={"model": str(source)},
             code_paths=[str(package)],
-            signature=_signature(),
+            signature=signature_of(task),
             input_example=_frame([example]),
-            pip_requirements=[f"{name}=={_public_version(name)}" for name in PACKAGES],
+            pip_requirements=[
+                f"{name}=={_public_version(name)}" for name in (*PACKAGES, *MORE.get(task, ()))
+            ],
         )
     return folder
 
 
-def ask_servable(folder: Path, queries: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Load a saved model as a server does, and return what it answers.
 
     Raises:
@@ -88,40 +101,7 @@ def _copy_package(target: Path) -> Path:
     return target / source.name
 
 
-def _signature() -> Any:
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-    from mlflow.types.schema import Array, Object, Property
-
-    def optional(name: str, kind: DataType) -> Property:
-        return Property(name, kind, required=False)
-
-    answer = Object(
-        [
-            Property("rank", DataType.long),
-            optional("head", DataType.string),
-            optional("tail", DataType.string),
-            Property("label", DataType.string),
-            Property("score", DataType.double),
-            optional("probability", DataType.double),
-            optional("known", DataType.boolean),
-        ]
-    )
-    ends = [ColSpec(DataType.string, name, required=False) for name in ("head", "tail")]
-    relation = ColSpec(DataType.string, "relation")
-    return ModelSignature(
-        inputs=Schema([ends[0], relation, ends[1]]),
-        outputs=Schema([ends[0], relation, ends[1], ColSpec(Array(answer), "answers")]),
-        params=ParamSchema(
-            [
-                ParamSpec("top_k", DataType.long, 10),
-                ParamSpec("filter_known", DataType.boolean, False),
-            ]
-        ),
-    )
-
-
-def _frame(queries: Sequence[Mapping[str, str]]) -> Any:
+def _frame(queries: Sequence[Mapping[str, Any]]) -> Any:
     import pandas as pd
 
     return pd.DataFrame([dict(query) for query in queries])

@@ -154,7 +154,7 @@ class Challenge:
                 return version
         with tempfile.TemporaryDirectory(prefix="clew-register-") as folder:
             package = save_candidate(
-                self.gate.servable,
+                self.gate.model.task,
                 Path(folder),
                 checkpoint=self.gate.candidate.checkpoint,
                 calibration=self.gate.calibration,

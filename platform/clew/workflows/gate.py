@@ -4,7 +4,6 @@ Checks come one by one, each with what was found; the first that nobody could ov
 Nothing here writes anything.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,11 +14,10 @@ import torch
 
 from clew import __version__, names
 from clew.errors import CheckpointError, DataError, TrackingError
-from clew.link_prediction.calibration import Calibration
 from clew.runs.hardware import git_commit
 from clew.runs.packaging import ask_servable
 from clew.runs.registry import RegisteredVersion, Registry
-from clew.training.checkpoints import MODEL_FILE
+from clew.training.checkpoints import weights_digest
 from clew.workflows.model_source import (
     SERVED_FOLDER,
     LoadedModel,
@@ -27,9 +25,11 @@ from clew.workflows.model_source import (
     load_source,
     open_version,
 )
-from clew.workflows.servables import Servable, servable_of
+from clew.workflows.servables import Calibrated, Servable, servable_of
 
 REPRODUCTION_TOLERANCE = 1e-6
+MOST_SHOWN = 200
+"""Characters of a request that a message repeats; frames are longer."""
 SAFE_SUFFIXES = frozenset({".safetensors", ".json", ".parquet"})
 
 CheckName = Literal[
@@ -73,7 +73,7 @@ class Gate:
     work: Path
     metrics: dict[str, float] = field(default_factory=dict)
     champion_metrics: dict[str, float] = field(default_factory=dict)
-    calibration: Calibration | None = None
+    calibration: Calibrated | None = None
     loaded: LoadedModel | None = None
 
     def checks(self) -> Iterator[Check]:
@@ -104,7 +104,8 @@ class Gate:
             return Check("served", False, str(error), final=True)
         for row, one, other in zip(rows, answered, expected, strict=True):
             if not self.servable.agree(one, other):
-                detail = f"answers {row} otherwise than the checkpoint does"
+                asked = str(row)[:MOST_SHOWN]
+                detail = f"answers {asked} otherwise than the checkpoint does"
                 return Check("served", False, detail, final=True)
         detail = f"{version.uri} loads without pickle and answers {len(rows)} queries as it should"
         return Check("served", True, detail)
@@ -126,15 +127,14 @@ class Gate:
             names.TAG_PACKAGE_COMMIT: git_commit() or "unknown",
         }
         if self.calibration is not None:
-            tags[names.TAG_TEMPERATURE] = f"{self.calibration.temperature:.6g}"
+            tags |= self.calibration.tags()
         found = {f"{names.TAG_METRIC_PREFIX}{k}": f"{v:.8g}" for k, v in self.metrics.items()}
         return tags | found
 
     @property
     def weights_digest(self) -> str:
         """Sixteen hex digits over the candidate's weights."""
-        with (self.candidate.checkpoint / MODEL_FILE).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return weights_digest(self.candidate.checkpoint)
 
     @property
     def model(self) -> LoadedModel:
@@ -192,16 +192,9 @@ class Gate:
         return Check("validation", False, f"{detail}: {allowed}")
 
     def _calibration(self) -> Check:
-        self.calibration = c = self.servable.calibrate(self.model.model.to("cpu"))
+        self.calibration = found = self.servable.calibrate(self.model.model.to("cpu"))
         self.model.model.to(self.model.device)
-        if c is None:
-            detail = f"no validation {self.servable.examples}, so no probabilities"
-            return Check("calibration", True, detail)
-        found = f"temperature {c.temperature:.3f} on {c.num_queries:,} validation queries"
-        if c.not_fitted_because:
-            return Check("calibration", True, f"{found}, not fitted: {c.not_fitted_because}")
-        error = f"expected calibration error {c.ece_before:.3f} -> {c.ece_after:.3f}"
-        return Check("calibration", True, f"{found}; {error}")
+        return Check("calibration", True, found.describe() if found else self.servable.uncalibrated)
 
     def _test(self) -> Check:
         measured = self.model.metrics("test")

@@ -16,7 +16,7 @@ from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError
 from clew.runs.alias_moves import move_aliases, settle_moves
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.best_run import best_of_runs, find_best_run
+from clew.runs.reading.best_run import best_of_runs, find_best_run, own_metric
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import Registry, check_alias, check_name
@@ -33,7 +33,6 @@ from clew.workflows.servables import SERVABLE_TASKS
 
 __all__ = ["PromotionRequest", "PromotionResult", "promote", "promote_best_of", "rollback"]
 
-DEFAULT_METRIC = "valid/mrr"
 CUT_OFF = "the promotion's process ended before a decision was recorded"
 
 # What a promotion's run says of itself in the words of the training run.
@@ -78,8 +77,9 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     if request.name:
         check_name(request.name)
     registry = Registry.connect()
-    metric = request.metric or DEFAULT_METRIC
-    run, maximize = _choose_run(request, metric), maximizes(metric)
+    run = _choose_run(request)
+    metric = request.metric or own_metric([run])
+    maximize = maximizes(metric)
     with tempfile.TemporaryDirectory(prefix="clew-promote-") as folder:
         candidate = open_run_best(run.run_id, Path(folder) / "candidate")
         if candidate.manifest.task not in SERVABLE_TASKS:
@@ -115,8 +115,8 @@ def promote_best_of(
         UsageError: as `promote`; also if a run does not have the metric.
         PromotionRefused: as `promote`.
     """
-    metric = request.metric or DEFAULT_METRIC
-    best = best_of_runs([find_run(run_id) for run_id in run_ids], metric)
+    runs = [find_run(run_id) for run_id in run_ids]
+    best = best_of_runs(runs, request.metric or own_metric(runs))
     return promote(dataclasses.replace(request, run_id=best.run_id, experiment=""), report)
 
 
@@ -158,7 +158,7 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     return PromotionResult(name, alias, former.number, now.number, former.run_id, outcome)
 
 
-def _choose_run(request: PromotionRequest, metric: str) -> RunRecord:
+def _choose_run(request: PromotionRequest) -> RunRecord:
     """Return the run that is meant: by its id, or the best of an experiment."""
     if bool(request.run_id) == bool(request.experiment):
         given = "both" if request.run_id else "neither"
@@ -167,7 +167,7 @@ def _choose_run(request: PromotionRequest, metric: str) -> RunRecord:
             "best run is meant"
         )
     if request.experiment:
-        return find_best_run(request.experiment, metric)
+        return find_best_run(request.experiment, request.metric)
     run = find_run(request.run_id)
     if request.metric and request.metric not in run.metrics:
         known = sorted(key for key in run.metrics if key.startswith(("valid/", "test/")))

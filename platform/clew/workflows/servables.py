@@ -1,7 +1,7 @@
 """What a kind of model must offer to be promoted and served, and who offers it.
 
 Gate, registry and serving know a candidate by its task and by this. A new kind of model is one
-class here and its serving code.
+class that offers it, and its serving code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,26 +12,26 @@ from torch import nn
 
 from clew import names
 from clew.errors import CheckpointError
-from clew.link_prediction.answers import Query
-from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.model_folder import (
-    VOCABULARY_FOLDER,
-    index_known,
-    load_predictor,
-    write_model_folder,
-)
-from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.prediction import Predictor
-from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import HEAD, RELATION, TAIL
 from clew.runs.packaging import save_servable
 from clew.training.task import Task
+from clew.workflows.served_frames import ServedFrames
+from clew.workflows.served_text import ServedText
+from clew.workflows.served_triples import ServedTriples
 
-NUM_EXAMPLES = 8
-SCORE_TOLERANCE = 1e-4
-"""How far a served score may lie from the checkpoint's own."""
+Row = dict[str, Any]
+"""A request: what its columns hold."""
 
-Row = dict[str, str]
+
+class Calibrated(Protocol):
+    """What was found on held-out examples, for a model to be served with."""
+
+    def describe(self) -> str:
+        """Return it for people, in one line."""
+        ...
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags of a version that has it."""
+        ...
 
 
 class Servable(Protocol):
@@ -39,6 +39,8 @@ class Servable(Protocol):
 
     examples: str
     """What the data consists of, for people: `triples`."""
+    uncalibrated: str
+    """Why there may be nothing to serve the model with, for people."""
     serving_code: Path
     """The Python file that MLflow runs to get the model."""
 
@@ -46,13 +48,11 @@ class Servable(Protocol):
         """Return how many examples a split has."""
         ...
 
-    def calibrate(self, model: nn.Module) -> Calibration | None:
-        """Fit probabilities on the validation split; None where there are none."""
+    def calibrate(self, model: nn.Module) -> Any:
+        """Return what held-out examples say, `Calibrated`; None where they say nothing."""
         ...
 
-    def write_folder(
-        self, folder: Path, *, checkpoint: Path, calibration: Calibration | None, work: Path
-    ) -> Path:
+    def write_folder(self, folder: Path, *, checkpoint: Path, calibration: Any, work: Path) -> Path:
         """Gather in a new folder what the serving code needs; `work` is an empty folder."""
         ...
 
@@ -69,79 +69,18 @@ class Servable(Protocol):
         ...
 
 
-class ServedTriples:
-    """Link prediction: requests are queries by name, answers are ranked entities."""
-
-    examples = "triples"
-    serving_code = Path(__file__).with_name("serving_model.py")
-
-    def __init__(self, task: LinkPrediction) -> None:
-        self.task = task
-        self.graph = task.graph
-
-    def num_examples(self, split: str) -> int:
-        """Return the number of triples of a split, `train`, `valid` or `test`."""
-        return len(
-            {"train": self.graph.train, "valid": self.graph.valid}.get(split, self.graph.test)
-        )
-
-    def calibrate(self, model: nn.Module) -> Calibration | None:
-        """Fit the temperature of answers to the validation triples, on the CPU."""
-        assert isinstance(model, GraphModel)
-        known = index_known(self.graph.train, self.graph.num_relations)
-        predictor = Predictor(model, self.graph.entities, self.graph.relations, known=known)
-        return predictor.calibrate(self.graph.valid)
-
-    def write_folder(
-        self, folder: Path, *, checkpoint: Path, calibration: Calibration | None, work: Path
-    ) -> Path:
-        """Gather checkpoint, names, known triples and calibration."""
-        self.task.write_artifacts(work)
-        return write_model_folder(
-            folder,
-            checkpoint=checkpoint,
-            vocabulary=work / VOCABULARY_FOLDER,
-            known=self.graph.train,
-            calibration=calibration,
-        )
-
-    def example_rows(self) -> list[Row]:
-        """Return queries from the first training triples: for tails and, if it can, for heads."""
-        entities, relations = self.graph.entities, self.graph.relations
-        rows: list[Row] = []
-        for triple in self.graph.train[: NUM_EXAMPLES // 2]:
-            relation = relations.name(triple[RELATION])
-            rows.append({"head": entities.name(triple[HEAD]), "relation": relation})
-            if self.task.inverse_relations:
-                rows.append({"tail": entities.name(triple[TAIL]), "relation": relation})
-        return rows
-
-    def answer(self, folder: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return the best answers of each query."""
-        found = load_predictor(folder).predict([Query(**row) for row in rows])
-        return [prediction.as_dict() for prediction in found]
-
-    def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Compare the entities, their order and their scores."""
-        pairs = list(zip(one["answers"], other["answers"], strict=False))
-        return len(one["answers"]) == len(other["answers"]) and all(
-            {k: v for k, v in a.items() if isinstance(v, str)}
-            == {k: v for k, v in b.items() if isinstance(v, str)}
-            and abs(a["score"] - b["score"]) <= SCORE_TOLERANCE
-            for a, b in pairs
-        )
-
-
 def save_candidate(
-    servable: Servable, work: Path, *, checkpoint: Path, calibration: Calibration | None
+    task: Task[Any], work: Path, *, checkpoint: Path, calibration: Calibrated | None
 ) -> Path:
     """Save a checkpoint in the empty folder `work` as something that MLflow can serve."""
     (work / "run").mkdir()
+    servable = servable_of(task)
     model_folder = servable.write_folder(
         work / "model", checkpoint=checkpoint, calibration=calibration, work=work / "run"
     )
     return save_servable(
         work / "servable",
+        task=task.kind,
         code=servable.serving_code,
         model_folder=model_folder,
         work=work / "copies",
@@ -149,7 +88,12 @@ def save_candidate(
     )
 
 
-SERVABLE_TASKS = frozenset({names.TASK_LINK_PREDICTION})
+_SERVED: dict[str, Any] = {
+    names.TASK_LINK_PREDICTION: ServedTriples,
+    names.TASK_LANGUAGE_MODELING: ServedText,
+    names.TASK_SEQUENCE_REGRESSION: ServedFrames,
+}
+SERVABLE_TASKS = frozenset(_SERVED)
 
 
 def servable_of(task: Task[Any]) -> Servable:
@@ -158,6 +102,7 @@ def servable_of(task: Task[Any]) -> Servable:
     Raises:
         CheckpointError: models of this task cannot be served.
     """
-    if isinstance(task, LinkPrediction):
-        return ServedTriples(task)
-    raise CheckpointError(f"{task.kind} models cannot be served; {sorted(SERVABLE_TASKS)} can")
+    if task.kind not in _SERVED:
+        raise CheckpointError(f"{task.kind} models cannot be served; {sorted(SERVABLE_TASKS)} can")
+    servable: Servable = _SERVED[task.kind](task)
+    return servable

@@ -5,18 +5,31 @@ from collections.abc import Iterator, Sequence
 
 from clew import names
 from clew.config.directions import maximizes
+from clew.config.kinds import TASK_KINDS
 from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client
 from clew.runs.reading.search import RunQuery, list_experiments, search_runs
 
 PAGE = 100
+DEFAULT_METRICS = tuple(names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values())
+"""By which models of each task are chosen."""
 
 
-def find_best_run(experiment: str, metric: str, *, uri: str | None = None) -> RunRecord:
+def own_metric(runs: Sequence[RunRecord]) -> str:
+    """Return the metric by which runs are chosen where none is named: that of their task.
+
+    Of several tasks, the first that `DEFAULT_METRICS` knows.
+    """
+    found = (key for key in DEFAULT_METRICS if any(key in run.metrics for run in runs))
+    return next(found, DEFAULT_METRICS[0])
+
+
+def find_best_run(experiment: str, metric: str = "", *, uri: str | None = None) -> RunRecord:
     """Return the finished training run of an experiment with the best value of a metric.
 
-    A validation metric counts as it was at the run's best checkpoint, not as it was last.
+    A validation metric counts as it was at the run's best checkpoint, not as it was last. Without
+    a name it is the runs' own (`own_metric`).
 
     Raises:
         TrackingError: there is no such experiment, no finished training run in it, or no run with
@@ -30,7 +43,7 @@ def find_best_run(experiment: str, metric: str, *, uri: str | None = None) -> Ru
             "name another experiment"
         )
     where = f" of experiment {experiment!r}"
-    return best_of_runs(runs, metric, where=where, uri=uri)
+    return best_of_runs(runs, metric or own_metric(runs), where=where, uri=uri)
 
 
 def best_of_runs(

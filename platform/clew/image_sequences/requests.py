@@ -1,0 +1,109 @@
+"""Answers requests that hold a window of frames as nested lists, as they come over HTTP."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clew.config.image_sequences import ImageSequenceData
+from clew.config.load import from_mapping
+from clew.errors import DataError
+from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
+from clew.image_sequences.model import SequenceRegressor
+from clew.image_sequences.model_folder import (
+    HELD_OUT_FILE,
+    SEQUENCES_FILE,
+    SequencesRecord,
+    load_sequence_model,
+)
+from clew.image_sequences.scalar_encoding import ScalarEncoding
+from clew.training.checkpoints import read_manifest
+
+
+class WindowPredictor:
+    """Predicts one window at a time, on the CPU.
+
+    Args:
+        model: In evaluation mode.
+        record: What the training data were.
+        config: Section `data` of the training.
+        errors: On held-out windows, for intervals; None: there are none.
+    """
+
+    def __init__(
+        self,
+        model: SequenceRegressor,
+        record: SequencesRecord,
+        config: ImageSequenceData,
+        errors: HeldOutErrors | None,
+    ) -> None:
+        self._model, self._record, self._errors = model, record, errors
+        self._encoding = ScalarEncoding.from_config(record.scalar_names, config, "the model")
+        self._refuses_nan = config.nan_pixels == "refuse"
+
+    @classmethod
+    def load(cls, folder: Path) -> "WindowPredictor":
+        """Load a model folder.
+
+        Raises:
+            UsageError: it cannot be read; the message says what is wrong.
+        """
+        record = SequencesRecord.read(folder / SEQUENCES_FILE)
+        config = from_mapping(read_manifest(folder).config, source=str(folder)).data
+        model, errors = load_sequence_model(folder, record), folder / HELD_OUT_FILE
+        assert isinstance(config, ImageSequenceData)
+        return cls(model, record, config, HeldOutErrors.read(errors) if errors.is_file() else None)
+
+    def predict(
+        self,
+        images: Sequence[Any],
+        scalars: Sequence[Any] = (),
+        present: float | None = None,
+        *,
+        confidence: float = CONFIDENCE,
+    ) -> dict[str, float]:
+        """Return `prediction`, and `lower` and `upper` if there are intervals, in target units.
+
+        Args:
+            images: Pixels, `(time, channel, height, width)`.
+            scalars: In the order of the training data, `(time, scalar)`.
+            present: The target's quantity at the last frame, for a model of its change.
+            confidence: Share of targets that the intervals are meant to hold.
+
+        Raises:
+            DataError: a shape is not that of the training data, or a value is missing.
+            ConfigError: the confidence asks for more held-out windows than there were.
+        """
+        shape = (self._model.shape.num_frames, *self._record.frames[1:])
+        pixels = self._array("images", images, shape, finite=self._refuses_nan)
+        beside = self._array("scalars", scalars, (shape[0], len(self._record.scalar_names)))
+        with torch.no_grad():
+            encoded = torch.from_numpy(self._encoding.encode(beside)).unsqueeze(0)
+            scaled = self._model(torch.from_numpy(pixels.astype(np.float32)).unsqueeze(0), encoded)
+        value = float(scaled.double() * self._model.target_std + self._model.target_mean)
+        if self._model.config.predicts == "change":
+            value += float(self._array("present", [present], (1,))[0])
+        if self._errors is None:
+            return {"prediction": value}
+        width = self._errors.half_width(confidence)
+        return {"prediction": value, "lower": value - width, "upper": value + width}
+
+    @staticmethod
+    def _array(
+        name: str, values: Sequence[Any], shape: tuple[int, ...], *, finite: bool = True
+    ) -> np.ndarray:
+        """Return numbers of a request as an array of a shape."""
+        if 0 in shape:
+            return np.zeros(shape)
+        try:
+            found = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if found.shape != shape or (finite and not np.isfinite(found).all()):
+            raise DataError(
+                f"{name} is no array of {' x '.join(map(str, shape))} finite numbers, which the "
+                "model was trained on"
+            )
+        return found
