@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from clew.config.load import load
-from clew.config.presets import find_study, presets, studies
+from clew.config.presets import find_study, presets, spaces, studies
 from clew.config.study import load_study
 from clew.errors import ConfigError
 
 PROGRAM = """
 from clew.config.load import load
 from clew.config.presets import SHIPPED, presets
+from clew.config.search_space import load_space
 from clew.config.study import load_study
 
 assert "site" in SHIPPED.parts, SHIPPED
@@ -24,6 +25,7 @@ for name in presets():
     load(name)
 load("experiments/link_prediction/umls.yaml")
 load_study("training")
+load_space("conve", load("umls"))
 print(*presets())
 """
 
@@ -35,11 +37,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_preset_is_the_file_of_the_experiments(root: Path) -> None:
-    files = [p for p in (root / "experiments").glob("*/*.yaml") if p.parent.name != "studies"]
+    shipped = (root / "experiments").glob("*/*.yaml")
+    files = [path for path in shipped if path.parent.name not in ("studies", "spaces")]
     assert {path.resolve() for path in presets().values()} == set(files)
     assert len(presets()) == len(files), "two configurations have one name"
     assert {p.resolve() for p in studies().values()} == set(
         (root / "experiments/studies").glob("*.yaml")
+    )
+    assert {p.resolve() for p in spaces().values()} == set(
+        (root / "experiments/spaces").glob("*.yaml")
     )
 
 

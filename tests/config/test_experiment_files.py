@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = [
     path
     for path in sorted((ROOT / "experiments").glob("*/*.yaml"))
-    if path.parent.name != "studies"
+    if path.parent.name not in ("studies", "spaces")
 ]
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from clew import names
 from clew.cli import cli
-from clew.config.load import from_mapping
+from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
@@ -21,7 +21,7 @@ from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard
 from clew.workflows.memory_guard import resolve_batch_size
-from clew.workflows.plan import plan, with_settings
+from clew.workflows.plan import plan
 from clew.workflows.planned_task import DataSizes
 from clew.workflows.tasks import build_task
 from clew.workflows.train import train

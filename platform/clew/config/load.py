@@ -57,6 +57,17 @@ def from_mapping(
         raise ConfigError(f"{source}: {problems}") from None
 
 
+def with_settings(
+    config: RunConfig, settings: Overrides, *, source: str = "configuration"
+) -> RunConfig:
+    """Return a configuration with some settings changed, checked as a whole.
+
+    Raises:
+        ConfigError: If a key is unknown, a value is invalid, or they do not fit together.
+    """
+    return from_mapping(config.model_dump(mode="json"), settings, source=source)
+
+
 def to_yaml(config: RunConfig) -> str:
     """Return the resolved configuration as YAML; loading it gives the same configuration."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)

@@ -1,4 +1,4 @@
-"""Configurations and studies that ship with Clew, found by name from any folder.
+"""Configurations, studies and search spaces that ship with Clew, found by name from any folder.
 
 `clew/presets/` links to the project's `experiments/`, and an installed package contains the files
 that the links point to, so a preset and its file in `experiments/` cannot differ.
@@ -14,17 +14,24 @@ logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parents[1] / "presets"
 STUDIES = "studies"
+SPACES = "spaces"
 SUFFIXES = (".yaml", ".yml")
 
 
 def presets() -> dict[str, Path]:
     """Return the shipped configurations by name."""
-    return {p.stem: p for p in sorted(SHIPPED.glob("*/*.yaml")) if p.parent.name != STUDIES}
+    found = sorted(SHIPPED.glob("*/*.yaml"))
+    return {p.stem: p for p in found if p.parent.name not in (STUDIES, SPACES)}
 
 
 def studies() -> dict[str, Path]:
     """Return the shipped studies by name."""
     return {p.stem: p for p in sorted((SHIPPED / STUDIES).glob("*.yaml"))}
+
+
+def spaces() -> dict[str, Path]:
+    """Return the shipped search spaces by name."""
+    return {p.stem: p for p in sorted((SHIPPED / SPACES).glob("*.yaml"))}
 
 
 def find_configuration(given: str | Path) -> Path:
@@ -46,6 +53,15 @@ def find_study(given: str | Path) -> Path:
         ConfigError: If there is neither such a file nor such a name.
     """
     return _find(given, studies(), "study")
+
+
+def find_space(given: str | Path) -> Path:
+    """Return the file for a path or for the name of a search space.
+
+    Raises:
+        ConfigError: If there is neither such a file nor such a name.
+    """
+    return _find(given, spaces(), "search space")
 
 
 def _find(given: str | Path, shipped: dict[str, Path], what: str) -> Path:

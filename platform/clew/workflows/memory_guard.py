@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 
 from clew import names
+from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
@@ -18,7 +19,7 @@ from clew.training.distributed import World
 from clew.training.memory import gpu_peaks
 from clew.training.memory_plan import MemoryPlanner, StepMemory
 from clew.training.task import Task
-from clew.workflows.plan import Settings, Variant, largest_divisor, split, with_settings
+from clew.workflows.plan import Settings, Variant, largest_divisor, split
 from clew.workflows.tasks import build_task
 
 logger = logging.getLogger(__name__)

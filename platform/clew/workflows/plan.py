@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clew.config.load import from_mapping
+from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
@@ -138,11 +138,6 @@ def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
             continue  # this model has nothing of the kind
         found.append(Variant(name, settings, memory))
     return found
-
-
-def with_settings(config: RunConfig, settings: Settings) -> RunConfig:
-    """Return a configuration with some settings changed, checked as a whole."""
-    return from_mapping(config.model_dump(mode="json"), settings, source="plan")
 
 
 def examples_in_step(config: RunConfig) -> int:
