@@ -36,6 +36,7 @@ from clew.training.state import Progress, Resumable
 from clew.training.task import Task
 from clew.training.throughput import Throughput, count_flops, peak_flops_per_second
 from clew.training.trainer import Trainer
+from clew.training.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def build_trainer(
     folder: Path,
     origin: Manifest,
     keep_all_checkpoints: bool = False,
+    watch: Watch | None = None,
 ) -> Trainer[Any]:
     """Build every part and the trainer that holds them."""
     model = build_model(config, task, device, world)
@@ -110,6 +112,7 @@ def build_trainer(
         history=history,
         checkpointer=Checkpointer(folder, origin, resumable, keep_all=keep_all_checkpoints),
         progress=progress,
+        watch=watch or Watch(),
     )
 
 

@@ -36,6 +36,7 @@ from clew.training.schedule import Schedule, is_better
 from clew.training.state import Progress
 from clew.training.task import B, Task
 from clew.training.throughput import Throughput
+from clew.training.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Trainer(Generic[B]):
     history: History
     checkpointer: Checkpointer
     progress: Progress
+    watch: Watch
 
     _stop: StopRequest = field(default_factory=StopRequest)
     _unread: list[StepLoss] = field(default_factory=list)
@@ -77,7 +79,8 @@ class Trainer(Generic[B]):
 
         Raises:
             NonFiniteLossError: a loss, or too many float16 gradients in a row, overflowed.
-            Interrupted: the process was asked to stop; a checkpoint was written first.
+            Interrupted: the process was asked to stop; a checkpoint was written first. Or the watch
+                ended the training, without one.
         """
         with self._stop.listening():
             loader = BatchLoader(self.task.train_examples(), self.settings, self.world)
@@ -91,6 +94,7 @@ class Trainer(Generic[B]):
                         self.throughput.pause()
                         self._write(f"step-{self.progress.step:08d}")
                         self.throughput.start()
+                    self.watch.before_step()
                     self._step(window)
                 self.throughput.pause()
                 self._close_epoch()
@@ -313,6 +317,9 @@ class Trainer(Generic[B]):
             name = f"epoch-{progress.epoch:04d}" if complete else f"step-{progress.step:08d}"
             # What validation said of an average is not true of the parameters themselves.
             self._write(name, {} if self.average.active else metrics)
+        if metrics:
+            epoch = progress.epoch if complete else progress.epoch + 1
+            self.watch.validated(metrics[evaluation.metric], epoch, is_last=self.finished)
 
     def _validate(self) -> dict[str, float]:
         """Evaluate on the validation split; move the plateau schedule and keep the best."""

@@ -29,6 +29,7 @@ from clew.training.setup import (
 )
 from clew.training.task import Task
 from clew.training.trainer import Trainer
+from clew.training.watch import Watch
 from clew.workflows.memory_guard import (
     MemoryBefore,
     explaining_lack_of_memory,
@@ -68,6 +69,7 @@ def train(
     checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
+    watch: Watch | None = None,
 ) -> TrainResult:
     """Train, evaluate and record one run, as part of another if that is given.
 
@@ -77,11 +79,12 @@ def train(
         checkpoint_dir: Keep the run's files in this new folder while it trains.
         parent_run_id: Run of which this one is a part.
         tags: Further tags of the run.
+        watch: Sees the training, and may end it.
 
     Raises:
         UsageError: configuration, data or tracking store cannot be used; nothing is left running.
         ProtectedStop: stopped to protect the result.
-        Interrupted: stopped by the person, with a checkpoint.
+        Interrupted: stopped by the person, with a checkpoint, or by the watch.
     """
     check_new_folder("--output-dir", output_dir)
     check_new_folder("--checkpoint-dir", checkpoint_dir)
@@ -93,6 +96,7 @@ def train(
             checkpoint_dir=checkpoint_dir,
             parent_run_id=parent_run_id,
             tags=tags or {},
+            watch=watch,
         )
 
 
@@ -128,6 +132,7 @@ def _train(
     checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
+    watch: Watch | None = None,
 ) -> TrainResult:
     device = resolve_device(config.training.device, world.local_rank)
     prepare_process(config)
@@ -140,11 +145,13 @@ def _train(
         config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
     )
     tracker.tags(tags or {})
+    watch = watch or Watch()
     with (
         tracker,
         explaining_lack_of_memory(config, task, device),
         tempfile.TemporaryDirectory(prefix="clew-") as temporary,
     ):
+        watch.started(tracker)
         folder = checkpoint_dir or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         memory = MemoryBefore.look(config, task, device, world)
@@ -157,6 +164,7 @@ def _train(
             folder=folder,
             origin=origin_of(config, task, tracker, device),
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
+            watch=watch,
         )
         return _run(trainer, config, point, output_dir, memory)
 
