@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from clew.api import MemoryPlan as MemoryPlan
     from clew.api import Model as Model
     from clew.api import Run as Run
+    from clew.api import Search as Search
     from clew.api import attribute as attribute
     from clew.api import evaluate as evaluate
     from clew.api import load as load
     from clew.api import plan as plan
     from clew.api import train as train
+    from clew.api import tune as tune
 
 __version__ = "0.1.0"
 
@@ -33,11 +35,13 @@ _PUBLIC = (
     "MemoryPlan",
     "Model",
     "Run",
+    "Search",
     "attribute",
     "evaluate",
     "load",
     "plan",
     "train",
+    "tune",
 )
 
 

@@ -167,3 +167,19 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'clew' has no attribute 'trian'"):
         clew.trian  # type: ignore[attr-defined]  # noqa: B018
     assert {"train", "load", "evaluate", "attribute", "plan"} <= set(dir(clew))
+
+
+def test_a_search_says_what_its_command_says(tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("parameters: {optimizer.learning_rate: {low: 0.001, high: 0.01, log: true}}")
+    small = {"model.embedding_dim": 24, "model.output_channels": 6, "training.num_epochs": 1}
+    found = clew.tune(
+        "umls", space=space, trials=2, overrides=small, output_dir=tmp_path / "search"
+    )
+    assert found.trials["state"].tolist() == ["complete", "complete"]
+    best = found.trials.loc[found.trials["value"].idxmax()]
+    assert (best["run_id"], best["value"]) == (found.best_run_id, found.value)
+    assert find_run(found.best_run_id).metrics[found.metric] == found.value
+    settings = load_config(found.config)
+    assert settings.optimizer.learning_rate == found.settings["optimizer.learning_rate"]
+    assert settings.evaluation.test_after_training, "of trials alone it is left out"

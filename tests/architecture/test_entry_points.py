@@ -30,6 +30,7 @@ PARAMETERS = {
     "train": f"{TRAIN} resume checkpoint_dir output_dir",
     "plan": f"{TRAIN} device memory_gib num_processes devices num_entities num_relations "
     "vocabulary_size frame_shape",
+    "tune": "config space minutes trials seed output_dir set",
     "evaluate": "model split negatives",
     "tracin": TRACIN,
     "batch_tracin": f"{TRACIN} output_dir n_hops min_degree strict_path_filtering "

@@ -19,6 +19,7 @@ KINDS = (
     names.KIND_PROMOTE,
     names.KIND_COMPARE,
     names.KIND_VALIDATE,
+    names.KIND_TUNE,
 )
 STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 ALL = "all"

@@ -8,6 +8,7 @@ would print (`clew.errors`).
 from clew.api.explanations import Attribution, attribute
 from clew.api.models import Model, evaluate, load
 from clew.api.training import Run, plan, train
+from clew.api.tuning import Search, tune
 from clew.workflows.evaluate import EvaluateResult as Evaluation
 from clew.workflows.plan import MemoryPlan
 
@@ -17,9 +18,11 @@ __all__ = [
     "MemoryPlan",
     "Model",
     "Run",
+    "Search",
     "attribute",
     "evaluate",
     "load",
     "plan",
     "train",
+    "tune",
 ]

@@ -82,7 +82,7 @@ def train(
     given = dict(overrides or {})
     if epochs is not None:
         given["training.num_epochs"] = epochs
-    checked = _read(config, given)
+    checked = read_configuration(config, given)
     run = train_each_group if leaves_one_out(checked) else train_once
     result = run(checked, output_dir=None if output_dir is None else Path(output_dir))
     return Run(result.run_id, result.variant, result.metrics)
@@ -110,10 +110,12 @@ def plan(
         ConfigError: the configuration is wrong, or the device is not known.
         DataError: the data cannot be read.
     """
-    return plan_memory(_read(config, overrides or {}), device=device, memory_gib=memory_gib)
+    return plan_memory(
+        read_configuration(config, overrides or {}), device=device, memory_gib=memory_gib
+    )
 
 
-def _read(config: Configuration, overrides: Mapping[str, object]) -> RunConfig:
+def read_configuration(config: Configuration, overrides: Mapping[str, object]) -> RunConfig:
     """Return the checked configuration with the overrides applied."""
     if isinstance(config, str | Path):
         return load_config(config, overrides)

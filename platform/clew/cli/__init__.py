@@ -20,6 +20,7 @@ def cli() -> None:
 for verb in (
     training.train,
     training.plan,
+    training.tune,
     training.evaluate,
     training.compare,
     models.promote,

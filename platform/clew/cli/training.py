@@ -1,7 +1,9 @@
-"""Commands that train, plan and measure: train, plan, evaluate, compare."""
+"""Commands that train, plan and measure: train, plan, tune, evaluate, compare."""
 
 import dataclasses
 import json
+import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -137,6 +139,54 @@ def plan(options: PlanOptions) -> int:
         ),
     )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    return 0
+
+
+class TuneOptions(Configured):
+    """Options of `clew tune`."""
+
+    config: str = DEFAULT_CONFIG
+    """YAML file, or the name of a configuration that ships with Clew."""
+    space: str = ""
+    """YAML file, or the name of a search space that ships with Clew (default: the one for the
+    configuration's kind of data)."""
+    minutes: Annotated[float, Field(gt=0)] = 60.0
+    """Time for this command; then the running trial is stopped."""
+    trials: Annotated[int | None, Field(ge=1)] = None
+    """Stop after so many trials in all, those of earlier commands included."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the search; training.seed is that of the trainings."""
+    output_dir: Path | None = None
+    """Folder that keeps the trials and the best configuration (default: in runs/tune)."""
+
+
+@command(TuneOptions)
+def tune(options: TuneOptions) -> int:
+    """Search for the best configuration by the validation metric; repeated, the command goes on."""
+    from tqdm import tqdm
+
+    from clew.workflows.tune import TuneRequest
+    from clew.workflows.tune import tune as workflow
+
+    if "CLEW_LOG_LEVEL" not in os.environ:  # one line for a trial is enough
+        logging.getLogger("clew").setLevel(logging.WARNING)
+    request = TuneRequest(
+        load(options.config, options.overrides),
+        space=options.space,
+        minutes=options.minutes,
+        trials=options.trials,
+        seed=options.seed,
+        output_dir=options.output_dir,
+    )
+    layout = "search: {percentage:3.0f}% of {total:g} minutes |{bar}| {postfix}"
+    with tqdm(total=options.minutes, bar_format=layout, disable=None, leave=False) as bar:
+
+        def show(seconds: float, found: str) -> None:
+            bar.set_postfix_str(found, refresh=False)
+            bar.update(min(seconds / 60, options.minutes) - bar.n)
+
+        result = workflow(request, say=tqdm.write, progress=show)
+    click.echo(result.table())
     return 0
 
 

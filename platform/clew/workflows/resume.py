@@ -195,7 +195,7 @@ def find_in_folder(
     training = original.training
     config = _with_batch(config, training.batch_size, training.gradient_accumulation)
     _refuse_changes(manifest.run_id, original, config)
-    _end_if_dead(manifest.run_id)
+    end_if_dead(manifest.run_id)
     best = folder / names.ARTIFACT_BEST
     logger.info("continuing from %s", usable[-1])
     return ResumePoint(
@@ -208,8 +208,12 @@ def find_in_folder(
     )
 
 
-def _end_if_dead(run_id: str) -> None:
-    """End the run of a folder's checkpoints, if the store has it and it is not alive."""
+def end_if_dead(run_id: str) -> None:
+    """End a run whose process died, if the store has it.
+
+    Raises:
+        TrackingError: it is alive.
+    """
     try:
         run = find_run(run_id)
     except TrackingError:  # the folder may come from another machine, with another store

@@ -1,0 +1,218 @@
+"""The trials of a search, kept in a folder by Optuna: what was tried, and what to try next."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import optuna
+from filelock import FileLock, Timeout
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from clew.config.schema import RunConfig
+from clew.config.search_space import Parameter, SearchSpace, Value, takes_whole_numbers
+from clew.errors import ConfigError, described
+
+STUDY_FILE = "study.db"
+LOCK_FILE = "study.lock"
+NAME = "search"
+IDENTITY, PARENT, RUN, EPOCH, PROBLEM = "identity", "parent_run", "run", "epoch", "problem"
+"""Attributes that Optuna keeps for us."""
+
+State = Literal["complete", "pruned", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """What became of one trial; one that was stopped counts as not tried."""
+
+    number: int
+    state: State
+    settings: Mapping[str, Value]
+    """Setting, as `section.key`, to its value."""
+    value: float | None = None
+    """The validation metric: the best one, or the last one of a pruned trial."""
+    epoch: int | None = None
+    """Epochs done when it was measured."""
+    seconds: float = 0.0
+    run_id: str = ""
+    problem: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True)
+class TrialStudy:
+    """The trials, and the sampler that learns from them.
+
+    Which settings a trial gets follows from the seed and from the trials that were decided before:
+    a search that was killed and continued tries what an uninterrupted one does.
+    """
+
+    study: optuna.Study
+    distributions: Mapping[str, BaseDistribution]
+    seed: int
+    left: list[str] = field(default_factory=list)
+    """Runs of trials whose process died."""
+
+    @property
+    def parent_run_id(self) -> str | None:
+        """Run of which the trials are parts; None before the first."""
+        return self.study.user_attrs.get(PARENT)
+
+    def set_parent(self, run_id: str) -> None:
+        """Keep the run of which the trials are parts."""
+        self.study.set_user_attr(PARENT, run_id)
+
+    def ask(self) -> optuna.Trial:
+        """Begin a trial, with the settings to try next in its `params`."""
+        entropy = np.random.SeedSequence([self.seed, len(self.decided)])
+        seed = int(entropy.generate_state(1)[0])
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed)
+        return self.study.ask(dict(self.distributions))
+
+    def complete(self, trial: optuna.Trial, value: float) -> None:
+        """End a trial that trained to its end."""
+        self.study.tell(trial, value)
+
+    def prune(self, trial: optuna.Trial) -> None:
+        """End a trial that was given up."""
+        self.study.tell(trial, state=TrialState.PRUNED)
+
+    def fail(self, trial: optuna.Trial, problem: str) -> None:
+        """End a trial whose settings do not train; they are not tried again."""
+        trial.set_user_attr(PROBLEM, problem)
+        self.study.tell(trial, state=TrialState.FAIL)
+
+    def stop(self, trial: optuna.Trial) -> None:
+        """End a trial that says nothing of its settings, which will be tried again."""
+        self.study.tell(trial, state=TrialState.FAIL)
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """All trials that ended, in order."""
+        return [_record(trial) for trial in self.study.trials if trial.state.is_finished()]
+
+    @property
+    def decided(self) -> list[TrialRecord]:
+        """The trials that were not stopped."""
+        return [record for record in self.records if record.state != "stopped"]
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The complete trial with the best validation metric, the first of equals."""
+        complete = [record for record in self.records if record.state == "complete"]
+        maximize = self.study.direction == optuna.study.StudyDirection.MAXIMIZE
+        choose = max if maximize else min
+        return choose(complete, key=lambda record: record.value or 0.0, default=None)
+
+
+def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+    problem = trial.user_attrs.get(PROBLEM, "")
+    states: dict[TrialState, State] = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}
+    has_value = trial.value is not None and math.isfinite(trial.value)
+    return TrialRecord(
+        number=trial.number,
+        state=states.get(trial.state, "failed" if problem else "stopped"),
+        settings=dict(trial.params),
+        value=trial.value if has_value else None,
+        epoch=trial.user_attrs.get(EPOCH),
+        seconds=trial.duration.total_seconds() if trial.duration else 0.0,
+        run_id=trial.user_attrs.get(RUN, ""),
+        problem=problem,
+    )
+
+
+@contextmanager
+def opened_study(
+    folder: Path, *, identity: str, space: SearchSpace, config: RunConfig, seed: int
+) -> Iterator[TrialStudy]:
+    """Open the trials of a folder, or begin there; trials whose process died count as stopped.
+
+    Args:
+        folder: Where they are kept.
+        identity: What makes trials comparable: configuration, data, space and seed.
+        space: What is varied.
+        config: What the trials have in common.
+        seed: Of the search.
+
+    Raises:
+        ConfigError: another process works in the folder, or it holds another search.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"{folder}: another clew tune works there; wait for its end, or name another folder "
+            "with --output-dir"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{folder / STUDY_FILE}")
+    except (SQLAlchemyError, RuntimeError) as error:
+        lock.release()
+        raise ConfigError(
+            f"{folder / STUDY_FILE}: no trials of a search ({described(error)}); name another "
+            "folder with --output-dir"
+        ) from None
+    try:
+        study = _begin(storage, space, maximize=config.evaluation.maximize)
+        if study.user_attrs.get(IDENTITY, identity) != identity:
+            raise ConfigError(
+                f"{folder} holds a search with another configuration, space or seed, or on other "
+                "data; name another folder with --output-dir"
+            )
+        study.set_user_attr(IDENTITY, identity)
+        distributions = {
+            key: _distribution(parameter, whole=takes_whole_numbers(config, key))
+            for key, parameter in space.parameters.items()
+        }
+        yield TrialStudy(study, distributions, seed, _stop_running(study))
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+        lock.release()
+
+
+def _begin(
+    storage: optuna.storages.BaseStorage, space: SearchSpace, *, maximize: bool
+) -> optuna.Study:
+    return optuna.create_study(
+        storage=storage,
+        study_name=NAME,
+        load_if_exists=True,
+        direction="maximize" if maximize else "minimize",
+        pruner=optuna.pruners.MedianPruner(
+            n_startup_trials=space.unpruned_trials, n_warmup_steps=space.unpruned_epochs
+        ),
+    )
+
+
+def _stop_running(study: optuna.Study) -> list[str]:
+    """Stop the trials whose process died, and return their runs."""
+    running = study.get_trials(states=[TrialState.RUNNING])
+    for trial in running:
+        study.tell(trial.number, state=TrialState.FAIL)
+    return [trial.user_attrs[RUN] for trial in running if RUN in trial.user_attrs]
+
+
+def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:
+    if parameter.choices is not None:
+        return CategoricalDistribution(parameter.choices)
+    low, high = parameter.ends
+    if whole:
+        return IntDistribution(
+            int(low), int(high), log=parameter.log, step=int(parameter.step or 1)
+        )
+    return FloatDistribution(low, high, log=parameter.log, step=parameter.step)
