@@ -34,6 +34,13 @@ def twin(trained: TrainedStore, twin_of_strong: list[str]) -> str:
     return twin_of_strong[0]
 
 
+def test_ids_of_many_runs_are_no_path(trained: TrainedStore, twin: str):
+    many = ",".join([trained.strong, twin] * 5)
+    assert len(many) > 255  # no file system takes that as a name
+    with pytest.raises(ConfigError, match=r"training\.seed is"):
+        tracin(many, TEST, {})
+
+
 @pytest.mark.parametrize("score", ["deflated", "kronecker"])
 def test_forms_and_directions_are_recorded(trained: TrainedStore, tmp_path: Path, score: str):
     settings = {"influence.score": score, "influence.direction": "head"}

@@ -1,6 +1,7 @@
 """Finds the model that a person names: a run id, `models:/name@alias`, or a checkpoint folder."""
 
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,7 +197,7 @@ def folder_meant(reference: str) -> Path | None:
     means the folder.
     """
     path = Path(reference)
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises where the ids of many runs are too long for a path
         return path
     if path.suffix != OLDER_SUFFIX:
         return None

@@ -125,7 +125,7 @@ def validate_influence(
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
         finished = len(list(_folder(request, source).glob("seed-*.npz")))
-        _forecast(request, retrainer, _number_of_retrainings(request) - finished, say)
+        _forecast(request, retrainer, max(0, _number_of_retrainings(request) - finished), say)
         trained = examiner.examine(source.tracer.models[-1])
         plan = plan_experiment(
             source,
