@@ -10,6 +10,7 @@ import torch
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
+from clew.link_prediction.answers import Query
 from clew.link_prediction.sources import load_graph
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.workflows.model_source import load_source, open_model
@@ -18,6 +19,7 @@ from clew.workflows.promote import PromotionRequest, promote
 from tests.workflows.trained import TrainedStore
 
 QUERY = ("acquired_abnormality", "location_of", "")
+TRIPLE = ("head", "relation", "tail")
 REGISTERED = "models:/asked@champion"
 
 
@@ -103,10 +105,12 @@ def test_files_of_queries(tmp_path: Path) -> None:
         "cell\tpart_of\t?\n"
         "?\tpart_of\tcell\r\n"
         '{"relation": "part_of", "tail": "cell"}\n'
-        '{"head": "cell", "relation": "part_of", "tail": null}\n',
+        '{"head": "cell", "relation": "part_of", "tail": null}\n'
+        "cell\tpart_of\ttissue\n",
         encoding="utf-8",
     )
-    found = read_queries(path)
+    *found, triple = read_queries(path)
+    assert triple.query == Query("part_of", "cell", "tissue")
     tails = [item.query.asks_for for item in found]
     assert tails == ["tail", "tail", "head", "head", "tail"]
     assert found[0].query == found[1].query == found[4].query
@@ -120,7 +124,7 @@ def test_files_of_queries(tmp_path: Path) -> None:
         ("", "holds no query"),
         ("cell\n", r"line 1: 'cell' has 1 tab-separated columns"),
         ("cell\tpart_of\ntoo\tmany\tof\tthem\n", r"line 2: .* has 4 tab-separated columns"),
-        ("cell\tpart_of\ttissue\n", "line 1: .*give a relation and either a head"),
+        ("cell\t\ttissue\n", "line 1: .*give a relation and either a head"),
         ("?\tpart_of\t?\n", "line 1: .*give a relation and either a head"),
         ("cell\t\t?\n", "line 1: .*give a relation"),
         ('{"head": "cell", "relation"\n', "line 1: not valid JSON"),
@@ -191,6 +195,37 @@ def test_command_line(
     assert len(json.loads(out)["predictions"]) == 2
 
 
+def test_a_whole_triple_is_placed_at_both_ends(
+    registered: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = load_graph(TripleData(name="umls"))
+    head, relation, tail = graph.test[5]
+    named = graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail)
+    question = [f"--{key}={name}" for key, name in zip(TRIPLE, named, strict=True)]
+    assert run_command(["predict", f"--model={registered}", *question, "--json"]) == 0
+    for_tails, for_heads = json.loads(capsys.readouterr().out)["predictions"]
+    known = {t for h, r, t in graph.train.tolist() if (h, r) == (head, relation)} - {int(tail)}
+    (whole,) = predict(registered, [asked(*named[:2], "")], top_k=graph.num_entities).predictions
+    order = [a.name for a in whole.answers if graph.entities.id(a.name) not in known]
+    place = for_tails["asked"]
+    assert (place["tail"], place["rank"]) == (named[2], order.index(named[2]) + 1)
+    assert place["num_candidates"] == len(order)
+    assert 0 < place["probability"] < 1
+    assert for_heads["asked"]["head"] == named[0]
+    assert (for_heads["tail"], len(for_heads["answers"])) == (named[2], 10)
+    assert run_command(["predict", f"--model={registered}", *question]) == 0
+    assert "asked about, by rank among" in capsys.readouterr().out
+
+
+def test_a_guess_is_called_one(trained: TrainedStore, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = load_graph(TripleData(name="umls"))
+    seen = set(map(tuple, graph.train[:, :2].tolist()))
+    head = next(e for e in range(graph.num_entities) if (e, 0) not in seen)
+    question = [f"--head={graph.entities.name(head)}", f"--relation={graph.relations.name(0)}"]
+    assert run_command(["predict", f"--model={trained.strong}", *question]) == 0
+    assert "is never the head of" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -200,7 +235,8 @@ def test_command_line(
             ["--head=cell", "--relation=part_of", "--filter-known=maybe"],
             "--filter-known is 'maybe'",
         ),
-        (["--head=cell", "--tail=cell", "--relation=part_of"], "either a head"),
+        (["--head=cell", "--tail=cell"], "give a relation"),
+        (["--head=cell", "--tail=zell", "--relation=part_of"], "did you mean 'cell'"),
         (["--head=cell"], "give a relation"),
         (["--head=zell", "--relation=part_of"], "did you mean 'cell'"),
         (["--head=cell", "--relation=partof"], "unknown relation 'partof'"),

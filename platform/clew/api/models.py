@@ -20,6 +20,7 @@ from clew.workflows.predict import open_predictor
 logger = logging.getLogger(__name__)
 
 ANSWER_COLUMNS = ["rank", "name", "label", "score", "probability", "known"]
+PLACE_COLUMNS = ["end", "rank", "num_candidates", "name", "label", "score", "probability", "known"]
 
 
 class Recorded(Protocol):
@@ -73,16 +74,53 @@ class Model:
             ConfigError: the model predicts no links, or not exactly one end is given.
             DataError: a name is unknown; the message lists near ones.
         """
+        query = Query(relation, head=head or None, tail=tail or None)
+        (found,) = self._answering.predict([query], top_k=top_k, filter_known=filter_known)
+        if found.warning:
+            logger.warning("%s", found.warning)
+        rows = [vars(answer) for answer in found.answers]
+        frame = pd.DataFrame(rows, columns=ANSWER_COLUMNS)
+        return frame.astype({"score": float, "probability": float})
+
+    def place(self, head: str, relation: str, tail: str) -> pd.DataFrame:
+        """Return where the model puts a triple: its tail among all tails, its head among all heads.
+
+        A row is an `end` of the triple, `tail` first (alone, if the model was trained without
+        inverse relations): its `rank` among `num_candidates` entities, all but the other known
+        answers (equal scores count half), `name`, `label`, `score`, the `probability` that the
+        answer is this entity given that it is none of the other known ones, and `known`, whether
+        training holds the triple.
+
+        Raises:
+            ConfigError: the model predicts no links, or a part of the triple is empty.
+            DataError: a name is unknown; the message lists near ones.
+        """
+        answering = self._answering
+        ways = Query(relation, head=head, tail=tail).ways(heads=answering.has_inverses)
+        found = answering.predict(ways, top_k=1)
+        for prediction in found:
+            if prediction.warning:
+                logger.warning("%s", prediction.warning)
+        rows = [
+            {"end": prediction.query.asks_for} | vars(prediction.place)
+            for prediction in found
+            if prediction.place is not None
+        ]
+        return pd.DataFrame(rows, columns=PLACE_COLUMNS).astype({"probability": float})
+
+    @property
+    def _answering(self) -> Predictor:
+        """The predictor.
+
+        Raises:
+            ConfigError: the model predicts no links.
+        """
         if self._predictor is None:
             raise ConfigError(
                 f"{self.title} is a {self.task} model; predict answers queries about a graph: load "
                 "a link prediction model"
             )
-        query = Query(relation, head=head or None, tail=tail or None)
-        (found,) = self._predictor.predict([query], top_k=top_k, filter_known=filter_known)
-        rows = [vars(answer) for answer in found.answers]
-        frame = pd.DataFrame(rows, columns=ANSWER_COLUMNS)
-        return frame.astype({"score": float, "probability": float})
+        return self._predictor
 
 
 def load(reference: str | Path) -> Model:

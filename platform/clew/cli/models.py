@@ -67,7 +67,7 @@ class PredictOptions(Options):
     model: str
     """Run id, models:/name@alias, or a checkpoint folder."""
     head: str = ""
-    """Name or label of the head, to predict tails."""
+    """Name or label of the head, to predict tails; with a tail, the triple is placed among both."""
     relation: str = ""
     """Name or label of the relation."""
     tail: str = ""
@@ -77,7 +77,7 @@ class PredictOptions(Options):
     filter_known: bool = False
     """Leave out answers that are already known from training."""
     input: Path | None = None
-    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for the unknown end."""
+    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for an unknown end."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
 
@@ -90,7 +90,7 @@ class PredictOptions(Options):
 
 @command(PredictOptions)
 def predict(options: PredictOptions) -> int:
-    """Ask a trained model for the most likely tails or heads."""
+    """Ask a trained model for the most likely tails or heads, or where it puts a triple."""
     from clew.workflows import predict as workflow
 
     if options.input:

@@ -5,16 +5,16 @@ a model that was trained with inverse relations. Everything is computed on the C
 """
 
 from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.layers.shapes import Queries, Scores
-from clew.link_prediction.answers import Answer, Prediction, Query
+from clew.link_prediction.answers import Answer, Place, Prediction, Query
 from clew.link_prediction.calibration import Calibration, HeldOut, fit_temperature
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
@@ -25,6 +25,7 @@ CHUNK_MIB = 64.0
 MAX_CALIBRATION_QUERIES = 2048
 
 Known = Bool[Tensor, "batch entity"]
+EntityScores = Float[Tensor, "entity"]
 
 
 class Predictor:
@@ -77,11 +78,11 @@ class Predictor:
                 "registered model, or make the data set available under its name or path"
             )
         resolved = [self.resolve(query) for query in queries]
-        heads, relations = (np.array([row[i] for row in resolved], np.int64) for i in (1, 2))
-        answers: list[tuple[Answer, ...]] = []
-        for rows in self._chunks(resolved):
-            answers += self._best(heads[rows], relations[rows], top_k, filter_known)
-        return [Prediction(row[0], found) for row, found in zip(resolved, answers, strict=True)]
+        return [
+            prediction
+            for rows in self._chunks(resolved)
+            for prediction in self._predict(resolved[rows], top_k, filter_known)
+        ]
 
     def calibrate(self, triples: Triples) -> Calibration | None:
         """Fit the temperature to both ends of held-out triples; return None without triples.
@@ -121,23 +122,42 @@ class Predictor:
         for start in range(0, len(queries), size):
             yield slice(start, start + size)
 
-    def _best(
-        self, heads: np.ndarray, relations: np.ndarray, top_k: int, filter_known: bool
-    ) -> list[tuple[Answer, ...]]:
+    def _predict(
+        self, questions: Sequence["Resolved"], top_k: int, filter_known: bool
+    ) -> list[Prediction]:
+        """Answer as many queries as fit into the byte budget."""
+        heads = np.array([question.entity for question in questions], np.int64)
+        relations = np.array([question.relation for question in questions], np.int64)
         scores = self._scores(self._encode(heads, relations))
         known = self._known(heads, relations)
         candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
-        shown = candidates if filter_known else scores
-        best, ids = shown.topk(min(top_k, scores.shape[1]), dim=1)
+        answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
+        counts = [None] * len(questions) if known is None else known.sum(1).tolist()
+        return [
+            Prediction(
+                question.query,
+                answers[row],
+                counts[row],
+                None
+                if question.about is None
+                else self._place(scores[row], candidates[row], question.about),
+            )
+            for row, question in enumerate(questions)
+        ]
+
+    def _best(
+        self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
+    ) -> list[tuple[Answer, ...]]:
+        """Return the best of the shown entities for each query, fewer where some are hidden."""
+        best, ids = shown.topk(min(top_k, shown.shape[1]), dim=1)
         probabilities = self._probabilities(candidates, ids)
         flags = None if known is None else known.gather(1, ids).tolist()
-        names = self._names(ids)
+        width, named = ids.shape[1], self.entities.named(ids.flatten().numpy())
         return [
             tuple(
                 Answer(
-                    rank=place + 1,
-                    name=names[row][place][0],
-                    label=names[row][place][1],
+                    place + 1,
+                    *named[row * width + place],
                     score=score,
                     probability=probabilities[row][place] if probabilities else None,
                     known=flags[row][place] if flags is not None else None,
@@ -147,6 +167,24 @@ class Predictor:
             )
             for row, row_scores in enumerate(best.tolist())
         ]
+
+    def _place(self, scores: EntityScores, candidates: EntityScores, entity: int) -> Place:
+        """Return where an entity stands; it is a candidate even if it is known."""
+        own, is_hidden = scores[entity], bool(candidates[entity] == -torch.inf)
+        candidates = candidates.clone()
+        candidates[entity] = own
+        above, equal = (candidates > own).sum(), (candidates == own).sum() - 1
+        probabilities = self._probabilities(candidates[None], torch.tensor([[entity]]))
+        ((name, label),) = self.entities.named(np.array([entity]))
+        return Place(
+            rank=1 + float(above) + 0.5 * float(equal),
+            num_candidates=int((candidates > -torch.inf).sum()),
+            name=name,
+            label=label,
+            score=float(own),
+            probability=probabilities[0][0] if probabilities else None,
+            known=None if self.known is None else is_hidden,
+        )
 
     @torch.no_grad()
     def _encode(self, heads: np.ndarray, relations: np.ndarray) -> Queries:
@@ -180,46 +218,36 @@ class Predictor:
         shown = scaled.gather(1, ids) - scaled.logsumexp(dim=1, keepdim=True)
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]
 
-    def _names(self, ids: Tensor) -> list[list[tuple[str, str]]]:
-        """Return name and label of each shown entity."""
-        flat = ids.flatten().numpy()
-        names = self.entities.name_array.take(flat).to_pylist()
-        labels = names
-        if self.entities.label_array is not None:
-            labels = self.entities.label_array.take(flat).to_pylist()
-        pairs = [(name, label or name) for name, label in zip(names, labels, strict=True)]
-        width = ids.shape[1]
-        return [pairs[start : start + width] for start in range(0, len(pairs), width)]
-
-    def resolve(self, query: Query) -> tuple[Query, int, int]:
+    def resolve(self, query: Query) -> "Resolved":
         """Return the query with its names, and the table rows that predict its answer."""
         asks_for = query.asks_for
-        relation = _find(self.relations, query.relation)
-        entity = _find(self.entities, query.head or query.tail or "")
+        relation = self.relations.id_of_text(query.relation)
+        entity = self.entities.id_of_text(query.given[1])
+        about = None if query.about is None else self.entities.id_of_text(query.about)
         name, end = self.relations.name(relation), self.entities.name(entity)
+        named = None if about is None else self.entities.name(about)
         if asks_for == "tail":
-            return Query(name, head=end), entity, relation
+            return Resolved(Query(name, head=end, about=named), entity, relation, about)
         if not self.has_inverses:
             raise DataError(
                 f"heads of ({name}, {end}) requested, but this model was trained without inverse "
                 "relations and predicts tails only; train with data.inverse_relations=true"
             )
-        return Query(name, tail=end), entity, relation + len(self.relations)
+        inverse = relation + len(self.relations)
+        return Resolved(Query(name, tail=end, about=named), entity, inverse, about)
 
 
-def _find(vocabulary: Vocabulary, text: str) -> int:
-    """Return the id of a name, or of the only name with the text as its label."""
-    if text not in vocabulary and vocabulary.label_array is not None:
-        found = np.flatnonzero(pc.equal(vocabulary.label_array, text).fill_null(False))
-        if len(found) == 1:
-            return int(found[0])
-        if len(found) > 1:
-            shown = " or ".join(repr(vocabulary.name(i)) for i in found[:3])
-            raise DataError(
-                f"{text!r} is the label of {len(found)} {vocabulary.kind} names; give the name "
-                f"itself, for example {shown}"
-            )
-    return vocabulary.id(text)
+@dataclass(frozen=True)
+class Resolved:
+    """A query under the names of the vocabulary, and as rows of the model's tables."""
+
+    query: Query
+    entity: int
+    """The end that is given."""
+    relation: int
+    """Relation; r + R asks for heads of r."""
+    about: int | None
+    """The entity to place."""
 
 
 def _check_sizes(model: GraphModel, entities: Vocabulary, relations: Vocabulary) -> None:

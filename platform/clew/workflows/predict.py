@@ -10,7 +10,7 @@ from typing import Any
 
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
-from clew.link_prediction.answers import Prediction, Query
+from clew.link_prediction.answers import Answer, Place, Prediction, Query
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
@@ -83,14 +83,13 @@ def predict(
     """
     with open_model(model) as source:
         predictor, notes = open_predictor(source)
-        for item in queries:
-            try:
-                predictor.resolve(item.query)
-            except UsageError as error:
-                raise type(error)(f"{item.where}: {error}" if item.where else str(error)) from None
-        found = predictor.predict(
-            [item.query for item in queries], top_k=top_k, filter_known=filter_known
-        )
+        questions = [question for item in queries for question in _questions(item, predictor)]
+        if not predictor.has_inverses and any(q.query.is_triple for q in queries):
+            notes.append(
+                "a whole triple is placed by its tail alone: this model was trained without "
+                "inverse relations"
+            )
+        found = predictor.predict(questions, top_k=top_k, filter_known=filter_known)
         calibration = predictor.calibration
         if calibration is None:
             notes.append(
@@ -105,6 +104,17 @@ def predict(
         )
 
 
+def _questions(item: Asked, predictor: Predictor) -> list[Query]:
+    """Return what a model is asked, under names that it knows."""
+    try:
+        return [
+            predictor.resolve(question).query
+            for question in item.query.ways(heads=predictor.has_inverses)
+        ]
+    except UsageError as error:
+        raise type(error)(f"{item.where}: {error}" if item.where else str(error)) from None
+
+
 def asked(head: str, relation: str, tail: str) -> Asked:
     """Return a query from what a person gave; empty means not given."""
     return Asked(Query(relation, head=head or None, tail=tail or None))
@@ -113,7 +123,8 @@ def asked(head: str, relation: str, tail: str) -> Asked:
 def read_queries(path: Path) -> list[Asked]:
     """Read a file of queries: JSON objects, one per line, or `head<TAB>relation<TAB>tail`.
 
-    In tab-separated lines the end that is asked for is `?`, or missing if it is the tail.
+    In tab-separated lines the end that is asked for is `?`, or missing if it is the tail; a line
+    with both ends is a whole triple.
 
     Raises:
         DataError: a line is neither.
@@ -212,7 +223,7 @@ def _query_of_json(line: str, where: str) -> Query:
 
 def _checked(query: Query, where: str) -> Query:
     try:
-        _ = query.asks_for
+        _ = query.is_triple or query.asks_for
     except UsageError as error:
         raise DataError(f"{where}: {error}") from None
     return query
@@ -221,12 +232,17 @@ def _checked(query: Query, where: str) -> Query:
 def _table_of(prediction: Prediction) -> Iterator[str]:
     query = prediction.query
     yield f"{query.head or ASKED}  {query.relation}  {query.tail or ASKED}"
-    yield f"{'rank':>4}  {'score':>9}  {'probability':>11}  {'known':5}  {query.asks_for}"
-    for answer in prediction.answers:
-        probability = "" if answer.probability is None else f"{answer.probability:.4f}"
-        known = {True: "yes", False: "no", None: "?"}[answer.known]
-        label = "" if answer.label == answer.name else f"  {answer.label}"
-        yield (
-            f"{answer.rank:4}  {answer.score:9.4f}  {probability:>11}  {known:5}  "
-            f"{answer.name}{label}"
-        )
+    if prediction.warning:
+        yield f"warning: {prediction.warning}"
+    yield f"{'rank':>6}  {'score':>9}  {'probability':>11}  {'known':5}  {query.asks_for}"
+    yield from map(_line, prediction.answers)
+    if (place := prediction.place) is not None:
+        yield f"asked about, by rank among {place.num_candidates:,} (all but other known answers):"
+        yield _line(place)
+
+
+def _line(row: Answer | Place) -> str:
+    probability = "" if row.probability is None else f"{row.probability:.4f}"
+    known = {True: "yes", False: "no", None: "?"}[row.known]
+    label = "" if row.label == row.name else f"  {row.label}"
+    return f"{row.rank:6g}  {row.score:9.4f}  {probability:>11}  {known:5}  {row.name}{label}"
