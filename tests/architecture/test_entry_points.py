@@ -40,7 +40,7 @@ PARAMETERS = {
     "max_hours output_dir",
     "compare": "study seeds size output",
     "promote": "run_id experiment metric name alias dry_run force rollback",
-    "predict": "model head relation tail top_k filter_known input",
+    "predict": "model head relation tail top_k filter_known conformal input",
     "export": "model output_dir",
     "data": "config name",
     "pretokenize": "dataset output chunk_size tokenizer vocabulary_size text_column num_proc "

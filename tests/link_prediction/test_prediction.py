@@ -119,7 +119,7 @@ def test_a_batch_answers_as_its_queries_alone(monkeypatch: pytest.MonkeyPatch) -
     queries += [Query("is a", tail=f"e{i:02}") for i in range(9)]
     together = predictor().predict(queries, top_k=4)
     alone = [predictor().predict([query], top_k=4)[0] for query in queries]
-    monkeypatch.setattr("clew.link_prediction.prediction.CHUNK_MIB", 4 * 5 * NUM_ENTITIES / 2**20)
+    monkeypatch.setattr("clew.link_prediction.query_scores.CHUNK_MIB", 4 * 5 * NUM_ENTITIES / 2**20)
     in_chunks = predictor().predict(queries, top_k=4)
     for other in (alone, in_chunks):
         for one, two in zip(together, other, strict=True):
@@ -309,7 +309,7 @@ def test_calibration_can_do_with_a_held_out_triple_that_is_known() -> None:
 
 
 def test_calibration_takes_a_share_of_many_triples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clew.link_prediction.prediction.MAX_CALIBRATION_QUERIES", 10)
+    monkeypatch.setattr("clew.link_prediction.query_scores.MAX_CALIBRATION_QUERIES", 10)
     fitted = predictor().calibrate(np.array([[e, 0, e + 1] for e in range(20)], np.int32))
     assert fitted is not None
     assert fitted.num_queries == 10

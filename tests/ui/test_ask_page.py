@@ -11,6 +11,8 @@ from streamlit.testing.v1 import AppTest
 from clew.__main__ import run as run_command
 from tests.recorded import MODEL, UMLS, Recorded
 from tests.ui.conftest import Open, no_surprise, shown
+from ui.components import answers, job_view
+from ui.data import jobs
 from ui.data.jobs import Question, Why
 
 CHAMPION = f"models:/{MODEL}@champion"
@@ -35,10 +37,9 @@ class Started:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, object]] = []
         self.job = Job()
-        monkeypatch.setattr("ui.data.jobs.predict", self.start)
-        monkeypatch.setattr("ui.data.jobs.trace", self.start)
-        monkeypatch.setattr("ui.data.jobs.find", self.find)
-        monkeypatch.setattr("ui.components.job_view.show", self.show)
+        monkeypatch.setattr(job_view, "show", self.show)
+        for name, function in (("predict", self.start), ("trace", self.start), ("find", self.find)):
+            monkeypatch.setattr(jobs, name, function)
 
     def start(self, model: str, what: object) -> Job:
         self.calls.append((model, what))
@@ -48,7 +49,7 @@ class Started:
         return self.job if self.calls and job_id == JOB_ID else None
 
     def show(self, job_id: str, *, result: Callable[[Job], None]) -> None:
-        if self.job.printed and isinstance(self.calls[-1][1], Question):
+        if self.job.printed and result is not answers.explanation:
             result(self.job)
 
     def answer(self, *arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_a_link_whose_answer_is_gone_asks_again(
 ) -> None:
     question = {"h": "steroid", "r": "affects", "for": "tail,eicosanoid", "top": "7"}
     app = page("ask", many.uri, answer="gone", why="gone too", **question)
-    asked = Question("steroid", "affects", "", 7, only_new=False)
+    asked = Question("steroid", "affects", "", 7, only_new=False, level=0.9)
     assert started.calls == [(CHAMPION, asked)]
     assert app.query_params["answer"] == JOB_ID
     press(app, "Explain again")
@@ -92,8 +93,8 @@ def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started
     app.selectbox(key="ask-head").set_value("eicosanoid").run()
     press(app, "Ask")
     assert [call for _, call in started.calls] == [
-        Question("", "affects", "steroid", 10, only_new=False),
-        Question("eicosanoid", "affects", "steroid", 10, only_new=False),
+        Question("", "affects", "steroid", 10, only_new=False, level=0.9),
+        Question("eicosanoid", "affects", "steroid", 10, only_new=False, level=0.9),
     ]
     assert app.query_params["h"] == "eicosanoid"
     assert app.query_params["t"] == "steroid"
@@ -138,6 +139,27 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     assert explained == [Why(*triple, "tail"), Why(*triple, "head")]
 
 
+def test_the_answer_set_is_marked_and_its_coverage_shown(
+    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+) -> None:
+    use(many.uri)
+    question = ["--head=eicosanoid", "--relation=affects", "--tail=steroid"]
+    started.answer(*question, "--conformal=0.8", capsys=capsys)
+    triple = {"h": "eicosanoid", "r": "affects", "t": "steroid"}
+    app = page("ask", many.uri, answer="gone", set="80 %", **triple)
+    ((_, asked),) = started.calls
+    assert isinstance(asked, Question)
+    assert asked.level == 0.8
+    assert "In the set" in app.dataframe[0].value
+    said = re.findall(
+        r"best [\d,]+ of [\d,]+ new candidates.* 80 % .* it held [\d.]+ %", shown(app)
+    )
+    assert len(said) == 2
+    assert "in the answer set;" in shown(app)
+    page("ask", many.uri, answer="gone", set="none", **triple)
+    assert started.calls[-1][1] == Question(*triple.values(), 10, only_new=False, level=None)
+
+
 def test_a_guess_comes_with_a_warning(
     page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
 ) -> None:
@@ -169,18 +191,28 @@ def large_box() -> None:
     ],
 )
 def test_a_name_is_found_in_a_large_graph(typed: str, found: str) -> None:
-    app = AppTest.from_function(large_box).run()
-    assert app.code[0].value == "Q2500"
-    app.selectbox(key="box").set_value(typed).run()
-    assert not app.exception
+    app = typing(typed)
     assert app.code[0].value == found
     assert ("No name and no id holds" in shown(app)) == (typed == "no such")
 
 
+def typing(text: str, **others: str) -> AppTest:
+    """Type into the box; AppTest itself knows only the options of a select box."""
+    app = AppTest.from_function(large_box)
+    for key, value in ({"box": text} | others).items():
+        app.session_state[key] = value
+    return no_surprise(app.run())
+
+
+def test_a_chosen_name_beyond_the_listed_ones_stays_chosen() -> None:
+    app = no_surprise(AppTest.from_function(large_box).run())
+    assert app.code[0].value == "Q2500"
+    assert app.selectbox(key="box").options[-1] == "thing 2500  (Q2500)"
+    assert no_surprise(app.run()).code[0].value == "Q2500"
+
+
 def test_one_of_several_matches_is_chosen() -> None:
-    app = AppTest.from_function(large_box).run()
-    app.selectbox(key="box").set_value("thing 7").run()
-    choice = app.button_group(key="box-which")
-    assert [option.content for option in choice.options] == ["thing 7  (Q7)", "Thing 7  (Q1a)"]
-    choice.set_value("Q1a").run()
-    assert app.code[0].value == "Q1a"
+    (choice,) = typing("thing 7").button_group
+    assert choice.options == ["thing 7  (Q7)", "Thing 7  (Q1a)"]
+    assert typing("thing 7").code[0].value == "nothing"
+    assert typing("thing 7", **{"box-which": "Q1a"}).code[0].value == "Q1a"

@@ -14,9 +14,11 @@ from clew.link_prediction.answers import Query
 from clew.link_prediction.sources import load_graph
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.workflows.model_source import load_source, open_model
-from clew.workflows.predict import asked, predict, read_queries
+from clew.workflows.predict import predict
 from clew.workflows.promote import PromotionRequest, promote
-from tests.workflows.trained import TrainedStore
+from clew.workflows.queries import asked, read_queries
+from clew.workflows.train import train
+from tests.workflows.trained import TrainedStore, small_config, write_other_split
 
 QUERY = ("acquired_abnormality", "location_of", "")
 TRIPLE = ("head", "relation", "tail")
@@ -226,11 +228,62 @@ def test_a_guess_is_called_one(trained: TrainedStore, capsys: pytest.CaptureFixt
     assert "is never the head of" in capsys.readouterr().out
 
 
+def test_answer_sets_of_a_run_and_of_its_registered_model_are_the_same(
+    trained: TrainedStore, registered: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's are calibrated when it is asked, the registered model's when it was promoted."""
+    graph = load_graph(TripleData(name="umls"))
+    found = []
+    for model in (trained.strong, registered):
+        question = [f"--model={model}", "--head=cell", "--relation=part_of", "--tail=cell"]
+        assert run_command(["predict", *question, "--conformal", "--top-k=135", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["predictions"])
+        assert run_command(["predict", *question, "--conformal=0.8"]) == 0
+        assert "in at least 80 % of all cases" in capsys.readouterr().out
+    for one, two in zip(*found, strict=True):
+        assert one["answer_set"] == two["answer_set"]
+        assert [a["in_set"] for a in one["answers"]] == [a["in_set"] for a in two["answers"]]
+        size = one["answer_set"]["size"]
+        new = [answer for answer in one["answers"] if not answer["known"]]
+        assert [answer["in_set"] for answer in new] == [True] * size + [False] * (len(new) - size)
+        assert not any(answer["in_set"] for answer in one["answers"] if answer["known"])
+        assert one["asked"]["in_set"] in (True, False)
+        relation = graph.relations.id("part_of")
+        own = int((graph.valid[:, 1] == relation).sum())
+        assert one["answer_set"]["num_valid_of_relation"] == own
+        assert 0.75 < one["answer_set"]["coverage"] <= 1
+
+
+def test_an_answer_set_needs_the_data_of_a_run(trained: TrainedStore) -> None:
+    path = Path(find_run(trained.other).params["cfg.data.valid"])
+    moved = path.rename(path.with_name("moved.txt"))
+    try:
+        with pytest.raises(
+            DataError, match=r"calibrated on the model's data: .*valid\.txt.*or ask without"
+        ):
+            predict(trained.other, [asked(*QUERY)], level=0.9)
+    finally:
+        moved.rename(path)
+
+
+def test_an_answer_set_needs_validation_triples(trained: TrainedStore, tmp_path: Path) -> None:
+    splits = write_other_split(tmp_path / "split") | {"data__valid": ""}
+    config = small_config(
+        **splits, training__num_epochs=1, evaluation__enabled=False, data__name=None
+    )
+    folder = tmp_path / "model"
+    train(config, output_dir=folder)
+    (checkpoint,) = folder.glob("checkpoints/*")
+    with pytest.raises(DataError, match="have no validation triples"):
+        predict(str(checkpoint), [asked(*QUERY)], level=0.9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--head=cell", "--relation=part_of", "--top-k=many"], "--top-k is 'many'"),
         (["--head=cell", "--relation=part_of", "--top-k=0"], "--top-k is '0'"),
+        (["--head=cell", "--relation=part_of", "--conformal=90"], "--conformal is '90'"),
         (
             ["--head=cell", "--relation=part_of", "--filter-known=maybe"],
             "--filter-known is 'maybe'",

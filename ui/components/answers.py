@@ -10,7 +10,7 @@ import streamlit as st
 from clew.errors import ClewError
 from ui.components import links, markup, states
 from ui.components.prediction import place_text
-from ui.data.jobs import Job, Why
+from ui.data.jobs import End, Job, Why
 from ui.data.models import Vocabulary
 
 ROW_HEIGHT = 36
@@ -21,7 +21,7 @@ PROBABILITY = (
     "Of being the answer, if none of the known ones is; fitted on the validation data. Known "
     "answers have none."
 )
-ABOUT = "{name} is {place} of {candidates:,} candidates{probability}; {known}."
+ABOUT = "{name} is {place} of {candidates:,} candidates{probability}{in_set}; {known}."
 
 Explain = Callable[[Why], None]
 
@@ -42,13 +42,15 @@ def _prediction(
 ) -> None:
     """Show one question with its answers."""
     given = "head" if "head" in prediction else "tail"
-    end = "tail" if given == "head" else "head"
+    end: End = "tail" if given == "head" else "head"
     relation, entity = str(prediction.get("relation", "")), str(prediction.get(given, ""))
     label, entities = dict(vocabulary.relations).get(relation), dict(vocabulary.entities)
     shown = {given: entities.get(entity, entity), end: "?"}
     st.html(markup.triple(shown["head"], label or relation, shown["tail"]))
     if prediction.get("warning"):
         states.warning(str(prediction["warning"]))
+    if isinstance(answer_set := prediction.get("answer_set"), dict):
+        st.markdown(markup.markdown(answer_set.get("sentence", "")))
 
     def why(answer: dict[str, Any]) -> Why:
         other = str(answer.get(end, ""))
@@ -80,6 +82,9 @@ def _about(asked: dict[str, Any], end: str) -> None:
         place=place_text(float(asked["rank"])),
         candidates=int(asked["num_candidates"]),
         probability="" if probability is None else f", probability {percent(probability)}",
+        in_set={True: ", in the answer set", False: ", not in the answer set", None: ""}[
+            asked.get("in_set")
+        ],
         known=told[asked.get("known")],
     )
     st.markdown(markup.markdown(text))
@@ -108,6 +113,7 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[int]:
                 format="%.3f", help="The model's own score (a logit): larger is more likely."
             ),
             "Probability": st.column_config.NumberColumn(format="percent", help=PROBABILITY),
+            "In the set": st.column_config.TextColumn(help="Whether the answer set holds it."),
             "Known": st.column_config.TextColumn(help="Whether the training data say so already."),
         },
     )
@@ -117,6 +123,7 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[int]:
 def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
     """Return the answers as a table; `end` is the end of the triple that they are."""
     known = {True: "● known", False: "new", None: "–"}
+    in_set = {True: "✓", False: "", None: None}
     table = pd.DataFrame(
         {
             "Rank": [answer.get("rank") for answer in found],
@@ -124,6 +131,7 @@ def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
             "Id": [str(answer.get(end, "")) for answer in found],
             "Score": [answer.get("score") for answer in found],
             "Probability": [answer.get("probability") for answer in found],
+            "In the set": [in_set[answer.get("in_set")] for answer in found],
             "Known": [known.get(answer.get("known"), "–") for answer in found],
         }
     ).dropna(axis="columns", how="all")

@@ -10,6 +10,7 @@ from ui.data.jobs import Question
 from ui.data.models import RegisteredModel, Vocabulary
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
+LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
 ASK_NOW = "now"
 """Stands in the address for the answer of a question that has just been chosen."""
 
@@ -29,7 +30,7 @@ def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
     With `again`, return at once what the address asks, if the model knows its names.
     """
     linked = _linked(vocabulary) if again else None
-    first, second, third, fourth = st.columns([2.4, 2, 2.4, 1], vertical_alignment="bottom")
+    first, second, third, fourth, fifth = st.columns([2.4, 2, 2.4, 1, 1.1])
     with first:
         head = entity_box(
             "Head", HEAD, vocabulary.entities, start=address.text("h"), placeholder="what …?"
@@ -41,6 +42,16 @@ def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
             "Tail", TAIL, vocabulary.entities, start=address.text("t"), placeholder="… what?"
         )
     top_k = int(fourth.number_input("Answers", 1, 200, 10, key="top", bind="query-params"))
+    level = LEVELS[
+        fifth.selectbox(
+            "Answer set",
+            list(LEVELS),
+            key="set",
+            bind="query-params",
+            help="Mark the answers in a set that holds a new answer with at least this "
+            "probability: calibrated on validation data, measured on test data.",
+        )
+    ]
     with st.container(horizontal=True, vertical_alignment="center"):
         sent = st.button(
             "Ask", type="primary", key="ask", disabled=not (relation and (head or tail))
@@ -53,12 +64,12 @@ def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
         )
         st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
     if linked is not None:
-        return Question(*linked, top_k, only_new)
+        return Question(*linked, top_k, only_new, level)
     if not sent:
         return None
     for key, value in (("h", head), ("r", relation), ("t", tail)):
         address.write(key, value)
-    return Question(head, relation, tail, top_k, only_new)
+    return Question(head, relation, tail, top_k, only_new, level)
 
 
 def _linked(vocabulary: Vocabulary) -> tuple[str, str, str] | None:

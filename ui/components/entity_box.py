@@ -23,12 +23,15 @@ def entity_box(label: str, key: str, terms: Terms, *, start: str, placeholder: s
     labels = dict(terms)
     if key not in st.session_state and start in labels:
         st.session_state[key] = start
+    listed = list(labels)[:MAX_LISTED]
+    if (chosen := st.session_state.get(key)) in labels and chosen not in listed:
+        listed.append(chosen)  # the browser sends back the text of an option; this says whose it is
     typed = st.selectbox(
         label,
-        list(labels)[:MAX_LISTED],
+        listed,
         index=None,
         key=key,
-        format_func=lambda name: shown(name, labels.get(name, name)),
+        format_func=lambda name: shown(str(name), labels.get(name, str(name))),
         filter_mode="contains",
         accept_new_options=len(labels) > MAX_LISTED,
         placeholder=placeholder,
@@ -52,7 +55,7 @@ def _looked_up(text: str, key: str, terms: Terms) -> str:
         "Which one?",
         list(found),
         key=f"{key}-which",
-        format_func=lambda name: shown(name, found.get(name, name)),
+        format_func=lambda name: shown(str(name), found.get(name, str(name))),
     )
     return chosen or ""
 

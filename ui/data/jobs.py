@@ -46,6 +46,8 @@ class Question:
     top_k: int
     only_new: bool
     """Leave out what the training data say already."""
+    level: float | None
+    """Probability with which the answer set holds a new answer; None: no such set."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ def predict(model: str, asked: Question) -> Job:
     parts = {"head": asked.head, "relation": asked.relation, "tail": asked.tail}
     arguments = [f"--{name}={value}" for name, value in parts.items() if value]
     arguments += ["--filter-known=true"] if asked.only_new else []
+    arguments += [] if asked.level is None else [f"--conformal={asked.level}"]
     arguments += [f"--model={model}", f"--top-k={asked.top_k}", "--json"]
     return jobs().start(["predict", *arguments], title=f"Ask {model}")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, Options, command, dashed
+from clew.cli.options import JsonFlag, Option, Options, command, dashed
 
 
 class PromoteOptions(Options):
@@ -76,6 +76,8 @@ class PredictOptions(Options):
     """Number of answers per query."""
     filter_known: bool = False
     """Leave out answers that are already known from training."""
+    conformal: Annotated[float | None, Field(gt=0, lt=1), Option(alone="0.9")] = None
+    """Say which answers are in the set that holds a new one with this probability (alone: 0.9)."""
     input: Path | None = None
     """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for an unknown end."""
     as_json: JsonFlag = False
@@ -92,13 +94,18 @@ class PredictOptions(Options):
 def predict(options: PredictOptions) -> int:
     """Ask a trained model for the most likely tails or heads, or where it puts a triple."""
     from clew.workflows import predict as workflow
+    from clew.workflows.queries import asked, read_queries
 
     if options.input:
-        queries = workflow.read_queries(options.input)
+        queries = read_queries(options.input)
     else:
-        queries = [workflow.asked(options.head, options.relation, options.tail)]
+        queries = [asked(options.head, options.relation, options.tail)]
     result = workflow.predict(
-        options.model, queries, top_k=options.top_k, filter_known=options.filter_known
+        options.model,
+        queries,
+        top_k=options.top_k,
+        filter_known=options.filter_known,
+        level=options.conformal,
     )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
     return 0

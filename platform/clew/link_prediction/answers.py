@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clew.errors import ConfigError
+from clew.link_prediction.conformal import AnswerSet
 
 Side = Literal["head", "tail"]
 
@@ -66,7 +67,8 @@ class Answer:
 
     `probability` is the probability that the answer is this entity, given that it is not one known
     from training; None for a known one, and if no calibration was fitted. `known` is None if the
-    training triples are not available.
+    training triples are not available. `in_set` is whether it is in the answer set; None if none
+    was asked for.
     """
 
     rank: int
@@ -75,6 +77,7 @@ class Answer:
     score: float
     probability: float | None
     known: bool | None
+    in_set: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Place:
     score: float
     probability: float | None
     known: bool | None
+    in_set: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class Prediction:
     """Training triples with this relation and this end; None if they are not available."""
     place: Place | None = None
     """Where the entity stands that the query is about."""
+    answer_set: AnswerSet | None = None
+    """The set that was asked for."""
 
     @property
     def warning(self) -> str | None:
@@ -130,9 +136,12 @@ class Prediction:
         if self.place is not None:
             place = self._row(self.place)
             content["asked"] = place | {"num_candidates": self.place.num_candidates}
+        if self.answer_set is not None:
+            content["answer_set"] = self.answer_set.as_dict()
         return content
 
     def _row(self, row: Answer | Place) -> dict[str, Any]:
+        told = {} if row.in_set is None else {"in_set": row.in_set}
         return {
             "rank": row.rank,
             self.query.asks_for: row.name,
@@ -140,4 +149,4 @@ class Prediction:
             "score": row.score,
             "probability": row.probability,
             "known": row.known,
-        }
+        } | told

@@ -1,34 +1,27 @@
-"""Answers link-prediction queries by name: the best tails, or heads, with their probabilities.
+"""Answers link-prediction queries by name: the best tails, or heads, with their probabilities."""
 
-The head of a query (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs
-a model that was trained with inverse relations. Everything is computed on the CPU in float32.
-"""
-
-from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.layers.shapes import Queries, Scores
+from clew.layers.shapes import Scores
 from clew.link_prediction.answers import Answer, Place, Prediction, Query
-from clew.link_prediction.calibration import Calibration, HeldOut, fit_temperature
+from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.conformal import AnswerSet, AnswerSets
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.query_scores import Known, QueryScores, normalisers
 from clew.link_prediction.vocabulary import Vocabulary
 
-CHUNK_MIB = 64.0
-MAX_CALIBRATION_QUERIES = 2048
-
-Known = Bool[Tensor, "batch entity"]
 EntityScores = Float[Tensor, "entity"]
 
 
-class Predictor:
+class Predictor(QueryScores):
     """A trained model with the names of its entities and relations.
 
     Args:
@@ -37,6 +30,7 @@ class Predictor:
         relations: Names of the relations, without inverses.
         known: Index of the training triples in both directions, from `index_known`.
         calibration: Temperature of the probabilities; None: no probabilities.
+        answer_sets: What answer sets with a guarantee need; None: there are none.
     """
 
     def __init__(
@@ -47,17 +41,22 @@ class Predictor:
         *,
         known: FilterIndex | None = None,
         calibration: Calibration | None = None,
+        answer_sets: AnswerSets | None = None,
     ) -> None:
-        self.model = model.eval()
+        super().__init__(model, len(relations), known)
         self.entities = entities
         self.relations = relations
-        self.known = known
         self.calibration = calibration
-        self.has_inverses = model.relation.num_embeddings == 2 * len(relations)
+        self.answer_sets = answer_sets
         _check_sizes(model, entities, relations)
 
     def predict(
-        self, queries: Sequence[Query], *, top_k: int = 10, filter_known: bool = False
+        self,
+        queries: Sequence[Query],
+        *,
+        top_k: int = 10,
+        filter_known: bool = False,
+        level: float | None = None,
     ) -> list[Prediction]:
         """Return the `top_k` best answers to each query, the best first.
 
@@ -65,10 +64,13 @@ class Predictor:
             queries: The queries; a label may stand for a name if only one name has that label.
             top_k: Number of answers per query.
             filter_known: Leave out answers that are known from training.
+            level: Say which answers are in the set that holds a new one with this probability.
 
         Raises:
-            ConfigError: If a query is incomplete, or `top_k` is not positive.
-            DataError: If a name is unknown, or `filter_known` is set without training triples.
+            ConfigError: If a query is incomplete, `top_k` is not positive, or the level is not
+                between 0 and 1.
+            DataError: If a name is unknown, `filter_known` is set without training triples, or a
+                level is given without `answer_sets`.
         """
         if top_k < 1:
             raise ConfigError(f"top_k is {top_k}; expected 1 or more")
@@ -77,73 +79,64 @@ class Predictor:
                 "filter_known is true, but the training triples are not available; use a "
                 "registered model, or make the data set available under its name or path"
             )
+        if level is not None and (self.answer_sets is None or self.known is None):
+            raise DataError("an answer set is asked for, but none was calibrated for this model")
         resolved = [self.resolve(query) for query in queries]
         return [
             prediction
-            for rows in self._chunks(resolved)
-            for prediction in self._predict(resolved[rows], top_k, filter_known)
+            for rows in self.chunks(resolved)
+            for prediction in self._predict(resolved[rows], top_k, filter_known, level)
         ]
 
-    def calibrate(self, triples: Triples) -> Calibration | None:
-        """Fit the temperature to both ends of held-out triples; return None without triples.
-
-        At most `MAX_CALIBRATION_QUERIES` evenly spaced queries are used.
-        """
-        if not len(triples):
-            return None
-        num_sides = 2 if self.has_inverses else 1
-        stride = -(-len(triples) * num_sides // MAX_CALIBRATION_QUERIES) or 1
-        return fit_temperature(self._held_out(triples[::stride], num_sides))
-
-    def _held_out(self, triples: Triples, num_sides: int) -> HeldOut:
-        """Return scores and answers of held-out triples; other known answers are not candidates."""
-        heads = np.concatenate([triples[:, HEAD], triples[:, TAIL]][:num_sides])
-        tails = np.concatenate([triples[:, TAIL], triples[:, HEAD]][:num_sides])
-        relations = np.concatenate(
-            [triples[:, RELATION], triples[:, RELATION] + len(self.relations)][:num_sides]
-        )
-        answers = torch.from_numpy(tails.astype(np.int64))
-        encoded = torch.cat([self._encode(heads[r], relations[r]) for r in self._chunks(heads)])
-
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            for rows in self._chunks(heads):
-                scores = self._scores(encoded[rows])
-                known = self._known(heads[rows], relations[rows])
-                if known is not None:
-                    known[torch.arange(len(known)), answers[rows]] = False
-                    scores.masked_fill_(known, -torch.inf)
-                yield scores, answers[rows]
-
-        return batches
-
-    def _chunks(self, queries: Sized) -> Iterator[slice]:
-        """Cut queries into slices whose scores fit into the byte budget."""
-        size = max(1, int(CHUNK_MIB * 2**20) // (4 * len(self.entities)))
-        for start in range(0, len(queries), size):
-            yield slice(start, start + size)
-
     def _predict(
-        self, questions: Sequence["Resolved"], top_k: int, filter_known: bool
+        self,
+        questions: Sequence["Resolved"],
+        top_k: int,
+        filter_known: bool,
+        level: float | None,
     ) -> list[Prediction]:
         """Answer as many queries as fit into the byte budget."""
-        heads = np.array([question.entity for question in questions], np.int64)
+        entities = np.array([question.entity for question in questions], np.int64)
         relations = np.array([question.relation for question in questions], np.int64)
-        scores = self._scores(self._encode(heads, relations))
-        known = self._known(heads, relations)
+        scores = self.scores(self.encode(entities, relations))
+        known = self.known_answers(entities, relations)
         candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
         answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
         counts = [None] * len(questions) if known is None else known.sum(1).tolist()
-        return [
-            Prediction(
-                question.query,
-                answers[row],
-                counts[row],
-                None
-                if question.about is None
-                else self._place(scores[row], candidates[row], question.about),
+        found = []
+        for row, question in enumerate(questions):
+            place = None
+            if question.about is not None:
+                place = self._place(scores[row], candidates[row], question.about)
+            prediction = Prediction(question.query, answers[row], counts[row], place)
+            if level is not None:
+                prediction = self._with_set(prediction, candidates[[row]], question, level)
+            found.append(prediction)
+        return found
+
+    def _with_set(
+        self, prediction: Prediction, candidates: Scores, question: "Resolved", level: float
+    ) -> Prediction:
+        """Return a prediction that says which of its entities are in the answer set."""
+        assert self.answer_sets is not None
+        guarantee = self.answer_sets.guarantee(question.relation, level)
+        normaliser = float(normalisers(candidates))
+        is_candidate = candidates > -torch.inf
+        inside = is_candidate & (normaliser - candidates.double() <= guarantee.threshold)
+        answers = tuple(
+            replace(
+                answer,
+                in_set=not answer.known and normaliser - answer.score <= guarantee.threshold,
             )
-            for row, question in enumerate(questions)
-        ]
+            for answer in prediction.answers
+        )
+        place = prediction.place
+        if place is not None:
+            if place.known:  # it is a candidate here
+                normaliser = float(np.logaddexp(normaliser, place.score))
+            place = replace(place, in_set=normaliser - place.score <= guarantee.threshold)
+        answer_set = AnswerSet(int(inside.sum()), int(is_candidate.sum()), guarantee)
+        return replace(prediction, answers=answers, place=place, answer_set=answer_set)
 
     def _best(
         self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
@@ -185,30 +178,6 @@ class Predictor:
             probability=probabilities[0][0] if probabilities else None,
             known=None if self.known is None else is_hidden,
         )
-
-    @torch.no_grad()
-    def _encode(self, heads: np.ndarray, relations: np.ndarray) -> Queries:
-        """Return the query vectors, `(batch, dim)`."""
-        rows = (torch.from_numpy(ids.astype(np.int64)) for ids in (heads, relations))
-        encoded: Tensor = self.model(*rows)
-        return encoded
-
-    @torch.no_grad()
-    def _scores(self, queries: Queries) -> Scores:
-        """Return the score of every entity, `(batch, entity)`."""
-        scores = self.model.scores(queries)
-        if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores)):
-            raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
-        return scores
-
-    def _known(self, heads: np.ndarray, relations: np.ndarray) -> Known | None:
-        """Return which entities are known answers, if the training triples are available."""
-        if self.known is None:
-            return None
-        rows, entities = self.known.lookup(heads, relations)
-        flags = torch.zeros(len(heads), len(self.entities), dtype=torch.bool)
-        flags[torch.from_numpy(rows), torch.from_numpy(entities)] = True
-        return flags
 
     def _probabilities(self, candidates: Scores, ids: Tensor) -> list[list[float | None]] | None:
         """Return the probability of each shown entity among the candidates."""
