@@ -8,12 +8,14 @@ import streamlit as st
 from clew.runs import store
 from clew.runs.reading.reviews import (
     VERDICTS,
+    DataOrigin,
     Fact,
     Review,
     Reviews,
     Verdict,
     VerdictCount,
     append_review,
+    by_data,
     count_verdicts,
     latest_of_each,
     read_reviews,
@@ -24,11 +26,13 @@ from clew.runs.reading.reviews import (
 
 __all__ = [
     "VERDICTS",
+    "DataOrigin",
     "Fact",
     "Review",
     "Reviews",
     "Verdict",
     "VerdictCount",
+    "by_data",
     "count_verdicts",
     "latest_of_each",
     "reviews_csv",
