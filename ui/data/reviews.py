@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.runs import store
+from clew.runs.reading.reviewer_agreement import ReviewerAgreement, reviewer_agreement
 from clew.runs.reading.reviews import (
     VERDICTS,
     DataOrigin,
@@ -29,12 +30,14 @@ __all__ = [
     "DataOrigin",
     "Fact",
     "Review",
+    "ReviewerAgreement",
     "Reviews",
     "Verdict",
     "VerdictCount",
     "by_data",
     "count_verdicts",
     "latest_of_each",
+    "reviewer_agreement",
     "reviews_csv",
     "wrong_facts",
     "wrong_facts_tsv",

@@ -8,6 +8,7 @@ from ui.components import (
     links,
     markup,
     review_controls,
+    review_queue,
     review_tables,
     states,
 )
@@ -44,6 +45,11 @@ def render() -> None:
             return
         chosen = review_controls.run_filter(runs)
         found = reviews_of_all([run.run_id for run in chosen])
+        if len(chosen) == 1:
+            with states.guarded("The explanations to hand out"):
+                review_queue.hand_out(
+                    chosen[0].run_id, report_head(report_of_run(chosen[0].run_id)).tests
+                )
         for problem in found.problems:
             states.warning(f"A review is left out: {problem}")
         if not found.reviews:
