@@ -203,3 +203,9 @@ def metric(split: str, name: str) -> str:
 def hits_at(k: int) -> str:
     """Metric name of Hits@k without the character `@`, which MLflow refuses."""
     return HITS_AT.format(k=k)
+
+
+# First lines of a list of facts marked wrong: from which data they are
+LIST_DATA_SET_PREFIX = "# data set: "
+LIST_FINGERPRINT_PREFIX = "# fingerprint: "
+LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX)

@@ -13,8 +13,8 @@ from clew.errors import ConfigError, DataError, UsageError
 from clew.runs.influence_report import InfluenceReport
 from clew.runs.reading.runs import find_run
 from clew.workflows.plan import plan as plan_workflow
-from clew.workflows.predict import asked
 from clew.workflows.predict import predict as predict_workflow
+from clew.workflows.queries import asked
 from clew.workflows.tracin import tracin
 from tests.api.conftest import run_of
 
@@ -52,6 +52,35 @@ def test_answers_are_those_of_the_command(champion: str) -> None:
     assert found["probability"].isna().sum() == len(found) - len(unknown)
     heads = model.predict(tail="virus", relation="causes", top_k=3, filter_known=True)
     assert (len(heads), heads["known"].any()) == (3, False)
+
+
+def test_a_triple_is_placed_at_both_ends(champion: str) -> None:
+    model = clew.load(champion)
+    found = model.place(head="virus", relation="causes", tail="pathologic_function")
+    assert found["end"].tolist() == ["tail", "head"]
+    answers = model.predict(head="virus", relation="causes", top_k=135)
+    others = answers[~answers["known"].astype(bool) & (answers["name"] != "pathologic_function")]
+    (score,) = answers.loc[answers["name"] == "pathologic_function", "score"]
+    assert found.loc[0, "rank"] == 1 + (others["score"] > score).sum()
+    assert found.loc[0, "num_candidates"] == len(others) + 1
+    assert found["probability"].between(0, 1).all()
+    with pytest.raises(ConfigError, match="tail ''; give all three"):
+        model.place(head="virus", relation="causes", tail="")
+
+
+def test_answer_sets_of_a_champion_and_of_its_run(why: clew.Attribution, champion: str) -> None:
+    found = [
+        clew.load(model).predict(head="virus", relation="causes", top_k=135, conformal=0.8)
+        for model in (champion, run_of(why))
+    ]
+    for answers in found:
+        told = answers.attrs["answer_set"]
+        assert answers["in_set"].sum() == told["size"]
+        assert told["level"] == 0.8
+        assert 0 < told["coverage"] <= 1
+        assert not (answers["in_set"] & answers["known"].astype(bool)).any()
+    assert found[0]["in_set"].tolist() == found[1]["in_set"].tolist()
+    assert "in_set" not in clew.load(champion).predict(head="virus", relation="causes")
 
 
 def test_a_model_without_calibration_has_no_probabilities(

@@ -41,8 +41,8 @@ PARAMETERS = {
     "max_hours output_dir",
     "compare": "study seeds size output",
     "promote": "run_id experiment metric name alias dry_run force rollback",
-    "predict": "model head relation tail top_k filter_known input prompt prompt_file max_tokens "
-    "temperature top_p seed state frames output confidence",
+    "predict": "model head relation tail top_k filter_known conformal input prompt prompt_file "
+    "max_tokens temperature top_p seed state frames output confidence",
     "export": "model output_dir",
     "data": "config name",
     "pretokenize": "dataset output chunk_size tokenizer vocabulary_size text_column num_proc "

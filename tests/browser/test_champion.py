@@ -21,9 +21,7 @@ def test_a_run_is_checked_and_promoted(look: Look, champion_address: str) -> Non
 
 def ask(look: Look, address: str) -> Dashboard:
     dashboard = look(address, "/ask")
-    dashboard.page.get_by_role("searchbox", name="Find a head").fill("acquired")
-    dashboard.page.wait_for_timeout(1500)
-    dashboard.settle()
+    dashboard.choose("Head", "acquired_abnormality")
     dashboard.choose("Relation", "location_of").press("Ask")
     dashboard.shows("Tick an answer to ask why", seconds=SECONDS)
     return dashboard
@@ -34,6 +32,29 @@ def test_a_question_is_answered(look: Look, champion_address: str) -> None:
     dashboard.shows("acquired_abnormality")
     assert "h=acquired_abnormality" in dashboard.page.url
     assert "r=location_of" in dashboard.page.url
+
+
+def test_what_has_this_tail_is_answered_and_explained(look: Look, champion_address: str) -> None:
+    dashboard = look(champion_address, "/ask")
+    dashboard.choose("Relation", "location_of")
+    dashboard.choose("Tail", "virus").press("Ask")
+    dashboard.shows("Tick an answer to ask why", seconds=SECONDS)
+    dashboard.tick(0, 1)
+    dashboard.press("Why?")
+    dashboard.shows("Read the explanation", seconds=SECONDS)
+    assert "for=head" in dashboard.page.url
+    dashboard.page.get_by_role("link", name="Read the explanation").click()
+    dashboard.page.get_by_role("heading", name="Influence", level=1).wait_for()
+    dashboard.settle().shows("location_of")
+
+
+def test_an_example_is_asked_and_a_triple_explained(look: Look, champion_address: str) -> None:
+    dashboard = look(champion_address, "/ask")
+    dashboard.shows("For example")
+    dashboard.page.get_by_role("button", name="how likely is it, and why?").click()
+    dashboard.settle().shows("candidates", seconds=SECONDS)
+    dashboard.press("Why this rank?")
+    dashboard.shows("Read the explanation", seconds=SECONDS)
 
 
 def test_an_answer_is_explained(look: Look, champion_address: str) -> None:

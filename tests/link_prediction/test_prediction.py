@@ -119,7 +119,7 @@ def test_a_batch_answers_as_its_queries_alone(monkeypatch: pytest.MonkeyPatch) -
     queries += [Query("is a", tail=f"e{i:02}") for i in range(9)]
     together = predictor().predict(queries, top_k=4)
     alone = [predictor().predict([query], top_k=4)[0] for query in queries]
-    monkeypatch.setattr("clew.link_prediction.prediction.CHUNK_MIB", 4 * 5 * NUM_ENTITIES / 2**20)
+    monkeypatch.setattr("clew.link_prediction.query_scores.CHUNK_MIB", 4 * 5 * NUM_ENTITIES / 2**20)
     in_chunks = predictor().predict(queries, top_k=4)
     for other in (alone, in_chunks):
         for one, two in zip(together, other, strict=True):
@@ -127,6 +127,61 @@ def test_a_batch_answers_as_its_queries_alone(monkeypatch: pytest.MonkeyPatch) -
             assert [a.score for a in one.answers] == pytest.approx(
                 [a.score for a in two.answers], abs=1e-5
             )
+
+
+@pytest.mark.parametrize(("end", "about"), [("tail", 9), ("tail", 5), ("head", 11), ("head", 0)])
+def test_places_equal_the_plain_loop(end: str, about: int) -> None:
+    """Rank and probability among all entities but the other known answers, counted one by one."""
+    queries = {
+        "tail": (Query("causes", head="e00", about=f"e{about:02}"), scores_of(0, 1), {4, 5}),
+        "head": (Query("causes", tail="e04", about=f"e{about:02}"), scores_of(4, 4), {0}),
+    }
+    query, scores, known = queries[end]
+    (found,) = predictor().predict([query], top_k=2)
+    place, others = found.place, [e for e in range(NUM_ENTITIES) if e not in known | {about}]
+    assert place is not None
+    assert len(found.answers) == 2
+    assert (place.name, place.known) == (f"e{about:02}", about in known)
+    assert place.num_candidates == len(others) + 1
+    assert place.rank == 1 + sum(scores[e] > scores[about] for e in others)
+    weights = np.exp(scores / CALIBRATION.temperature)
+    assert place.probability == pytest.approx(
+        weights[about] / (weights[about] + sum(weights[e] for e in others)), rel=1e-4
+    )
+    assert found.as_dict()["asked"][end] == f"e{about:02}"
+
+
+def test_the_place_of_an_answer_among_equals_counts_half() -> None:
+    asked = predictor(known=None)
+    with torch.no_grad():
+        for parameter in asked.model.parameters():
+            parameter.zero_()
+    (found,) = asked.predict([Query("causes", head="e00", about="e07")])
+    assert found.place is not None
+    assert found.place.rank == 1 + (NUM_ENTITIES - 1) / 2
+    assert found.place.known is None
+
+
+def test_a_whole_triple_is_two_questions() -> None:
+    triple = Query("causes", "e00", "e04")
+    assert triple.ways() == [
+        Query("causes", head="e00", about="e04"),
+        Query("causes", tail="e04", about="e00"),
+    ]
+    assert triple.ways(heads=False) == triple.ways()[:1]
+    assert Query("causes", head="e00").ways() == [Query("causes", head="e00")]
+
+
+def test_an_end_that_never_occurs_with_the_relation_is_told() -> None:
+    queries = [Query("causes", head="e00"), Query("causes", head="Aspirin")]
+    queries += [Query("brings about", tail="e04"), Query("causes", tail="e00")]
+    seen, unseen, seen_tail, unseen_tail = predictor().predict(queries)
+    assert (seen.num_known, seen_tail.num_known) == (2, 1)
+    assert seen.warning is seen_tail.warning is None
+    assert str(unseen.warning).startswith("'e04' is never the head of 'causes' in training")
+    assert str(unseen_tail.warning).startswith("'e00' is never the tail of 'causes' in training")
+    (untold,) = predictor(known=None).predict([queries[1]])
+    assert (untold.num_known, untold.warning) == (None, None)
 
 
 def test_labels_are_understood_and_shown() -> None:
@@ -159,6 +214,8 @@ def test_json_names_the_end_asked_for() -> None:
     assert {k: v for k, v in tails.as_dict().items() if k != "answers"} == {
         "head": "e00",
         "relation": "causes",
+        "num_known": 2,
+        "warning": None,
     }
     assert list(tails.as_dict()["answers"][0]) == [
         "rank",
@@ -252,7 +309,7 @@ def test_calibration_can_do_with_a_held_out_triple_that_is_known() -> None:
 
 
 def test_calibration_takes_a_share_of_many_triples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clew.link_prediction.prediction.MAX_CALIBRATION_QUERIES", 10)
+    monkeypatch.setattr("clew.link_prediction.query_scores.MAX_CALIBRATION_QUERIES", 10)
     fitted = predictor().calibrate(np.array([[e, 0, e + 1] for e in range(20)], np.int32))
     assert fitted is not None
     assert fitted.num_queries == 10

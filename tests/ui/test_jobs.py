@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clew.errors import UsageError
-from ui.components.ask_controls import traced_run
+from ui.components.answers import traced_run
 from ui.data import jobs as jobs_module
 from ui.data.jobs import Job, Jobs
 

@@ -8,7 +8,7 @@ from clew import names
 from clew.runs.reading.models import Version
 from tests.recorded import FORCED, MODEL, Recorded
 from tests.ui.conftest import Open, shown
-from ui.components import ask_controls
+from ui.components import answers
 from ui.components.model_tables import lineage_pairs, recorded_numbers
 
 TAGS = {
@@ -104,5 +104,5 @@ def test_the_origin_of_a_version_is_said_once() -> None:
 
 @pytest.mark.parametrize(("label", "columns"), [("x", ["Answer"]), ("Label", ["Answer", "Id"])])
 def test_ids_that_are_names_are_not_repeated(label: str, columns: list[str]) -> None:
-    frame = ask_controls._frame([{"tail": "x", "label": label, "known": False}])
+    frame = answers.frame([{"tail": "x", "label": label, "known": False}], "tail")
     assert [name for name in frame.columns if name in {"Answer", "Id"}] == columns

@@ -274,40 +274,6 @@ def test_groups_say_that_they_sum_what_the_report_holds(page: Open, many: Record
     assert "are not in it" not in whole
 
 
-def test_a_link_whose_answer_is_gone_asks_again(
-    page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    class Job:
-        job_id = "0" * 12
-
-    def predict(*question: object, only_new: bool) -> Job:
-        asked.append((*question, only_new))
-        return Job()
-
-    def trace(*triple: object) -> Job:
-        asked.append(triple)
-        return Job()
-
-    monkeypatch.setattr("ui.data.jobs.predict", predict)
-    monkeypatch.setattr(
-        "ui.data.jobs.find", lambda job_id: Job() if asked and job_id == "0" * 12 else None
-    )
-    monkeypatch.setattr("ui.components.job_view.show", lambda job_id, **others: None)
-    monkeypatch.setattr("ui.data.jobs.trace", trace)
-    question = {"h": "steroid", "r": "affects", "t": "eicosanoid", "top": "7"}
-    app = page("ask", many.uri, answer="gone", why="gone too", **question)
-    model = "models:/clew-umls@champion"
-    assert asked == [(model, "steroid", "affects", 7, False)]
-    assert app.query_params["answer"] == "0" * 12
-    (again,) = (button for button in app.button if button.label == "Explain again")
-    again.click().run()
-    assert asked[1:] == [(model, "steroid", "affects", "eicosanoid")]
-    page("ask", many.uri, answer="gone", h="no such name", r="affects")
-    assert len(asked) == 2, "a name that the model does not know is not asked"
-
-
 def test_paths_come_first_where_there_are_some(page: Open, many: Recorded) -> None:
     app = page("influence", many.uri, run=many.runs["trace hostile"], path="1")
     assert app.button_group(key="view").value == "Paths"

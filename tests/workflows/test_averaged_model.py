@@ -15,8 +15,9 @@ from clew.training.checkpoints import MODEL_FILE
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_tracin import batch_tracin
 from clew.workflows.export import export
-from clew.workflows.predict import asked, predict
+from clew.workflows.predict import predict
 from clew.workflows.promote import PromotionRequest, promote
+from clew.workflows.queries import asked
 from clew.workflows.tracin import tracin
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config

@@ -10,14 +10,18 @@ import torch
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
+from clew.link_prediction.answers import Query
 from clew.link_prediction.sources import load_graph
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.workflows.model_source import load_source, open_model
-from clew.workflows.predict import asked, predict, read_queries
+from clew.workflows.predict import predict
 from clew.workflows.promote import PromotionRequest, promote
-from tests.workflows.trained import TrainedStore
+from clew.workflows.queries import asked, read_queries
+from clew.workflows.train import train
+from tests.workflows.trained import TrainedStore, small_config, write_other_split
 
 QUERY = ("acquired_abnormality", "location_of", "")
+TRIPLE = ("head", "relation", "tail")
 REGISTERED = "models:/asked@champion"
 
 
@@ -103,10 +107,12 @@ def test_files_of_queries(tmp_path: Path) -> None:
         "cell\tpart_of\t?\n"
         "?\tpart_of\tcell\r\n"
         '{"relation": "part_of", "tail": "cell"}\n'
-        '{"head": "cell", "relation": "part_of", "tail": null}\n',
+        '{"head": "cell", "relation": "part_of", "tail": null}\n'
+        "cell\tpart_of\ttissue\n",
         encoding="utf-8",
     )
-    found = read_queries(path)
+    *found, triple = read_queries(path)
+    assert triple.query == Query("part_of", "cell", "tissue")
     tails = [item.query.asks_for for item in found]
     assert tails == ["tail", "tail", "head", "head", "tail"]
     assert found[0].query == found[1].query == found[4].query
@@ -120,7 +126,7 @@ def test_files_of_queries(tmp_path: Path) -> None:
         ("", "holds no query"),
         ("cell\n", r"line 1: 'cell' has 1 tab-separated columns"),
         ("cell\tpart_of\ntoo\tmany\tof\tthem\n", r"line 2: .* has 4 tab-separated columns"),
-        ("cell\tpart_of\ttissue\n", "line 1: .*give a relation and either a head"),
+        ("cell\t\ttissue\n", "line 1: .*give a relation and either a head"),
         ("?\tpart_of\t?\n", "line 1: .*give a relation and either a head"),
         ("cell\t\t?\n", "line 1: .*give a relation"),
         ('{"head": "cell", "relation"\n', "line 1: not valid JSON"),
@@ -191,16 +197,99 @@ def test_command_line(
     assert len(json.loads(out)["predictions"]) == 2
 
 
+def test_a_whole_triple_is_placed_at_both_ends(
+    registered: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = load_graph(TripleData(name="umls"))
+    head, relation, tail = graph.test[5]
+    named = graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail)
+    question = [f"--{key}={name}" for key, name in zip(TRIPLE, named, strict=True)]
+    assert run_command(["predict", f"--model={registered}", *question, "--json"]) == 0
+    for_tails, for_heads = json.loads(capsys.readouterr().out)["predictions"]
+    known = {t for h, r, t in graph.train.tolist() if (h, r) == (head, relation)} - {int(tail)}
+    (whole,) = predict(registered, [asked(*named[:2], "")], top_k=graph.num_entities).predictions
+    order = [a.name for a in whole.answers if graph.entities.id(a.name) not in known]
+    place = for_tails["asked"]
+    assert (place["tail"], place["rank"]) == (named[2], order.index(named[2]) + 1)
+    assert place["num_candidates"] == len(order)
+    assert 0 < place["probability"] < 1
+    assert for_heads["asked"]["head"] == named[0]
+    assert (for_heads["tail"], len(for_heads["answers"])) == (named[2], 10)
+    assert run_command(["predict", f"--model={registered}", *question]) == 0
+    assert "asked about, by rank among" in capsys.readouterr().out
+
+
+def test_a_guess_is_called_one(trained: TrainedStore, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = load_graph(TripleData(name="umls"))
+    seen = set(map(tuple, graph.train[:, :2].tolist()))
+    head = next(e for e in range(graph.num_entities) if (e, 0) not in seen)
+    question = [f"--head={graph.entities.name(head)}", f"--relation={graph.relations.name(0)}"]
+    assert run_command(["predict", f"--model={trained.strong}", *question]) == 0
+    assert "is never the head of" in capsys.readouterr().out
+
+
+def test_answer_sets_of_a_run_and_of_its_registered_model_are_the_same(
+    trained: TrainedStore, registered: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's are calibrated when it is asked, the registered model's when it was promoted."""
+    graph = load_graph(TripleData(name="umls"))
+    found = []
+    for model in (trained.strong, registered):
+        question = [f"--model={model}", "--head=cell", "--relation=part_of", "--tail=cell"]
+        assert run_command(["predict", *question, "--conformal", "--top-k=135", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["predictions"])
+        assert run_command(["predict", *question, "--conformal=0.8"]) == 0
+        assert "in at least 80 % of all cases" in capsys.readouterr().out
+    for one, two in zip(*found, strict=True):
+        assert one["answer_set"] == two["answer_set"]
+        assert [a["in_set"] for a in one["answers"]] == [a["in_set"] for a in two["answers"]]
+        size = one["answer_set"]["size"]
+        new = [answer for answer in one["answers"] if not answer["known"]]
+        assert [answer["in_set"] for answer in new] == [True] * size + [False] * (len(new) - size)
+        assert not any(answer["in_set"] for answer in one["answers"] if answer["known"])
+        assert one["asked"]["in_set"] in (True, False)
+        relation = graph.relations.id("part_of")
+        own = int((graph.valid[:, 1] == relation).sum())
+        assert one["answer_set"]["num_valid_of_relation"] == own
+        assert 0.75 < one["answer_set"]["coverage"] <= 1
+
+
+def test_an_answer_set_needs_the_data_of_a_run(trained: TrainedStore) -> None:
+    path = Path(find_run(trained.other).params["cfg.data.valid"])
+    moved = path.rename(path.with_name("moved.txt"))
+    try:
+        with pytest.raises(
+            DataError, match=r"calibrated on the model's data: .*valid\.txt.*or ask without"
+        ):
+            predict(trained.other, [asked(*QUERY)], level=0.9)
+    finally:
+        moved.rename(path)
+
+
+def test_an_answer_set_needs_validation_triples(trained: TrainedStore, tmp_path: Path) -> None:
+    splits = write_other_split(tmp_path / "split") | {"data__valid": ""}
+    config = small_config(
+        **splits, training__num_epochs=1, evaluation__enabled=False, data__name=None
+    )
+    folder = tmp_path / "model"
+    train(config, output_dir=folder)
+    (checkpoint,) = folder.glob("checkpoints/*")
+    with pytest.raises(DataError, match="have no validation triples"):
+        predict(str(checkpoint), [asked(*QUERY)], level=0.9)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--head=cell", "--relation=part_of", "--top-k=many"], "--top-k is 'many'"),
         (["--head=cell", "--relation=part_of", "--top-k=0"], "--top-k is '0'"),
+        (["--head=cell", "--relation=part_of", "--conformal=90"], "--conformal is '90'"),
         (
             ["--head=cell", "--relation=part_of", "--filter-known=maybe"],
             "--filter-known is 'maybe'",
         ),
-        (["--head=cell", "--tail=cell", "--relation=part_of"], "either a head"),
+        (["--head=cell", "--tail=cell"], "give a relation"),
+        (["--head=cell", "--tail=zell", "--relation=part_of"], "did you mean 'cell'"),
         (["--head=cell"], "give a relation"),
         (["--head=zell", "--relation=part_of"], "did you mean 'cell'"),
         (["--head=cell", "--relation=partof"], "unknown relation 'partof'"),

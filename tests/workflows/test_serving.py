@@ -25,8 +25,9 @@ from clew.runs import store
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
 from clew.workflows.model_source import SERVED_FOLDER
-from clew.workflows.predict import asked, predict
+from clew.workflows.predict import predict
 from clew.workflows.promote import PromotionRequest, promote, rollback
+from clew.workflows.queries import asked
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 

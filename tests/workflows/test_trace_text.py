@@ -11,7 +11,8 @@ from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.window_report import TextInfluenceReport
 from clew.workflows.export import export
-from clew.workflows.predict import asked, predict
+from clew.workflows.predict import predict
+from clew.workflows.queries import asked
 from clew.workflows.trace_text import trace_text
 from clew.workflows.trace_windows import WindowTrace
 from tests.workflows.trained import StoredRun

@@ -1,35 +1,18 @@
-"""The question form of the page Ask, its answers, and the way to an explanation."""
+"""The question form of the page Ask, and questions to begin with."""
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-import pandas as pd
 import streamlit as st
 
-from clew.errors import ClewError
-from ui.components import address, links, markup, states
-from ui.data.jobs import Job
-from ui.data.models import RegisteredModel, Vocabulary, complete
+from ui.components import address, markup
+from ui.components.entity_box import entity_box, shown
+from ui.data.jobs import Question
+from ui.data.models import RegisteredModel, Vocabulary
 
-MAX_MATCHES = 60
-ROW_HEIGHT = 36
-MAX_HEIGHT = 758
-RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
-
-Explain = Callable[[str, str, str], None]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a person asks, under the data set's own names."""
-
-    head: str
-    relation: str
-    top_k: int
-    only_new: bool
-    """Leave out what the training data say already."""
+HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
+LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
+ASK_NOW = "now"
+"""Stands in the address for the answer of a question that has just been chosen."""
 
 
 def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
@@ -42,43 +25,36 @@ def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
 
 
 def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
-    """Let a person type a head and a relation; return the question when they send it.
+    """Let a person fill in a question; return it when they send it.
 
     With `again`, return at once what the address asks, if the model knows its names.
     """
-    first, second, third, fourth = st.columns([2, 2.4, 2.2, 1.2], vertical_alignment="bottom")
-    linked = {name: (name, label) for name, label in vocabulary.entities}.get(address.text("h"))
-    text = first.text_input(
-        "Find a head",
-        key="find",
-        bind="query-params",
-        type="search",
-        live=True,
-        placeholder="begin to type a name",
-        help="Part of a name or of an id.",
-    )
-    matches = complete(vocabulary.entities, text, MAX_MATCHES)
-    if linked is not None and not text:
-        matches = list(dict.fromkeys([linked, *matches]))
-    head = second.selectbox(
-        "Head",
-        matches,
-        format_func=_term,
-        placeholder="no name matches",
-        help=f"The first {MAX_MATCHES} matches of {len(vocabulary.entities):,} names.",
-    )
-    relations = [name for name, _ in vocabulary.relations]
-    named = address.text("r")
-    relation = third.selectbox(
-        "Relation",
-        vocabulary.relations,
-        index=relations.index(named) if named in relations else 0,
-        format_func=_term,
-    )
-    top_k = fourth.number_input("Answers", 1, 200, 10, key="top", bind="query-params")
+    linked = _linked(vocabulary) if again else None
+    first, second, third, fourth, fifth = st.columns([2.4, 2, 2.4, 1, 1.1])
+    with first:
+        head = entity_box(
+            "Head", HEAD, vocabulary.entities, start=address.text("h"), placeholder="what …?"
+        )
+    with second:
+        relation = _relation(vocabulary)
+    with third:
+        tail = entity_box(
+            "Tail", TAIL, vocabulary.entities, start=address.text("t"), placeholder="… what?"
+        )
+    top_k = int(fourth.number_input("Answers", 1, 200, 10, key="top", bind="query-params"))
+    level = LEVELS[
+        fifth.selectbox(
+            "Answer set",
+            list(LEVELS),
+            key="set",
+            bind="query-params",
+            help="Mark the answers in a set that holds a new answer with at least this "
+            "probability: calibrated on validation data, measured on test data.",
+        )
+    ]
     with st.container(horizontal=True, vertical_alignment="center"):
-        asked = st.button(
-            "Ask", type="primary", key="ask", disabled=head is None or relation is None
+        sent = st.button(
+            "Ask", type="primary", key="ask", disabled=not (relation and (head or tail))
         )
         only_new = st.toggle(
             "New answers only",
@@ -86,118 +62,60 @@ def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
             bind="query-params",
             help="Leave out answers that the training data say already.",
         )
-    if again and linked is not None and named in relations:
-        return Question(linked[0], named, int(top_k), only_new)
-    if not asked or head is None or relation is None:
+        st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
+    if linked is not None:
+        return Question(*linked, top_k, only_new, level)
+    if not sent:
         return None
-    address.write("h", head[0])
-    address.write("r", relation[0])
-    return Question(head[0], relation[0], int(top_k), only_new)
+    for key, value in (("h", head), ("r", relation), ("t", tail)):
+        address.write(key, value)
+    return Question(head, relation, tail, top_k, only_new, level)
 
 
-def _term(term: tuple[str, str]) -> str:
-    name, label = term
-    return label if name == label else f"{label}  ({name})"
+def _linked(vocabulary: Vocabulary) -> tuple[str, str, str] | None:
+    """Return head, relation and tail of the address, None if the model cannot be asked that."""
+    head, relation, tail = (address.text(key) for key in ("h", "r", "t"))
+    names = {name for name, _ in vocabulary.entities} | {""}
+    known = head in names and tail in names and relation in dict(vocabulary.relations)
+    return (head, relation, tail) if known and (head or tail) else None
 
 
-def answers(job: Job, explain: Explain) -> None:
-    """Show the answers of a finished job, and offer to explain a ticked one."""
-    content = job.result()
-    if job.state != "done" or content is None:
-        return
-    for note in content.get("notes", []):
-        states.note(str(note))
-    for prediction in content.get("predictions", []):
-        _prediction(prediction, explain, key=job.job_id)
-
-
-def _prediction(prediction: dict[str, Any], explain: Explain, *, key: str) -> None:
-    head, relation = str(prediction.get("head", "")), str(prediction.get("relation", ""))
-    found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
-    st.html(markup.triple(head, relation, "?"))
-    event = st.dataframe(
-        _frame(found),
-        key=f"answers-{key}",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="single-row",
-        row_height=ROW_HEIGHT,
-        placeholder="–",
-        height=min(38 + ROW_HEIGHT * max(len(found), 1), MAX_HEIGHT),
-        column_config={
-            "Score": st.column_config.NumberColumn(
-                format="%.3f", help="The model's own score (a logit): larger is more likely."
-            ),
-            "Probability": st.column_config.NumberColumn(
-                format="percent",
-                help="Of being the answer, if none of the known ones is; fitted on the validation "
-                "data. Known answers have none.",
-            ),
-            "Known": st.column_config.TextColumn(help="Whether the training data say so already."),
-        },
+def _relation(vocabulary: Vocabulary) -> str:
+    labels = dict(vocabulary.relations)
+    if RELATION not in st.session_state and address.text("r") in labels:
+        st.session_state[RELATION] = address.text("r")
+    chosen = st.selectbox(
+        "Relation",
+        list(labels),
+        key=RELATION,
+        format_func=lambda name: shown(name, labels[name]),
+        filter_mode="contains",
     )
-    rows = [row for row in event.selection.rows if row < len(found)]
-    if not rows:
-        st.caption("Tick an answer to ask why.")
+    return chosen or ""
+
+
+def examples(found: Sequence[tuple[str, str, str]], vocabulary: Vocabulary) -> None:
+    """Offer questions to begin with; an empty end is the one that is asked for."""
+    if not found:
         return
-    tail = str(found[rows[0]].get("tail", ""))
-    st.button(
-        "Why?",
-        key=f"why-{key}",
-        type="primary",
-        on_click=_start,
-        args=(explain, (head, relation, tail)),
-    )
+    labels = dict(vocabulary.entities), dict(vocabulary.relations)
+    st.subheader("For example", anchor=False)
+    for number, (head, relation, tail) in enumerate(found):
+        ends = [labels[0].get(end, end) or "what?" for end in (head, tail)]
+        text = f"{ends[0]} · {labels[1].get(relation, relation)} · {ends[1]}"
+        why = " – how likely is it, and why?" if head and tail else ""
+        st.button(
+            markup.markdown(text + why),
+            key=f"example-{number}",
+            on_click=_take,
+            args=((head, relation, tail),),
+        )
 
 
-def explain_again(triple: Sequence[str], explain: Explain) -> None:
-    """Offer the explanation that a link meant, which this dashboard does not know any more."""
-    head, relation, tail = triple
-    st.html(markup.triple(head, relation, tail))
-    states.note("This explanation is on the page Influence if it was finished; or make a new one.")
-    st.button(
-        "Explain again", type="primary", on_click=_start, args=(explain, (head, relation, tail))
-    )
-
-
-def _start(explain: Explain, triple: tuple[str, str, str]) -> None:
-    """Start an explanation from a button; too many at once is a message, not an error."""
-    try:
-        explain(*triple)
-    except ClewError as error:
-        st.toast(markup.markdown(str(error)), icon="⚠️")
-
-
-def _frame(found: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    known = {True: "● known", False: "new", None: "–"}
-    frame = pd.DataFrame(
-        {
-            "Rank": [answer.get("rank") for answer in found],
-            "Answer": [str(answer.get("label") or answer.get("tail", "")) for answer in found],
-            "Id": [str(answer.get("tail", "")) for answer in found],
-            "Score": [answer.get("score") for answer in found],
-            "Probability": [answer.get("probability") for answer in found],
-            "Known": [known.get(answer.get("known"), "–") for answer in found],
-        }
-    ).dropna(axis="columns", how="all")
-    return frame.drop(columns="Id") if frame["Id"].equals(frame["Answer"]) else frame
-
-
-def explanation(job: Job) -> None:
-    """Link to the explanation that a finished trace has made."""
-    if job.state != "done":
-        return
-    run_id = traced_run(job)
-    if run_id:
-        links.to("influence", "Read the explanation", run=run_id)
-    else:
-        states.note("It is done; its explanation is the newest on the page Influence.")
-
-
-def traced_run(job: Job) -> str:
-    """Return the id of the trace run that a job names, empty if it names none."""
-    for event in job.events():
-        if isinstance(run_id := event.get("run_id"), str):
-            return run_id
-    found = RUN_ID.findall(job.output())
-    return found[0] if found else ""
+def _take(asked: tuple[str, str, str]) -> None:
+    """Fill in a question and send it."""
+    keys = ((HEAD, "h"), (RELATION, "r"), (TAIL, "t"))
+    for (state, key), value in zip(keys, asked, strict=True):
+        st.session_state[state] = value or None
+        address.write(key, value)
+    address.write("answer", ASK_NOW)

@@ -8,7 +8,7 @@ import streamlit as st
 
 from ui.components import palette
 from ui.components.influence_charts import fact_text
-from ui.data.reviews import VERDICTS, Fact, Review, VerdictCount
+from ui.data.reviews import VERDICTS, Fact, Review, VerdictCount, reviewer_agreement
 
 ROW_HEIGHT = 36
 
@@ -16,7 +16,7 @@ ROW_HEIGHT = 36
 def numbers(reviews: Sequence[Review]) -> None:
     """Show how many explanations were judged how."""
     counts = Counter(review.verdict for review in reviews)
-    columns = st.columns(len(VERDICTS) + 2)
+    columns = st.columns(len(VERDICTS) + 3)
     columns[0].metric(
         "Explanations judged",
         f"{len({(review.run_id, review.test) for review in reviews}):,}",
@@ -25,7 +25,16 @@ def numbers(reviews: Sequence[Review]) -> None:
     )
     people = {review.reviewer for review in reviews if review.reviewer}
     columns[1].metric("Reviewers", f"{len(people):,}", border=True, help="Different names.")
-    for column, verdict in zip(columns[2:], VERDICTS, strict=True):
+    agreement = reviewer_agreement(reviews)
+    columns[2].metric(
+        "Agreement α",
+        "–" if agreement.alpha is None else f"{agreement.alpha:.2f}",
+        border=True,
+        help="Krippendorff's alpha over the explanations that at least two named reviewers judged "
+        f"(here {agreement.num_explanations:,}): 1 is perfect, 0 is what chance gives. None where "
+        "there are no such explanations, or all verdicts are the same.",
+    )
+    for column, verdict in zip(columns[3:], VERDICTS, strict=True):
         share = counts[verdict] / len(reviews)
         column.metric(
             f"{palette.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}",

@@ -33,6 +33,31 @@ TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
 
 JobState = Literal["running", "done", "refused", "failed", "cancelled"]
+End = Literal["head", "tail"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person asks a model, under the data set's own names; an empty end is asked for."""
+
+    head: str
+    relation: str
+    tail: str
+    top_k: int
+    only_new: bool
+    """Leave out what the training data say already."""
+    level: float | None
+    """Probability with which the answer set holds a new answer; None: no such set."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """A triple to explain, as the answer of the question for one of its ends."""
+
+    head: str
+    relation: str
+    tail: str
+    end: End
 
 
 @dataclass
@@ -219,19 +244,23 @@ def roll_back(name: str) -> Job:
     )
 
 
-def predict(model: str, head: str, relation: str, top_k: int, *, only_new: bool = False) -> Job:
-    """Start asking a model for the most likely tails."""
-    arguments = [f"--model={model}", f"--head={head}", f"--relation={relation}"]
-    arguments += ["--filter-known=true"] if only_new else []
-    return jobs().start(["predict", *arguments, f"--top-k={top_k}", "--json"], title=f"Ask {model}")
+def predict(model: str, asked: Question) -> Job:
+    """Start asking a model for the most likely entities, or where it puts a triple."""
+    parts = {"head": asked.head, "relation": asked.relation, "tail": asked.tail}
+    arguments = [f"--{name}={value}" for name, value in parts.items() if value]
+    arguments += ["--filter-known=true"] if asked.only_new else []
+    arguments += [] if asked.level is None else [f"--conformal={asked.level}"]
+    arguments += [f"--model={model}", f"--top-k={asked.top_k}", "--json"]
+    return jobs().start(["predict", *arguments], title=f"Ask {model}")
 
 
-def trace(model: str, head: str, relation: str, tail: str) -> Job:
+def trace(model: str, why: Why) -> Job:
     """Start tracing a triple to its training facts; the triple goes by file, whatever is in it."""
+    triple = (why.head, why.relation, why.tail)
     return jobs().start(
-        ["tracin", f"--model={model}", "--test={folder}/test.txt"],
-        title=f"Explain {head} · {relation} · {tail}",
-        files={"test.txt": f"{head}\t{relation}\t{tail}\n"},
+        ["tracin", f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"],
+        title=f"Explain {' · '.join(triple)}",
+        files={"test.txt": "\t".join(triple) + "\n"},
     )
 
 

@@ -6,19 +6,22 @@ from pathlib import Path
 import streamlit as st
 
 from clew import names
+from clew.errors import ClewError
 from clew.runs import store
 from clew.runs.reading.models import (
     RegisteredModel,
+    Terms,
     Version,
     Vocabulary,
     complete,
     list_models,
     list_versions,
+    read_examples,
     read_vocabulary,
 )
 from ui.data.runs import store_exists
 
-__all__ = ["RegisteredModel", "Version", "Vocabulary", "complete"]
+__all__ = ["RegisteredModel", "Terms", "Version", "Vocabulary", "complete"]
 
 
 @st.cache_data(ttl=5, max_entries=8, show_spinner=False)
@@ -36,6 +39,13 @@ def _versions(uri: str, model: RegisteredModel) -> list[Version]:
 def _vocabulary(uri: str, run_id: str) -> Vocabulary:
     with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
         return read_vocabulary(run_id, Path(folder), uri=uri)
+
+
+# A version's triples never change; another version is another model to them.
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _examples(uri: str, model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
+    with tempfile.TemporaryDirectory(prefix="clew-examples-") as folder:
+        return read_examples(model, version, Path(folder), uri=uri)
 
 
 def models() -> list[RegisteredModel]:
@@ -69,3 +79,22 @@ def champion_uri(model: RegisteredModel) -> str:
 def vocabulary(run_id: str) -> Vocabulary:
     """Return the names that a run's model knows."""
     return _vocabulary(store.tracking_uri(), run_id)
+
+
+def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
+    """Return questions to begin with, each about what the champion was trained on.
+
+    The first asks for tails, the second for heads, the third about a whole triple; the end that is
+    asked for is empty. There are none where the champion keeps no triples.
+    """
+    if model.champion is None:
+        return []
+    try:
+        found = _examples(store.tracking_uri(), model, model.champion)
+    except ClewError:
+        return []
+    hidden = (("tail",), ("head",), ())
+    return [
+        ("" if "head" in ends else head, relation, "" if "tail" in ends else tail)
+        for (head, relation, tail), ends in zip(found, hidden, strict=False)
+    ]

@@ -6,14 +6,17 @@ import pandas as pd
 import streamlit as st
 
 from clew.runs import store
+from clew.runs.reading.reviewer_agreement import ReviewerAgreement, reviewer_agreement
 from clew.runs.reading.reviews import (
     VERDICTS,
+    DataOrigin,
     Fact,
     Review,
     Reviews,
     Verdict,
     VerdictCount,
     append_review,
+    by_data,
     count_verdicts,
     latest_of_each,
     read_reviews,
@@ -24,13 +27,17 @@ from clew.runs.reading.reviews import (
 
 __all__ = [
     "VERDICTS",
+    "DataOrigin",
     "Fact",
     "Review",
+    "ReviewerAgreement",
     "Reviews",
     "Verdict",
     "VerdictCount",
+    "by_data",
     "count_verdicts",
     "latest_of_each",
+    "reviewer_agreement",
     "reviews_csv",
     "wrong_facts",
     "wrong_facts_tsv",

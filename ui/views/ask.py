@@ -1,10 +1,13 @@
 """Ask: the champion's best answers to a question, and why it believes one of them."""
 
+from typing import cast
+
 import streamlit as st
 
-from ui.components import address, ask_controls, job_view, markup, states
+from ui.components import address, answers, ask_controls, job_view, markup, states
 from ui.data import jobs, models
-from ui.data.models import RegisteredModel
+from ui.data.jobs import End, Why
+from ui.data.models import RegisteredModel, Vocabulary
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
@@ -25,51 +28,57 @@ def render() -> None:
             return
         model = ask_controls.model(champions)
         with states.guarded("The model's names"):
-            _question(model)
-        with states.guarded("The answer"):
-            _answers(model)
+            vocabulary = models.vocabulary(models.champion_run(model))
+            _question(model, vocabulary)
+            with states.guarded("The answer"):
+                _answers(model, vocabulary)
 
 
-def _question(model: RegisteredModel) -> None:
+def _question(model: RegisteredModel, vocabulary: Vocabulary) -> None:
     """Let a person ask, and start the command that answers.
 
     An address may come from another day: what it asks is asked again if its answer is gone.
     """
     answer_id = address.text("answer")
     gone = bool(answer_id) and jobs.find(answer_id) is None
-    asked = ask_controls.question(models.vocabulary(models.champion_run(model)), again=gone)
+    asked = ask_controls.question(vocabulary, again=gone)
     if asked is not None:
-        job = jobs.predict(
-            models.champion_uri(model),
-            asked.head,
-            asked.relation,
-            asked.top_k,
-            only_new=asked.only_new,
-        )
+        job = jobs.predict(models.champion_uri(model), asked)
         address.write("answer", job.job_id)
         if not gone:
             address.write("why", None)
-            address.write("t", None)
         st.rerun()
 
 
-def _answers(model: RegisteredModel) -> None:
+def _answers(model: RegisteredModel, vocabulary: Vocabulary) -> None:
     """Show the answers; explain the one that a person asks about."""
     answer_id = address.text("answer")
     if not answer_id:
+        ask_controls.examples(models.examples(model), vocabulary)
         return
 
-    def explain(head: str, relation: str, tail: str) -> None:
-        job = jobs.trace(models.champion_uri(model), head, relation, tail)
+    def explain(why: Why) -> None:
+        job = jobs.trace(models.champion_uri(model), why)
         address.write("why", job.job_id)
-        address.write("t", tail)
+        address.write("for", [why.end, why.head if why.end == "head" else why.tail])
 
-    job_view.show(answer_id, result=lambda job: ask_controls.answers(job, explain))
-    why, asked = address.text("why"), [address.text(key) for key in ("h", "r", "t")]
-    if not why:
-        return
-    st.subheader("Why?", anchor=False)
-    if jobs.find(why) is None and all(asked):
-        ask_controls.explain_again(asked, explain)
-    else:
-        job_view.show(why, result=ask_controls.explanation)
+    job_view.show(answer_id, result=lambda job: answers.answers(job, vocabulary, explain))
+    if why_id := address.text("why"):
+        st.subheader("Why?", anchor=False)
+        meant = _meant()
+        if jobs.find(why_id) is None and meant is not None:
+            answers.explain_again(meant, explain)
+        else:
+            job_view.show(why_id, result=answers.explanation)
+
+
+def _meant() -> Why | None:
+    """Return which triple the address wants explained, None if it says none."""
+    end, _, answer = address.text("for").partition(",")
+    if end not in ("head", "tail") or not answer:
+        return None
+    ends = {"head": address.text("h"), "tail": address.text("t")} | {end: answer}
+    relation = address.text("r")
+    if not (ends["head"] and relation and ends["tail"]):
+        return None
+    return Why(ends["head"], relation, ends["tail"], cast(End, end))

@@ -14,6 +14,7 @@ from ui.components import (
     markup,
     prediction,
     review_form,
+    review_queue,
     sequence_report,
     states,
     text_report,
@@ -99,8 +100,11 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
             case "Another run":
                 _compare(run_id, test, found, runs)
             case "Review":
+                queue = st.container()  # filled last, so that it counts the review just saved
                 review_form.earlier(run_id, test)
                 review_form.form(run_id, test, found)
+                with queue:
+                    review_queue.bar(run_id, head.tests, place)
 
 
 def _facts(

@@ -8,6 +8,7 @@ from ui.components import (
     links,
     markup,
     review_controls,
+    review_queue,
     review_tables,
     states,
 )
@@ -15,6 +16,7 @@ from ui.components.influence_controls import run_labels
 from ui.data.influence import report_head, report_of_run, same_test, trace_runs
 from ui.data.reviews import (
     Review,
+    by_data,
     count_verdicts,
     latest_of_each,
     reviews_csv,
@@ -43,6 +45,11 @@ def render() -> None:
             return
         chosen = review_controls.run_filter(runs)
         found = reviews_of_all([run.run_id for run in chosen])
+        if len(chosen) == 1:
+            with states.guarded("The explanations to hand out"):
+                review_queue.hand_out(
+                    chosen[0].run_id, report_head(report_of_run(chosen[0].run_id)).tests
+                )
         for problem in found.problems:
             states.warning(f"A review is left out: {problem}")
         if not found.reviews:
@@ -55,7 +62,7 @@ def render() -> None:
             return
         _summary(latest_of_each(found.reviews), chosen)
         _table(list(found.reviews), chosen)
-        _wrong(latest_of_each(found.reviews))
+        _wrong(latest_of_each(found.reviews), chosen)
 
 
 def _summary(reviews: list[Review], runs: list[RunRecord]) -> None:
@@ -93,17 +100,24 @@ def _open(review: Review) -> None:
     )
 
 
-def _wrong(reviews: list[Review]) -> None:
-    """Show the training facts that were marked wrong, to be removed before training again."""
+def _wrong(reviews: list[Review], runs: list[RunRecord]) -> None:
+    """Show the training facts that were marked wrong, to be left out of the next training."""
     st.subheader("Training facts marked wrong", anchor=False)
-    facts = wrong_facts(reviews)
-    if not facts:
+    marked = {
+        origin: found for origin, found in by_data(reviews, runs).items() if wrong_facts(found)
+    }
+    if not marked:
         states.note("Nobody has marked a training fact as wrong.")
         return
-    st.dataframe(review_tables.wrong_frame(facts), hide_index=True)
-    exports.button(
-        "List to remove (TSV)", wrong_facts_tsv(reviews), "wrong_facts.tsv", "text/tab-separated"
-    )
+    for origin, found in marked.items():
+        if len(marked) > 1:
+            states.note(f"Of {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
+        st.dataframe(review_tables.wrong_frame(wrong_facts(found)), hide_index=True)
+        name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
+        content = wrong_facts_tsv(found, origin)
+        exports.button("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
     states.note(
-        "Lines of head, relation and tail under the data set's own names, as in a training file."
+        "Lines of head, relation and tail under the data set's own names, after two lines that say "
+        "from which data they are. To train without these facts:"
     )
+    st.code("clew train --config CONFIG data.exclude=wrong_facts.tsv", language="bash")

@@ -15,11 +15,12 @@ from clew.link_prediction.prediction import Predictor
 from clew.workflows.evaluate import EvaluateResult
 from clew.workflows.evaluate import evaluate as evaluate_model
 from clew.workflows.model_source import open_model
-from clew.workflows.predict import open_predictor
+from clew.workflows.predict import calibrate_answer_sets, open_predictor
 
 logger = logging.getLogger(__name__)
 
 ANSWER_COLUMNS = ["rank", "name", "label", "score", "probability", "known"]
+PLACE_COLUMNS = ["end", "rank", "num_candidates", "name", "label", "score", "probability", "known"]
 
 
 class Recorded(Protocol):
@@ -53,6 +54,7 @@ class Model:
         tail: str | None = None,
         top_k: int = 10,
         filter_known: bool = False,
+        conformal: float | None = None,
     ) -> pd.DataFrame:
         """Return the best tails of a head and a relation, or the best heads of a tail.
 
@@ -68,21 +70,76 @@ class Model:
             tail: Name or label of the tail, to ask for heads.
             top_k: Number of answers.
             filter_known: Leave out answers that training holds.
+            conformal: Add the column `in_set`: whether an answer is in the set that holds a new one
+                with this probability (0.9 for 90 %). `frame.attrs["answer_set"]` says how large the
+                set is, what it was calibrated on, and its coverage of test triples.
 
         Raises:
             ConfigError: the model predicts no links, or not exactly one end is given.
+            DataError: a name is unknown; the message lists near ones. Or an answer set is asked
+                for, and the model's data are not here to calibrate one.
+        """
+        query = Query(relation, head=head or None, tail=tail or None)
+        answering = self._answering
+        if conformal is not None and answering.answer_sets is None:
+            with open_model(self.reference) as source:
+                calibrate_answer_sets(answering, source)
+        (found,) = answering.predict(
+            [query], top_k=top_k, filter_known=filter_known, level=conformal
+        )
+        if found.warning:
+            logger.warning("%s", found.warning)
+        rows = [vars(answer) for answer in found.answers]
+        columns = ANSWER_COLUMNS if conformal is None else [*ANSWER_COLUMNS, "in_set"]
+        frame = pd.DataFrame(rows, columns=columns)
+        frame = frame.astype({"score": float, "probability": float})
+        if found.answer_set is not None:
+            frame.attrs["answer_set"] = found.answer_set.as_dict()
+        return frame
+
+    def place(self, head: str, relation: str, tail: str) -> pd.DataFrame:
+        """Return where the model puts a triple: its tail among all tails, its head among all heads.
+
+        A row is an `end` of the triple, `tail` first (alone, if the model was trained without
+        inverse relations): its `rank` among `num_candidates` entities, all but the other known
+        answers (equal scores count half), `name`, `label`, `score`, the `probability` that the
+        answer is this entity given that it is none of the other known ones, and `known`, whether
+        training holds the triple.
+
+        Raises:
+            ConfigError: the model predicts no links, or a part of the triple is empty.
             DataError: a name is unknown; the message lists near ones.
+        """
+        answering, triple = self._answering, Query(relation, head=head, tail=tail)
+        if not triple.is_triple:
+            raise ConfigError(
+                f"triple with head {head!r}, relation {relation!r}, tail {tail!r}; give all three, "
+                "or ask for an end with predict"
+            )
+        found = answering.predict(triple.ways(heads=answering.has_inverses), top_k=1)
+        for prediction in found:
+            if prediction.warning:
+                logger.warning("%s", prediction.warning)
+        rows = [
+            {"end": prediction.query.asks_for} | vars(prediction.place)
+            for prediction in found
+            if prediction.place is not None
+        ]
+        return pd.DataFrame(rows, columns=PLACE_COLUMNS).astype({"probability": float})
+
+    @property
+    def _answering(self) -> Predictor:
+        """The predictor.
+
+        Raises:
+            ConfigError: the model predicts no links.
         """
         if self._predictor is None:
             raise ConfigError(
                 f"{self.title} is a {self.task} model; predict answers queries about a graph: load "
                 "a link prediction model"
             )
-        query = Query(relation, head=head or None, tail=tail or None)
-        (found,) = self._predictor.predict([query], top_k=top_k, filter_known=filter_known)
-        rows = [vars(answer) for answer in found.answers]
-        frame = pd.DataFrame(rows, columns=ANSWER_COLUMNS)
-        return frame.astype({"score": float, "probability": float})
+        return self._predictor
 
 
 def load(reference: str | Path) -> Model:

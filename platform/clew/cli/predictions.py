@@ -9,10 +9,10 @@ from typing import Annotated, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, Options, command, dashed
+from clew.cli.options import JsonFlag, Option, Options, command, dashed
 from clew.cli.progress import progress_bar
 
-GRAPH = ("head", "relation", "tail", "input", "top_k", "filter_known")
+GRAPH = ("head", "relation", "tail", "input", "top_k", "filter_known", "conformal")
 TEXT = ("prompt", "prompt_file", "max_tokens", "temperature", "top_p", "seed", "state")
 FRAMES = ("frames", "output", "confidence")
 
@@ -23,7 +23,7 @@ class PredictOptions(Options):
     model: str
     """Run id, models:/name@alias, or a checkpoint folder."""
     head: str = ""
-    """Name or label of the head, to predict tails."""
+    """Name or label of the head, to predict tails; with a tail, the triple is placed among both."""
     relation: str = ""
     """Name or label of the relation."""
     tail: str = ""
@@ -32,8 +32,10 @@ class PredictOptions(Options):
     """Number of answers per query."""
     filter_known: bool = False
     """Leave out answers that are already known from training."""
+    conformal: Annotated[float | None, Field(gt=0, lt=1), Option(alone="0.9")] = None
+    """Say which answers are in the set that holds a new one with this probability (alone: 0.9)."""
     input: Path | None = None
-    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for the unknown end."""
+    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for an unknown end."""
     prompt: str = ""
     """Text that a language model continues."""
     prompt_file: str = ""
@@ -84,20 +86,25 @@ class PredictOptions(Options):
 
 @command(PredictOptions)
 def predict(options: PredictOptions) -> int:
-    """Ask a trained model: for the likeliest tails or heads, for text, for values of frames."""
+    """Ask a trained model: for likely tails or heads, a triple's place, text, values of frames."""
     options.way(options)
     return 0
 
 
 def _answer(options: PredictOptions) -> None:
     from clew.workflows import predict as workflow
+    from clew.workflows.queries import asked, read_queries
 
     if options.input:
-        queries = workflow.read_queries(options.input)
+        queries = read_queries(options.input)
     else:
-        queries = [workflow.asked(options.head, options.relation, options.tail)]
+        queries = [asked(options.head, options.relation, options.tail)]
     result = workflow.predict(
-        options.model, queries, top_k=options.top_k, filter_known=options.filter_known
+        options.model,
+        queries,
+        top_k=options.top_k,
+        filter_known=options.filter_known,
+        level=options.conformal,
     )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 

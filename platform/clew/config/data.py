@@ -29,6 +29,9 @@ class TripleData(Section):
     """Readable labels of entities, `id<TAB>name`."""
     edge_map: str | None = None
     """JSON file that maps each predicate to a readable label."""
+    exclude: str | None = None
+    """File of training triples to leave out, `head<TAB>relation<TAB>tail`, such as the list of
+    facts marked wrong that the dashboard exports."""
     inverse_relations: bool = True
     """Add `(tail, relation inverse, head)` for every training triple; heads are then predicted
     as tails of the inverse relation."""

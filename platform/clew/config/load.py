@@ -24,6 +24,7 @@ GRAPH_FILES = (
     "relation_to_id",
     "node_name_dict",
     "edge_map",
+    "exclude",
 )
 """Keys of `data` that belong to one set of training triples."""
 

@@ -5,6 +5,7 @@
     vocabulary/relations.parquet
     known.parquet                         training triples: head, relation, tail as ids
     calibration.json                      fitted temperature; only if there was data to fit it
+    answer_sets.parquet                   what answer sets with a guarantee need; as the last
 
 Predicting with it needs no data set and no tracking store. A registered model contains one.
 """
@@ -21,6 +22,7 @@ from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError, DataError, described
 from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.conformal import AnswerSets
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.prediction import Predictor
@@ -33,6 +35,7 @@ ENTITIES_FILE = "entities.parquet"
 RELATIONS_FILE = "relations.parquet"
 KNOWN_FILE = "known.parquet"
 CALIBRATION_FILE = "calibration.json"
+ANSWER_SETS_FILE = "answer_sets.parquet"
 
 
 def write_model_folder(
@@ -65,7 +68,7 @@ def load_predictor(folder: Path) -> Predictor:
         DataError: If the names or the known triples cannot be read.
     """
     entities, relations = read_vocabularies(folder / VOCABULARY_FOLDER)
-    calibration = folder / CALIBRATION_FILE
+    calibration, answer_sets = folder / CALIBRATION_FILE, folder / ANSWER_SETS_FILE
     known = folder / KNOWN_FILE
     return Predictor(
         load_graph_model(folder, len(entities), len(relations)),
@@ -73,6 +76,7 @@ def load_predictor(folder: Path) -> Predictor:
         relations,
         known=index_known(read_known(known), len(relations)) if known.is_file() else None,
         calibration=Calibration.read(calibration) if calibration.is_file() else None,
+        answer_sets=AnswerSets.read(answer_sets) if answer_sets.is_file() else None,
     )
 
 

@@ -1,33 +1,27 @@
-"""Answers link-prediction queries by name: the best tails, or heads, with their probabilities.
+"""Answers link-prediction queries by name: the best tails, or heads, with their probabilities."""
 
-The head of a query (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs
-a model that was trained with inverse relations. Everything is computed on the CPU in float32.
-"""
-
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
-from jaxtyping import Bool
+from jaxtyping import Float
 from torch import Tensor
 
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.layers.shapes import Queries, Scores
-from clew.link_prediction.answers import Answer, Prediction, Query
-from clew.link_prediction.calibration import Calibration, HeldOut, fit_temperature
+from clew.layers.shapes import Scores
+from clew.link_prediction.answers import Answer, Place, Prediction, Query
+from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.conformal import AnswerSet, AnswerSets
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.query_scores import Known, QueryScores, normalisers
 from clew.link_prediction.vocabulary import Vocabulary
 
-CHUNK_MIB = 64.0
-MAX_CALIBRATION_QUERIES = 2048
-
-Known = Bool[Tensor, "batch entity"]
+EntityScores = Float[Tensor, "entity"]
 
 
-class Predictor:
+class Predictor(QueryScores):
     """A trained model with the names of its entities and relations.
 
     Args:
@@ -36,6 +30,7 @@ class Predictor:
         relations: Names of the relations, without inverses.
         known: Index of the training triples in both directions, from `index_known`.
         calibration: Temperature of the probabilities; None: no probabilities.
+        answer_sets: What answer sets with a guarantee need; None: there are none.
     """
 
     def __init__(
@@ -46,17 +41,22 @@ class Predictor:
         *,
         known: FilterIndex | None = None,
         calibration: Calibration | None = None,
+        answer_sets: AnswerSets | None = None,
     ) -> None:
-        self.model = model.eval()
+        super().__init__(model, len(relations), known)
         self.entities = entities
         self.relations = relations
-        self.known = known
         self.calibration = calibration
-        self.has_inverses = model.relation.num_embeddings == 2 * len(relations)
+        self.answer_sets = answer_sets
         _check_sizes(model, entities, relations)
 
     def predict(
-        self, queries: Sequence[Query], *, top_k: int = 10, filter_known: bool = False
+        self,
+        queries: Sequence[Query],
+        *,
+        top_k: int = 10,
+        filter_known: bool = False,
+        level: float | None = None,
     ) -> list[Prediction]:
         """Return the `top_k` best answers to each query, the best first.
 
@@ -64,10 +64,13 @@ class Predictor:
             queries: The queries; a label may stand for a name if only one name has that label.
             top_k: Number of answers per query.
             filter_known: Leave out answers that are known from training.
+            level: Say which answers are in the set that holds a new one with this probability.
 
         Raises:
-            ConfigError: If a query is incomplete, or `top_k` is not positive.
-            DataError: If a name is unknown, or `filter_known` is set without training triples.
+            ConfigError: If a query is incomplete, `top_k` is not positive, or the level is not
+                between 0 and 1.
+            DataError: If a name is unknown, `filter_known` is set without training triples, or a
+                level is given without `answer_sets`.
         """
         if top_k < 1:
             raise ConfigError(f"top_k is {top_k}; expected 1 or more")
@@ -76,68 +79,78 @@ class Predictor:
                 "filter_known is true, but the training triples are not available; use a "
                 "registered model, or make the data set available under its name or path"
             )
+        if level is not None and (self.answer_sets is None or self.known is None):
+            raise DataError("an answer set is asked for, but none was calibrated for this model")
         resolved = [self.resolve(query) for query in queries]
-        heads, relations = (np.array([row[i] for row in resolved], np.int64) for i in (1, 2))
-        answers: list[tuple[Answer, ...]] = []
-        for rows in self._chunks(resolved):
-            answers += self._best(heads[rows], relations[rows], top_k, filter_known)
-        return [Prediction(row[0], found) for row, found in zip(resolved, answers, strict=True)]
+        return [
+            prediction
+            for rows in self.chunks(resolved)
+            for prediction in self._predict(resolved[rows], top_k, filter_known, level)
+        ]
 
-    def calibrate(self, triples: Triples) -> Calibration | None:
-        """Fit the temperature to both ends of held-out triples; return None without triples.
+    def _predict(
+        self,
+        questions: Sequence["Resolved"],
+        top_k: int,
+        filter_known: bool,
+        level: float | None,
+    ) -> list[Prediction]:
+        """Answer as many queries as fit into the byte budget."""
+        entities = np.array([question.entity for question in questions], np.int64)
+        relations = np.array([question.relation for question in questions], np.int64)
+        scores = self.scores(self.encode(entities, relations))
+        known = self.known_answers(entities, relations)
+        candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
+        answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
+        counts = [None] * len(questions) if known is None else known.sum(1).tolist()
+        found = []
+        for row, question in enumerate(questions):
+            place = None
+            if question.about is not None:
+                place = self._place(scores[row], candidates[row], question.about)
+            prediction = Prediction(question.query, answers[row], counts[row], place)
+            if level is not None:
+                prediction = self._with_set(prediction, candidates[[row]], question, level)
+            found.append(prediction)
+        return found
 
-        At most `MAX_CALIBRATION_QUERIES` evenly spaced queries are used.
-        """
-        if not len(triples):
-            return None
-        num_sides = 2 if self.has_inverses else 1
-        stride = -(-len(triples) * num_sides // MAX_CALIBRATION_QUERIES) or 1
-        return fit_temperature(self._held_out(triples[::stride], num_sides))
-
-    def _held_out(self, triples: Triples, num_sides: int) -> HeldOut:
-        """Return scores and answers of held-out triples; other known answers are not candidates."""
-        heads = np.concatenate([triples[:, HEAD], triples[:, TAIL]][:num_sides])
-        tails = np.concatenate([triples[:, TAIL], triples[:, HEAD]][:num_sides])
-        relations = np.concatenate(
-            [triples[:, RELATION], triples[:, RELATION] + len(self.relations)][:num_sides]
+    def _with_set(
+        self, prediction: Prediction, candidates: Scores, question: "Resolved", level: float
+    ) -> Prediction:
+        """Return a prediction that says which of its entities are in the answer set."""
+        assert self.answer_sets is not None
+        guarantee = self.answer_sets.guarantee(question.relation, level)
+        normaliser = float(normalisers(candidates))
+        is_candidate = candidates > -torch.inf
+        inside = is_candidate & (normaliser - candidates.double() <= guarantee.threshold)
+        answers = tuple(
+            replace(
+                answer,
+                in_set=not answer.known and normaliser - answer.score <= guarantee.threshold,
+            )
+            for answer in prediction.answers
         )
-        answers = torch.from_numpy(tails.astype(np.int64))
-        encoded = torch.cat([self._encode(heads[r], relations[r]) for r in self._chunks(heads)])
-
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            for rows in self._chunks(heads):
-                scores = self._scores(encoded[rows])
-                known = self._known(heads[rows], relations[rows])
-                if known is not None:
-                    known[torch.arange(len(known)), answers[rows]] = False
-                    scores.masked_fill_(known, -torch.inf)
-                yield scores, answers[rows]
-
-        return batches
-
-    def _chunks(self, queries: Sized) -> Iterator[slice]:
-        """Cut queries into slices whose scores fit into the byte budget."""
-        size = max(1, int(CHUNK_MIB * 2**20) // (4 * len(self.entities)))
-        for start in range(0, len(queries), size):
-            yield slice(start, start + size)
+        place = prediction.place
+        if place is not None:
+            if place.known:  # it is a candidate here
+                normaliser = float(np.logaddexp(normaliser, place.score))
+            place = replace(place, in_set=normaliser - place.score <= guarantee.threshold)
+        answer_set = AnswerSet(int(inside.sum()), int(is_candidate.sum()), guarantee)
+        return replace(prediction, answers=answers, place=place, answer_set=answer_set)
 
     def _best(
-        self, heads: np.ndarray, relations: np.ndarray, top_k: int, filter_known: bool
+        self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
     ) -> list[tuple[Answer, ...]]:
-        scores = self._scores(self._encode(heads, relations))
-        known = self._known(heads, relations)
-        candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
-        shown = candidates if filter_known else scores
-        best, ids = shown.topk(min(top_k, scores.shape[1]), dim=1)
+        """Return the best of the shown entities for each query, fewer where some are hidden."""
+        best, ids = shown.topk(min(top_k, shown.shape[1]), dim=1)
         probabilities = self._probabilities(candidates, ids)
         flags = None if known is None else known.gather(1, ids).tolist()
-        names = self._names(ids)
+        width, named = ids.shape[1], self.entities.named(ids.flatten().numpy())
         return [
             tuple(
                 Answer(
-                    rank=place + 1,
-                    name=names[row][place][0],
-                    label=names[row][place][1],
+                    place + 1,
+                    *named[row * width + place],
                     score=score,
                     probability=probabilities[row][place] if probabilities else None,
                     known=flags[row][place] if flags is not None else None,
@@ -148,29 +161,23 @@ class Predictor:
             for row, row_scores in enumerate(best.tolist())
         ]
 
-    @torch.no_grad()
-    def _encode(self, heads: np.ndarray, relations: np.ndarray) -> Queries:
-        """Return the query vectors, `(batch, dim)`."""
-        rows = (torch.from_numpy(ids.astype(np.int64)) for ids in (heads, relations))
-        encoded: Tensor = self.model(*rows)
-        return encoded
-
-    @torch.no_grad()
-    def _scores(self, queries: Queries) -> Scores:
-        """Return the score of every entity, `(batch, entity)`."""
-        scores = self.model.scores(queries)
-        if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores)):
-            raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
-        return scores
-
-    def _known(self, heads: np.ndarray, relations: np.ndarray) -> Known | None:
-        """Return which entities are known answers, if the training triples are available."""
-        if self.known is None:
-            return None
-        rows, entities = self.known.lookup(heads, relations)
-        flags = torch.zeros(len(heads), len(self.entities), dtype=torch.bool)
-        flags[torch.from_numpy(rows), torch.from_numpy(entities)] = True
-        return flags
+    def _place(self, scores: EntityScores, candidates: EntityScores, entity: int) -> Place:
+        """Return where an entity stands; it is a candidate even if it is known."""
+        own, is_hidden = scores[entity], bool(candidates[entity] == -torch.inf)
+        candidates = candidates.clone()
+        candidates[entity] = own
+        above, equal = (candidates > own).sum(), (candidates == own).sum() - 1
+        probabilities = self._probabilities(candidates[None], torch.tensor([[entity]]))
+        ((name, label),) = self.entities.named(np.array([entity]))
+        return Place(
+            rank=1 + float(above) + 0.5 * float(equal),
+            num_candidates=int((candidates > -torch.inf).sum()),
+            name=name,
+            label=label,
+            score=float(own),
+            probability=probabilities[0][0] if probabilities else None,
+            known=None if self.known is None else is_hidden,
+        )
 
     def _probabilities(self, candidates: Scores, ids: Tensor) -> list[list[float | None]] | None:
         """Return the probability of each shown entity among the candidates."""
@@ -180,46 +187,36 @@ class Predictor:
         shown = scaled.gather(1, ids) - scaled.logsumexp(dim=1, keepdim=True)
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]
 
-    def _names(self, ids: Tensor) -> list[list[tuple[str, str]]]:
-        """Return name and label of each shown entity."""
-        flat = ids.flatten().numpy()
-        names = self.entities.name_array.take(flat).to_pylist()
-        labels = names
-        if self.entities.label_array is not None:
-            labels = self.entities.label_array.take(flat).to_pylist()
-        pairs = [(name, label or name) for name, label in zip(names, labels, strict=True)]
-        width = ids.shape[1]
-        return [pairs[start : start + width] for start in range(0, len(pairs), width)]
-
-    def resolve(self, query: Query) -> tuple[Query, int, int]:
+    def resolve(self, query: Query) -> "Resolved":
         """Return the query with its names, and the table rows that predict its answer."""
         asks_for = query.asks_for
-        relation = _find(self.relations, query.relation)
-        entity = _find(self.entities, query.head or query.tail or "")
+        relation = self.relations.id_of_text(query.relation)
+        entity = self.entities.id_of_text(query.given[1])
+        about = None if query.about is None else self.entities.id_of_text(query.about)
         name, end = self.relations.name(relation), self.entities.name(entity)
+        named = None if about is None else self.entities.name(about)
         if asks_for == "tail":
-            return Query(name, head=end), entity, relation
+            return Resolved(Query(name, head=end, about=named), entity, relation, about)
         if not self.has_inverses:
             raise DataError(
                 f"heads of ({name}, {end}) requested, but this model was trained without inverse "
                 "relations and predicts tails only; train with data.inverse_relations=true"
             )
-        return Query(name, tail=end), entity, relation + len(self.relations)
+        inverse = relation + len(self.relations)
+        return Resolved(Query(name, tail=end, about=named), entity, inverse, about)
 
 
-def _find(vocabulary: Vocabulary, text: str) -> int:
-    """Return the id of a name, or of the only name with the text as its label."""
-    if text not in vocabulary and vocabulary.label_array is not None:
-        found = np.flatnonzero(pc.equal(vocabulary.label_array, text).fill_null(False))
-        if len(found) == 1:
-            return int(found[0])
-        if len(found) > 1:
-            shown = " or ".join(repr(vocabulary.name(i)) for i in found[:3])
-            raise DataError(
-                f"{text!r} is the label of {len(found)} {vocabulary.kind} names; give the name "
-                f"itself, for example {shown}"
-            )
-    return vocabulary.id(text)
+@dataclass(frozen=True)
+class Resolved:
+    """A query under the names of the vocabulary, and as rows of the model's tables."""
+
+    query: Query
+    entity: int
+    """The end that is given."""
+    relation: int
+    """Relation; r + R asks for heads of r."""
+    about: int | None
+    """The entity to place."""
 
 
 def _check_sizes(model: GraphModel, entities: Vocabulary, relations: Vocabulary) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
 from clew.folders import DATA_VARIABLE, data_folder
+from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.text_blocks import COMPRESSIONS
@@ -28,7 +29,12 @@ RELATION_LABELS = [
 
 
 def load_graph(config: TripleData) -> KnowledgeGraph:
-    """Read the graph that a configuration asks for, with its labels."""
+    """Read the graph that a configuration asks for, with its labels, without excluded facts."""
+    graph = _read(config)
+    return leave_out(graph, Path(config.exclude).expanduser()) if config.exclude else graph
+
+
+def _read(config: TripleData) -> KnowledgeGraph:
     if config.name is not None:
         folder = find_data_set(config.name)
         return read_graph(config.name, _with_config(files_of_folder(folder), config))

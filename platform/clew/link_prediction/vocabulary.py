@@ -66,6 +66,30 @@ class Vocabulary:
             raise DataError(self.unknown_name_message(name))
         return position
 
+    def id_of_text(self, text: str) -> int:
+        """Return the id of a name, or of the only name that has the text as its label.
+
+        Raises:
+            DataError: it is neither, or the label of several names.
+        """
+        if text in self or self.label_array is None:
+            return self.id(text)
+        found = np.flatnonzero(pc.equal(self.label_array, text).fill_null(False))
+        if len(found) > 1:
+            shown = " or ".join(repr(self.name(i)) for i in found[:3])
+            raise DataError(
+                f"{text!r} is the label of {len(found)} {self.kind} names; give the name itself, "
+                f"for example {shown}"
+            )
+        return int(found[0]) if len(found) else self.id(text)
+
+    def named(self, ids: np.ndarray) -> list[tuple[str, str]]:
+        """Return name and label of ids `(id,)`."""
+        names = labels = self.name_array.take(pa.array(ids)).to_pylist()
+        if self.label_array is not None:
+            labels = self.label_array.take(pa.array(ids)).to_pylist()
+        return [(name, label or name) for name, label in zip(names, labels, strict=True)]
+
     @property
     def num_labels(self) -> int:
         """Number of names that have a label."""

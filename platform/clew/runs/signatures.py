@@ -33,9 +33,13 @@ def _queries() -> Any:
     )
     ends = [ColSpec(DataType.string, name, required=False) for name in ("head", "tail")]
     relation = ColSpec(DataType.string, "relation")
+    said = [
+        ColSpec(DataType.long, "num_known", required=False),
+        ColSpec(DataType.string, "warning", required=False),
+    ]
     return ModelSignature(
         inputs=Schema([ends[0], relation, ends[1]]),
-        outputs=Schema([ends[0], relation, ends[1], ColSpec(Array(answer), "answers")]),
+        outputs=Schema([ends[0], relation, ends[1], *said, ColSpec(Array(answer), "answers")]),
         params=ParamSchema(
             [
                 ParamSpec("top_k", DataType.long, 10),

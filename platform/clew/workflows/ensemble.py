@@ -10,7 +10,7 @@ from clew.influence.ensemble import all_steps
 from clew.training.checkpoints import CheckpointRecord
 from clew.workflows.model_source import ModelSource
 
-FILES = {"name", "train", "valid", "test", "entity_to_id", "relation_to_id"}
+FILES = {"name", "train", "valid", "test", "entity_to_id", "relation_to_id", "exclude"}
 LABELS = {"node_name_dict", "edge_map"}
 MAY_DIFFER: Mapping[str, set[str] | bool] = {
     "data": FILES | LABELS,

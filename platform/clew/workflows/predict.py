@@ -1,6 +1,5 @@
 """Predict: queries by name in, the best entities with scores and probabilities out."""
 
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from clew import names
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError
-from clew.link_prediction.answers import Prediction, Query
+from clew.link_prediction.answers import Answer, Place, Prediction, Query
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
@@ -25,11 +24,9 @@ from clew.link_prediction.sources import load_graph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
+from clew.workflows.queries import ASKED, Asked
 
 logger = logging.getLogger(__name__)
-
-ASKED = "?"
-"""Stands for the end that is asked for in a file of queries."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +57,13 @@ class PredictResult:
         }
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A query, and where it was asked, for error messages."""
-
-    query: Query
-    where: str = ""
-
-
 def predict(
-    model: str, queries: Sequence[Asked], *, top_k: int = 10, filter_known: bool = False
+    model: str,
+    queries: Sequence[Asked],
+    *,
+    top_k: int = 10,
+    filter_known: bool = False,
+    level: float | None = None,
 ) -> PredictResult:
     """Answer queries with a trained model.
 
@@ -78,20 +72,23 @@ def predict(
         queries: What is asked.
         top_k: Answers to each query.
         filter_known: Leave answers out that are known in training.
+        level: Say which answers are in the set that holds a new one with this probability.
 
     Raises:
-        UsageError: the model or a name cannot be found; near matches are proposed.
+        UsageError: the model or a name cannot be found; near matches are proposed. Or an answer
+            set is asked for, and the model's data are not here to calibrate one.
     """
     with open_model(model) as source:
         predictor, notes = open_predictor(source)
-        for item in queries:
-            try:
-                predictor.resolve(item.query)
-            except UsageError as error:
-                raise type(error)(f"{item.where}: {error}" if item.where else str(error)) from None
-        found = predictor.predict(
-            [item.query for item in queries], top_k=top_k, filter_known=filter_known
-        )
+        questions = [question for item in queries for question in _questions(item, predictor)]
+        if not predictor.has_inverses and any(q.query.is_triple for q in queries):
+            notes.append(
+                "a whole triple is placed by its tail alone: this model was trained without "
+                "inverse relations"
+            )
+        if level is not None:
+            calibrate_answer_sets(predictor, source)
+        found = predictor.predict(questions, top_k=top_k, filter_known=filter_known, level=level)
         calibration = predictor.calibration
         if calibration is None:
             notes.append(
@@ -106,33 +103,15 @@ def predict(
         )
 
 
-def asked(head: str, relation: str, tail: str) -> Asked:
-    """Return a query from what a person gave; empty means not given."""
-    return Asked(Query(relation, head=head or None, tail=tail or None))
-
-
-def read_queries(path: Path) -> list[Asked]:
-    """Read a file of queries: JSON objects, one per line, or `head<TAB>relation<TAB>tail`.
-
-    In tab-separated lines the end that is asked for is `?`, or missing if it is the tail.
-
-    Raises:
-        DataError: a line is neither.
-    """
+def _questions(item: Asked, predictor: Predictor) -> list[Query]:
+    """Return what a model is asked, under names that it knows."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
-    found = [
-        Asked(_query_of_line(line, where), where)
-        for number, line in enumerate(lines, start=1)
-        if line.strip() and (where := f"{path}, line {number}")
-    ]
-    if not found:
-        raise DataError(
-            f"{path}: holds no query; expected one query per line, for example head<TAB>relation"
-        )
-    return found
+        return [
+            predictor.resolve(question).query
+            for question in item.query.ways(heads=predictor.has_inverses)
+        ]
+    except UsageError as error:
+        raise type(error)(f"{item.where}: {error}" if item.where else str(error)) from None
 
 
 def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
@@ -165,6 +144,31 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     return Predictor(model, graph.entities, graph.relations, known=known), []
 
 
+def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
+    """Measure what answer sets need on the model's own data, if it does not come with it.
+
+    Raises:
+        UsageError: the data cannot be had, are others now, or have no validation triples.
+    """
+    if predictor.answer_sets is not None:
+        return
+    assert isinstance(source.config.data, TripleData)
+    try:
+        graph = load_graph(source.config.data)
+        check_fingerprint(source, graph.fingerprint)
+    except UsageError as error:
+        raise type(error)(
+            f"answer sets are calibrated on the model's data: {error}; promote its run again where "
+            "they are, or ask without an answer set (--conformal)"
+        ) from None
+    if not len(graph.valid):
+        raise DataError(
+            f"{source.title}: its data have no validation triples, on which answer sets are "
+            "calibrated; ask without an answer set (--conformal)"
+        )
+    predictor.answer_sets = predictor.measure_answer_sets(graph.valid, graph.test)
+
+
 def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
     """Return the names next to a checkpoint, or those that its run recorded."""
     for folder in list(source.checkpoint.parents)[:2]:
@@ -180,55 +184,26 @@ def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
         return read_vocabularies(path)
 
 
-def _query_of_line(line: str, where: str) -> Query:
-    if line.lstrip().startswith("{"):
-        return _query_of_json(line, where)
-    fields = [field.strip() for field in line.split("\t")]
-    if len(fields) not in (2, 3):
-        raise DataError(
-            f"{where}: {line.strip()!r} has {len(fields)} tab-separated columns; expected head, "
-            f"relation and tail, with {ASKED} for the end asked for"
-        )
-    head, relation, tail = (None if field == ASKED else field for field in (*fields, ASKED)[:3])
-    return _checked(Query(relation or "", head=head or None, tail=tail or None), where)
-
-
-def _query_of_json(line: str, where: str) -> Query:
-    try:
-        content = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from None
-    unknown = sorted(content.keys() - {"head", "relation", "tail"})
-    if unknown or not all(isinstance(v, str | None) for v in content.values()):
-        raise DataError(
-            f"{where}: {line.strip()!r}; expected texts under head, relation and tail"
-            + (f", not {unknown[0]!r}" if unknown else "")
-        )
-    query = Query(
-        content.get("relation") or "",
-        head=content.get("head") or None,
-        tail=content.get("tail") or None,
-    )
-    return _checked(query, where)
-
-
-def _checked(query: Query, where: str) -> Query:
-    try:
-        _ = query.asks_for
-    except UsageError as error:
-        raise DataError(f"{where}: {error}") from None
-    return query
-
-
 def _table_of(prediction: Prediction) -> Iterator[str]:
-    query = prediction.query
+    query, answer_set = prediction.query, prediction.answer_set
     yield f"{query.head or ASKED}  {query.relation}  {query.tail or ASKED}"
-    yield f"{'rank':>4}  {'score':>9}  {'probability':>11}  {'known':5}  {query.asks_for}"
-    for answer in prediction.answers:
-        probability = "" if answer.probability is None else f"{answer.probability:.4f}"
-        known = {True: "yes", False: "no", None: "?"}[answer.known]
-        label = "" if answer.label == answer.name else f"  {answer.label}"
-        yield (
-            f"{answer.rank:4}  {answer.score:9.4f}  {probability:>11}  {known:5}  "
-            f"{answer.name}{label}"
-        )
+    if prediction.warning:
+        yield f"warning: {prediction.warning}"
+    if answer_set is not None:
+        yield answer_set.sentence
+    in_set = "" if answer_set is None else f"{'in set':6}  "
+    yield f"{'rank':>6}  {'score':>9}  {'probability':>11}  {'known':5}  {in_set}{query.asks_for}"
+    yield from map(_line, prediction.answers)
+    if (place := prediction.place) is not None:
+        yield f"asked about, by rank among {place.num_candidates:,} (all but other known answers):"
+        yield _line(place)
+
+
+def _line(row: Answer | Place) -> str:
+    probability = "" if row.probability is None else f"{row.probability:.4f}"
+    known = {True: "yes", False: "no", None: "?"}[row.known]
+    in_set = {True: "yes     ", False: "no      ", None: ""}[row.in_set]
+    label = "" if row.label == row.name else f"  {row.label}"
+    return (
+        f"{row.rank:6g}  {row.score:9.4f}  {probability:>11}  {known:5}  {in_set}{row.name}{label}"
+    )

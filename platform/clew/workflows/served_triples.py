@@ -9,6 +9,7 @@ from torch import nn
 from clew.link_prediction.answers import Query
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.model_folder import (
+    ANSWER_SETS_FILE,
     VOCABULARY_FOLDER,
     index_known,
     load_predictor,
@@ -51,15 +52,21 @@ class ServedTriples:
     def write_folder(
         self, folder: Path, *, checkpoint: Path, calibration: Calibration | None, work: Path
     ) -> Path:
-        """Gather checkpoint, names, known triples and calibration."""
+        """Gather checkpoint, names, known triples, calibration, and what answer sets need."""
         self.task.write_artifacts(work)
-        return write_model_folder(
+        written = write_model_folder(
             folder,
             checkpoint=checkpoint,
             vocabulary=work / VOCABULARY_FOLDER,
             known=self.graph.train,
             calibration=calibration,
         )
+        if len(self.graph.valid):
+            measured = load_predictor(written).measure_answer_sets(
+                self.graph.valid, self.graph.test
+            )
+            measured.write(written / ANSWER_SETS_FILE)
+        return written
 
     def example_rows(self) -> list[dict[str, str]]:
         """Return queries from the first training triples: for tails and, if it can, for heads."""

@@ -10,9 +10,11 @@ import pytest
 from clew.errors import DataError, TrackingError
 from clew.runs.reading.reviews import (
     FOLDER,
+    DataOrigin,
     Fact,
     Review,
     append_review,
+    by_data,
     count_verdicts,
     latest_of_each,
     read_reviews,
@@ -20,6 +22,7 @@ from clew.runs.reading.reviews import (
     wrong_facts,
     wrong_facts_tsv,
 )
+from clew.runs.reading.search import find_runs
 from tests.recorded import Recorded
 
 TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")
@@ -116,7 +119,18 @@ def test_exports() -> None:
         review("r", wrong=(OTHER, tab), reviewer="Grace"),
     ]
     assert wrong_facts(reviews)[0] == (OTHER, 2)
-    assert wrong_facts_tsv(reviews) == "D2\ttreats\tX1\nD1\tinhibits\tP1\n"
+    facts = "D2\ttreats\tX1\nD1\tinhibits\tP1\n"
+    origin = "# data set: my data\n# fingerprint: 0123456789abcdef\n"
+    assert wrong_facts_tsv(reviews, DataOrigin("my\ndata", "0123456789abcdef")) == origin + facts
+    assert wrong_facts_tsv(reviews, DataOrigin("", "")) == facts
     text = reviews_csv(reviews)
     assert "'=HYPERLINK(1)" in text
     assert text.count("\n") == 3
+
+
+def test_reviews_are_told_apart_by_the_data_of_their_runs(recorded: Recorded) -> None:
+    runs = find_runs([recorded.runs["trace"], recorded.runs["trace hostile"]], uri=recorded.uri)
+    reviews = [review(recorded.runs["trace"]), review(recorded.runs["trace hostile"])]
+    found = by_data([*reviews, reviews[0]], runs)
+    assert found[DataOrigin("umls", "c68b546f56cdaeed")] == [reviews[0]] * 2
+    assert [origin.name for origin in found] == ["umls", "hostile"]

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from mlflow import artifacts
 from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
@@ -15,7 +17,14 @@ from clew.runs.reading.runs import RunRecord, client, download_artifact
 from clew.runs.reading.search import find_runs, quoted
 
 VOCABULARY_FOLDER = "vocabulary"
+MODEL_FOLDER = "artifacts/model"
+"""Where a registered version keeps its checkpoint, names and known triples."""
+KNOWN_FILE = "known.parquet"
 MAX_VERSIONS = 200
+NUM_EXAMPLES = 3
+
+Terms = tuple[tuple[str, str], ...]
+"""Names with their labels."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,8 @@ class RegisteredModel:
 class Vocabulary:
     """Names that a model knows: (name, label) pairs, sorted by label."""
 
-    entities: tuple[tuple[str, str], ...]
-    relations: tuple[tuple[str, str], ...]
+    entities: Terms
+    relations: Terms
 
 
 def list_models(*, uri: str | None = None) -> list[RegisteredModel]:
@@ -112,7 +121,7 @@ def read_vocabulary(run_id: str, folder: Path, *, uri: str | None = None) -> Voc
     return Vocabulary(_terms(path / "entities.parquet"), _terms(path / "relations.parquet"))
 
 
-def _terms(path: Path) -> tuple[tuple[str, str], ...]:
+def _terms(path: Path) -> Terms:
     try:
         columns = pq.read_table(path, columns=["name", "label"]).to_pydict()
     except FileNotFoundError:
@@ -123,15 +132,67 @@ def _terms(path: Path) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(pairs, key=lambda pair: pair[1].casefold()))
 
 
-def complete(
-    terms: tuple[tuple[str, str], ...], text: str, limit: int = 50
-) -> list[tuple[str, str]]:
-    """Return the terms whose label or name holds `text`; those that begin with it come first."""
+def read_examples(
+    model: RegisteredModel, version: int, folder: Path, *, uri: str | None = None
+) -> list[tuple[str, str, str]]:
+    """Return triples that a version was trained on: one of each of its most frequent relations.
+
+    Args:
+        model: The registered model.
+        version: Which of its versions.
+        folder: An empty folder for what is fetched.
+        uri: The store, the one in use unless given.
+
+    Raises:
+        TrackingError: the version is gone, or keeps no triples.
+        DataError: the files are not what they should be.
+    """
+    what = f"the triples of {model.name} version {version}"
+    with store.using(what, uri):
+        location = client(uri).get_model_version_download_uri(model.name, str(version))
+
+        def fetched(path: str) -> Path:
+            address = f"{location}/{MODEL_FOLDER}/{path}"
+            try:
+                found = artifacts.download_artifacts(
+                    artifact_uri=address, dst_path=str(folder), tracking_uri=uri
+                )
+            except OSError as error:
+                raise TrackingError(f"{what} cannot be fetched ({error})") from None
+            return Path(found)
+
+        known, names_folder = fetched(KNOWN_FILE), fetched(VOCABULARY_FOLDER)
+    try:
+        triples = pq.read_table(known, columns=["head", "relation", "tail"])
+        entities, relations = (
+            pq.read_table(names_folder / f"{kind}.parquet", columns=["name"])["name"]
+            for kind in ("entities", "relations")
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{what} cannot be read as Parquet ({described(error)})") from None
+    rows = triples.take(_example_rows(triples["relation"].to_numpy())).to_pylist()
+    return [
+        (str(entities[row["head"]]), str(relations[row["relation"]]), str(entities[row["tail"]]))
+        for row in rows
+    ]
+
+
+def _example_rows(relation: np.ndarray) -> list[int]:
+    """Return a row from the middle of each of the most frequent relations, `relation` sorted."""
+    ids, starts, counts = np.unique(relation, return_index=True, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[: min(NUM_EXAMPLES, len(ids))]
+    return [int(starts[place] + counts[place] // 2) for place in most]
+
+
+def complete(terms: Terms, text: str, limit: int = 50) -> list[tuple[str, str]]:
+    """Return the terms whose label or name holds `text`.
+
+    Those that are it come first, then those that begin with it.
+    """
     wanted = text.strip().casefold()
     if not wanted:
         return list(terms[:limit])
-    holding = [
-        pair for pair in terms if wanted in pair[1].casefold() or wanted in pair[0].casefold()
-    ]
-    holding.sort(key=lambda pair: not pair[1].casefold().startswith(wanted))
-    return holding[:limit]
+    folded = [(pair, pair[0].casefold(), pair[1].casefold()) for pair in terms]
+    holding = [found for found in folded if wanted in found[1] or wanted in found[2]]
+    holding.sort(key=lambda found: (wanted not in found[1:], not found[2].startswith(wanted)))
+    return [pair for pair, _, _ in holding[:limit]]

@@ -17,9 +17,10 @@ from typing import Any, Literal, get_args
 from mlflow.exceptions import MlflowException
 from pydantic import TypeAdapter, ValidationError
 
+from clew import names
 from clew.errors import DataError, TrackingError, described
 from clew.runs import store
-from clew.runs.reading.runs import client, find_run
+from clew.runs.reading.runs import RunRecord, client, find_run
 from clew.runs.reading.tables import csv_text
 
 FOLDER = "reviews"
@@ -214,11 +215,35 @@ def wrong_facts(reviews: Iterable[Review]) -> list[tuple[Fact, int]]:
     return votes.most_common()
 
 
-def wrong_facts_tsv(reviews: Iterable[Review]) -> str:
-    """Return the facts marked wrong as `head<TAB>relation<TAB>tail` lines, to remove from a file.
+@dataclass(frozen=True)
+class DataOrigin:
+    """The data that facts are from: their name and fingerprint, empty where a run says none."""
 
-    A name with a tab or a line break cannot be in such a file, so it is left out.
+    name: str
+    fingerprint: str
+
+
+def by_data(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> dict[DataOrigin, list[Review]]:
+    """Return the reviews of each data set that the reviewed runs explain models of."""
+    keys = (names.TAG_DATASET, names.TAG_DATA_FINGERPRINT)
+    origins = {run.run_id: DataOrigin(*(run.tags.get(key, "") for key in keys)) for run in runs}
+    found: dict[DataOrigin, list[Review]] = {}
+    for review in reviews:
+        found.setdefault(origins[review.run_id], []).append(review)
+    return found
+
+
+def wrong_facts_tsv(reviews: Iterable[Review], origin: DataOrigin) -> str:
+    """Return the facts marked wrong as `head<TAB>relation<TAB>tail` lines, for `data.exclude`.
+
+    Lines before them say from which data they are. A name with a tab or a line break cannot be in
+    such a file, so it is left out.
     """
+    told = {
+        names.LIST_DATA_SET_PREFIX: origin.name,
+        names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
+    }
+    lines = [f"{key}{' '.join(value.split())}" for key, value in told.items() if value]
     triples = [(fact.head, fact.relation, fact.tail) for fact, _ in wrong_facts(reviews)]
-    lines = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
-    return "".join(f"{line}\n" for line in dict.fromkeys(lines))
+    facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
+    return "".join(f"{line}\n" for line in [*lines, *dict.fromkeys(facts)])

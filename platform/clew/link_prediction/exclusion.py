@@ -1,0 +1,99 @@
+"""Leaves facts out of training that a list names, such as those that reviewers marked wrong.
+
+The list has a triple `head<TAB>relation<TAB>tail` a line, under the data set's own names. The
+dashboard's list begins with lines that say from which data its facts are (`clew.names`); it is
+refused for other data, whose facts of these names may be others.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from clew import names
+from clew.errors import DataError
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
+
+logger = logging.getLogger(__name__)
+
+NUM_COLUMNS = 3
+
+Row = tuple[int, int, int]
+
+
+def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
+    """Return a graph without the training triples that a file names; a repeated one goes wholly.
+
+    Entities and relations keep their ids, also those that are in no triple any more.
+
+    Raises:
+        DataError: the file is of other data, holds no triple, or one that is no training triple;
+            or it would leave none.
+    """
+    try:
+        content = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    # Names may hold what `splitlines` takes for line ends.
+    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n") if content]
+    start = _check_origin(path, lines, graph)
+    named = {
+        _row(path, number, line, graph): number
+        for number, line in enumerate(lines[start:], start=start + 1)
+    }
+    if not named:
+        raise DataError(
+            f"{path}: holds no triple; expected head<TAB>relation<TAB>tail on each line"
+        )
+    wrong = np.array(list(named), np.int32)
+    candidates = np.flatnonzero(
+        np.logical_and.reduce(
+            [np.isin(graph.train[:, part], wrong[:, part]) for part in (HEAD, RELATION, TAIL)]
+        )
+    )
+    found = [row for row in candidates if tuple(graph.train[row].tolist()) in named]
+    missing = named.keys() - {tuple(graph.train[row].tolist()) for row in found}
+    if missing:
+        number = min(named[row] for row in missing)
+        raise DataError(
+            f"{path}, line {number}: {lines[number - 1]!r} is no training triple of {graph.name}; "
+            "only these can be left out"
+        )
+    if len(found) == len(graph.train):
+        raise DataError(f"{path}: names every training triple of {graph.name}; none would be left")
+    logger.info("%s: %d of %d training triples are left out", path, len(found), len(graph.train))
+    return replace(graph, train=np.delete(graph.train, found, axis=0))
+
+
+def _check_origin(path: Path, lines: list[str], graph: KnowledgeGraph) -> int:
+    """Refuse a list of other data; return how many lines say of which data it is."""
+    said: dict[str, str] = {}
+    for line in lines:
+        key = next((key for key in names.LIST_ORIGIN if line.startswith(key)), None)
+        if key is None or "\t" in line:
+            break
+        said[key] = line.removeprefix(key).strip()
+    given = said.get(names.LIST_FINGERPRINT_PREFIX, graph.fingerprint)
+    if given != graph.fingerprint:
+        data_set = said.get(names.LIST_DATA_SET_PREFIX, "unknown data")
+        raise DataError(
+            f"{path}: its facts are from {data_set} with fingerprint {given}, but {graph.name} "
+            f"here has fingerprint {graph.fingerprint}; expected a list from these data"
+        )
+    return len(said)
+
+
+def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
+    """Return the ids of a line's triple."""
+    fields = line.split("\t")
+    if len(fields) != NUM_COLUMNS:
+        raise DataError(
+            f"{path}, line {number}: {line!r} has {len(fields)} tab-separated columns; expected "
+            "head<TAB>relation<TAB>tail"
+        )
+    head, relation, tail = fields
+    try:
+        return graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
+    except DataError as error:
+        raise DataError(f"{path}, line {number}: {error}") from None

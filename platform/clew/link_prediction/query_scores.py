@@ -1,0 +1,142 @@
+"""Scores of every entity for queries (entity, relation), in slices that fit into a byte budget.
+
+The head of (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs a model
+that was trained with inverse relations. Everything is computed on the CPU in float32.
+"""
+
+from collections.abc import Iterator, Sized
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+from tqdm import tqdm
+
+from clew.errors import CheckpointError
+from clew.layers.shapes import Queries, Scores
+from clew.link_prediction.calibration import Calibration, HeldOut, fit_temperature
+from clew.link_prediction.conformal import AnswerSets, Surprises
+from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+
+CHUNK_MIB = 64.0
+MAX_CALIBRATION_QUERIES = 2048
+MAX_HELD_OUT_TRIPLES = 20_000
+
+Known = Bool[Tensor, "batch entity"]
+Ids = Int64[np.ndarray, " query"]
+Normalisers = Float[Tensor, "batch"]
+
+
+class QueryScores:
+    """A trained model, and what training knows.
+
+    Args:
+        model: The model; it is set to evaluation mode.
+        num_relations: Number of relations, without inverses.
+        known: Index of the training triples in both directions, from `index_known`.
+    """
+
+    def __init__(self, model: GraphModel, num_relations: int, known: FilterIndex | None) -> None:
+        self.model = model.eval()
+        self.num_entities = model.entity.num_embeddings
+        self.num_relations = num_relations
+        self.known = known
+        self.has_inverses = model.relation.num_embeddings == 2 * num_relations
+
+    def chunks(self, queries: Sized) -> Iterator[slice]:
+        """Cut queries into slices whose scores fit into the byte budget."""
+        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.num_entities))
+        for start in range(0, len(queries), size):
+            yield slice(start, start + size)
+
+    @torch.no_grad()
+    def encode(self, entities: Ids, relations: Ids) -> Queries:
+        """Return the query vectors, `(batch, dim)`."""
+        encoded: Tensor = self.model(torch.from_numpy(entities), torch.from_numpy(relations))
+        return encoded
+
+    @torch.no_grad()
+    def scores(self, queries: Queries) -> Scores:
+        """Return the score of every entity, `(batch, entity)`.
+
+        Raises:
+            CheckpointError: A score is NaN or infinite.
+        """
+        scores = self.model.scores(queries)
+        if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores)):
+            raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
+        return scores
+
+    def known_answers(self, entities: Ids, relations: Ids) -> Known | None:
+        """Return which entities are known answers, if the training triples are available."""
+        if self.known is None:
+            return None
+        rows, answers = self.known.lookup(entities, relations)
+        flags = torch.zeros(len(entities), self.num_entities, dtype=torch.bool)
+        flags[torch.from_numpy(rows), torch.from_numpy(answers)] = True
+        return flags
+
+    def calibrate(self, triples: Triples) -> Calibration | None:
+        """Fit the temperature to both ends of held-out triples; return None without triples.
+
+        At most `MAX_CALIBRATION_QUERIES` evenly spaced queries are used.
+        """
+        if not len(triples):
+            return None
+        num_sides = 2 if self.has_inverses else 1
+        stride = -(-len(triples) * num_sides // MAX_CALIBRATION_QUERIES) or 1
+        return fit_temperature(self._held_out(*self._questions(triples[::stride])))
+
+    def measure_answer_sets(self, valid: Triples, test: Triples) -> AnswerSets:
+        """Return what answer sets need: the surprises at both ends of held-out triples.
+
+        Of more than `MAX_HELD_OUT_TRIPLES` a random sample is taken, the same every time.
+        """
+        return AnswerSets(self.num_relations, self._surprises(valid), self._surprises(test))
+
+    def _surprises(self, triples: Triples) -> Surprises:
+        if len(triples) > MAX_HELD_OUT_TRIPLES:
+            generator = np.random.default_rng(0)
+            triples = triples[generator.choice(len(triples), MAX_HELD_OUT_TRIPLES, replace=False)]
+        entities, relations, answers = self._questions(triples)
+        found = [torch.empty(0, dtype=torch.float64)]
+        bar = tqdm(total=len(answers), unit=" queries", delay=1.0, disable=None, leave=False)
+        with bar:
+            for scores, own in self._held_out(entities, relations, answers)():
+                chosen = scores.gather(1, own[:, None])[:, 0]
+                found.append(normalisers(scores) - chosen.double())
+                bar.update(len(own))
+        return Surprises(relations, torch.cat(found).numpy())
+
+    def _questions(self, triples: Triples) -> tuple[Ids, Ids, Ids]:
+        """Return entity, relation and answer of the question for each tail, then for each head."""
+        num_sides = 2 if self.has_inverses else 1
+        heads, relations, tails = (triples[:, i].astype(np.int64) for i in (HEAD, RELATION, TAIL))
+        return (
+            np.concatenate([heads, tails][:num_sides]),
+            np.concatenate([relations, relations + self.num_relations][:num_sides]),
+            np.concatenate([tails, heads][:num_sides]),
+        )
+
+    def _held_out(self, entities: Ids, relations: Ids, answers: Ids) -> HeldOut:
+        """Return scores and answers of questions; other known answers are not candidates."""
+        own = torch.from_numpy(answers)
+        encoded = [self.encode(entities[rows], relations[rows]) for rows in self.chunks(entities)]
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for rows, queries in zip(self.chunks(entities), encoded, strict=True):
+                scores = self.scores(queries)
+                known = self.known_answers(entities[rows], relations[rows])
+                if known is not None:
+                    known[torch.arange(len(known)), own[rows]] = False
+                    scores.masked_fill_(known, -torch.inf)
+                yield scores, own[rows]
+
+        return batches
+
+
+def normalisers(candidates: Scores) -> Normalisers:
+    """Return log sum exp of the candidates' scores of each query, `(batch,)`, in float64."""
+    return candidates.double().logsumexp(dim=1)

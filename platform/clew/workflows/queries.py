@@ -1,0 +1,89 @@
+"""Queries as people write them: one on the command line, or a file of them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from clew.errors import DataError, UsageError
+from clew.link_prediction.answers import Query
+
+ASKED = "?"
+"""Stands for the end that is asked for in a file of queries."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query, and where it was asked, for error messages."""
+
+    query: Query
+    where: str = ""
+
+
+def asked(head: str, relation: str, tail: str) -> Asked:
+    """Return a query from what a person gave; empty means not given."""
+    return Asked(Query(relation, head=head or None, tail=tail or None))
+
+
+def read_queries(path: Path) -> list[Asked]:
+    """Read a file of queries: JSON objects, one per line, or `head<TAB>relation<TAB>tail`.
+
+    In tab-separated lines the end that is asked for is `?`, or missing if it is the tail; a line
+    with both ends is a whole triple.
+
+    Raises:
+        DataError: a line is neither.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    found = [
+        Asked(_query_of_line(line, where), where)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and (where := f"{path}, line {number}")
+    ]
+    if not found:
+        raise DataError(
+            f"{path}: holds no query; expected one query per line, for example head<TAB>relation"
+        )
+    return found
+
+
+def _query_of_line(line: str, where: str) -> Query:
+    if line.lstrip().startswith("{"):
+        return _query_of_json(line, where)
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) not in (2, 3):
+        raise DataError(
+            f"{where}: {line.strip()!r} has {len(fields)} tab-separated columns; expected head, "
+            f"relation and tail, with {ASKED} for the end asked for"
+        )
+    head, relation, tail = (None if field == ASKED else field for field in (*fields, ASKED)[:3])
+    return _checked(Query(relation or "", head=head or None, tail=tail or None), where)
+
+
+def _query_of_json(line: str, where: str) -> Query:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not valid JSON ({error})") from None
+    unknown = sorted(content.keys() - {"head", "relation", "tail"})
+    if unknown or not all(isinstance(v, str | None) for v in content.values()):
+        raise DataError(
+            f"{where}: {line.strip()!r}; expected texts under head, relation and tail"
+            + (f", not {unknown[0]!r}" if unknown else "")
+        )
+    query = Query(
+        content.get("relation") or "",
+        head=content.get("head") or None,
+        tail=content.get("tail") or None,
+    )
+    return _checked(query, where)
+
+
+def _checked(query: Query, where: str) -> Query:
+    try:
+        _ = query.is_triple or query.asks_for
+    except UsageError as error:
+        raise DataError(f"{where}: {error}") from None
+    return query

@@ -1,0 +1,218 @@
+"""The page Ask: its box for entities, ways to ask, examples, answers as the command gives them."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from clew.__main__ import run as run_command
+from tests.recorded import MODEL, UMLS, Recorded
+from tests.ui.conftest import Open, no_surprise, shown
+from ui.components import answers, job_view
+from ui.data import jobs
+from ui.data.jobs import Question, Why
+
+CHAMPION = f"models:/{MODEL}@champion"
+JOB_ID = "0" * 12
+
+
+@dataclass
+class Job:
+    """A command that has ended, with what it printed."""
+
+    printed: str = ""
+    job_id: str = JOB_ID
+    state: str = "done"
+
+    def result(self) -> object:
+        return json.loads(self.printed) if self.printed else None
+
+
+class Started:
+    """What the page starts, in place of child processes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, object]] = []
+        self.job = Job()
+        monkeypatch.setattr(job_view, "show", self.show)
+        for name, function in (("predict", self.start), ("trace", self.start), ("find", self.find)):
+            monkeypatch.setattr(jobs, name, function)
+
+    def start(self, model: str, what: object) -> Job:
+        self.calls.append((model, what))
+        return self.job
+
+    def find(self, job_id: str) -> Job | None:
+        return self.job if self.calls and job_id == JOB_ID else None
+
+    def show(self, job_id: str, *, result: Callable[[Job], None]) -> None:
+        if self.job.printed and result is not answers.explanation:
+            result(self.job)
+
+    def answer(self, *arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Let the real command answer."""
+        assert run_command(["predict", f"--model={CHAMPION}", *arguments, "--json"]) == 0
+        self.job = Job(capsys.readouterr().out)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    return Started(monkeypatch)
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    (button,) = (button for button in app.button if label in button.label)
+    return no_surprise(button.click().run())
+
+
+def test_a_link_whose_answer_is_gone_asks_again(
+    page: Open, many: Recorded, started: Started
+) -> None:
+    question = {"h": "steroid", "r": "affects", "for": "tail,eicosanoid", "top": "7"}
+    app = page("ask", many.uri, answer="gone", why="gone too", **question)
+    asked = Question("steroid", "affects", "", 7, only_new=False, level=0.9)
+    assert started.calls == [(CHAMPION, asked)]
+    assert app.query_params["answer"] == JOB_ID
+    press(app, "Explain again")
+    why = Why("steroid", "affects", "eicosanoid", "tail")
+    assert started.calls[1:] == [(CHAMPION, why)]
+    page("ask", many.uri, answer="gone", h="no such name", r="affects")
+    page("ask", many.uri, answer="gone", r="affects")
+    assert len(started.calls) == 2, "a name that the model does not know is not asked"
+
+
+def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started) -> None:
+    app = page("ask", many.uri)
+    assert app.button(key="ask").disabled
+    app.selectbox(key="ask-relation").set_value("affects")
+    app.selectbox(key="ask-tail").set_value("steroid").run()
+    press(app, "Ask")
+    app.selectbox(key="ask-head").set_value("eicosanoid").run()
+    press(app, "Ask")
+    assert [call for _, call in started.calls] == [
+        Question("", "affects", "steroid", 10, only_new=False, level=0.9),
+        Question("eicosanoid", "affects", "steroid", 10, only_new=False, level=0.9),
+    ]
+    assert app.query_params["h"] == "eicosanoid"
+    assert app.query_params["t"] == "steroid"
+
+
+def test_it_begins_with_three_questions_about_what_the_champion_learned(
+    page: Open, many: Recorded, started: Started
+) -> None:
+    app = page("ask", many.uri)
+    labels = [button.label for button in app.button if button.key.startswith("example")]
+    assert len(labels) == 3
+    assert labels[0].endswith("what\\?")
+    assert labels[1].startswith("what\\?")
+    press(app, "why")
+    ((_, asked),) = started.calls
+    assert isinstance(asked, Question)
+    lines = UMLS.joinpath("train.txt").read_text(encoding="utf-8").splitlines()
+    assert f"{asked.head}\t{asked.relation}\t{asked.tail}" in lines
+    assert app.selectbox(key="ask-head").value == asked.head
+
+
+def test_answers_of_the_command_are_shown_and_explained_from_their_end(
+    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+) -> None:
+    use(many.uri)
+    question = ["--relation=affects", "--tail=steroid"]
+    started.answer(*question, capsys=capsys)
+    app = page("ask", many.uri, answer="gone", r="affects", t="steroid")
+    assert "<b>?</b>" in shown(app)
+    assert list(app.dataframe[0].value["Rank"]) == list(range(1, 11))
+    started.answer("--head=eicosanoid", *question, capsys=capsys)
+    app = page("ask", many.uri, answer="gone", h="eicosanoid", r="affects", t="steroid")
+    found = re.findall(
+        r"is (?:first|at rank [\d.]+(?: \(tied\))?) of [\d,]+ candidates", shown(app)
+    )
+    assert len(found) == len(app.dataframe) == 2
+    for place in range(2):
+        buttons = [button for button in app.button if button.label == "Why this rank?"]
+        no_surprise(buttons[place].click().run())
+    explained = [call for _, call in started.calls if isinstance(call, Why)]
+    triple = ("eicosanoid", "affects", "steroid")
+    assert explained == [Why(*triple, "tail"), Why(*triple, "head")]
+
+
+def test_the_answer_set_is_marked_and_its_coverage_shown(
+    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+) -> None:
+    use(many.uri)
+    question = ["--head=eicosanoid", "--relation=affects", "--tail=steroid"]
+    started.answer(*question, "--conformal=0.8", capsys=capsys)
+    triple = {"h": "eicosanoid", "r": "affects", "t": "steroid"}
+    app = page("ask", many.uri, answer="gone", set="80 %", **triple)
+    ((_, asked),) = started.calls
+    assert isinstance(asked, Question)
+    assert asked.level == 0.8
+    assert "In the set" in app.dataframe[0].value
+    said = re.findall(
+        r"best [\d,]+ of [\d,]+ new candidates.* 80 % .* it held [\d.]+ %", shown(app)
+    )
+    assert len(said) == 2
+    assert "in the answer set;" in shown(app)
+    page("ask", many.uri, answer="gone", set="none", **triple)
+    assert started.calls[-1][1] == Question(*triple.values(), 10, only_new=False, level=None)
+
+
+def test_a_guess_comes_with_a_warning(
+    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+) -> None:
+    use(many.uri)
+    started.answer("--head=steroid", "--relation=location_of", capsys=capsys)
+    app = page("ask", many.uri, answer="gone", h="steroid", r="location_of")
+    (warning,) = app.warning
+    assert "is never the head of" in warning.value
+
+
+def large_box() -> None:
+    import streamlit as st
+
+    from ui.components.entity_box import entity_box
+
+    terms = (*((f"Q{i}", f"thing {i}") for i in range(3000)), ("Q1a", "Thing 7"))
+    chosen = entity_box("Head", "box", terms, start="Q2500", placeholder="")
+    st.code(chosen or "nothing")
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("Q2999", "Q2999"),
+        ("q2999", "Q2999"),
+        ("thing 2998", "Q2998"),
+        ("no such", "nothing"),
+        ("hing 299", "nothing"),
+    ],
+)
+def test_a_name_is_found_in_a_large_graph(typed: str, found: str) -> None:
+    app = typing(typed)
+    assert app.code[0].value == found
+    assert ("No name and no id holds" in shown(app)) == (typed == "no such")
+
+
+def typing(text: str, **others: str) -> AppTest:
+    """Type into the box; AppTest itself knows only the options of a select box."""
+    app = AppTest.from_function(large_box)
+    for key, value in ({"box": text} | others).items():
+        app.session_state[key] = value
+    return no_surprise(app.run())
+
+
+def test_a_chosen_name_beyond_the_listed_ones_stays_chosen() -> None:
+    app = no_surprise(AppTest.from_function(large_box).run())
+    assert app.code[0].value == "Q2500"
+    assert app.selectbox(key="box").options[-1] == "thing 2500  (Q2500)"
+    assert no_surprise(app.run()).code[0].value == "Q2500"
+
+
+def test_one_of_several_matches_is_chosen() -> None:
+    (choice,) = typing("thing 7").button_group
+    assert choice.options == ["thing 7  (Q7)", "Thing 7  (Q1a)"]
+    assert typing("thing 7").code[0].value == "nothing"
+    assert typing("thing 7", **{"box-which": "Q1a"}).code[0].value == "Q1a"

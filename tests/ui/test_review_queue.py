@@ -1,0 +1,81 @@
+"""Shares of a run's explanations: who gets which, how many are done, the next one, agreement."""
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.recorded import NUM_TESTS, Recorded
+from tests.ui.conftest import Open, no_surprise
+from ui.components.review_queue import Share
+from ui.data.influence import report_head, report_of_run
+from ui.data.reviews import Review, Verdict, add_review, fact_of
+
+
+@pytest.fixture
+def store(recorded: Recorded, tmp_path) -> Recorded:
+    return recorded.copy(tmp_path / "store")
+
+
+def judge(store: Recorded, place: int, reviewer: str, verdict: Verdict) -> None:
+    run_id = store.runs["trace"]
+    test = fact_of(report_head(report_of_run(run_id)).tests.loc[place])
+    add_review(Review(run_id, test, verdict, reviewer))
+
+
+def progress(app: AppTest) -> str:
+    (bar,) = app.get("progress")
+    return str(bar.proto.text)
+
+
+@pytest.mark.parametrize("of", [1, 2, 4, 7])
+def test_shares_are_alike_and_hold_each_explanation_once(of: int, store: Recorded, use) -> None:
+    use(store.uri)
+    tests = report_head(report_of_run(store.runs["trace"])).tests
+    shares = [Share(number, of).places(tests) for number in range(1, of + 1)]
+    assert sorted(place for share in shares for place in share) == list(range(NUM_TESTS))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_reviewer_goes_through_a_share(page: Open, store: Recorded, use) -> None:
+    use(store.uri)
+    judge(store, 3, "Grace", "plausible")
+    address = {"run": store.runs["trace"], "view": "Review", "queue": "2/2", "test": "1"}
+    app = page("influence", store.uri, **address)
+    assert progress(app) == "1 of 3 reviewed by anybody"
+    for done, place in enumerate(("1", "3", "5"), start=1):
+        assert app.query_params["test"] in (place, [place])
+        app.text_input(key="reviewer").set_value("Ada")
+        key = f"review-{store.runs['trace']}-{place}"
+        app.button_group(key=f"{key}-verdict").set_value("unsure")
+        (save,) = (button for button in app.button if button.label == "Save review")
+        no_surprise(save.click().run())
+        assert progress(app) == f"{done} of 3 reviewed by you"
+        if place != "5":
+            no_surprise(app.button(key="queue-next").click().run())
+    assert app.button(key="queue-next").disabled
+
+
+@pytest.mark.parametrize("queue", ["", "3/2", "0/1", "1/99", "<b>", "1/2/3"])
+def test_an_address_without_a_share_shows_none(page: Open, store: Recorded, queue: str) -> None:
+    app = page("influence", store.uri, run=store.runs["trace"], view="Review", queue=queue)
+    assert not app.get("progress")
+
+
+def test_shares_are_handed_out_and_agreement_is_shown(page: Open, store: Recorded, use) -> None:
+    use(store.uri)
+    app = of_one_run(page("reviews", store.uri, shares="4"), store)
+    labels = [link.proto.label for link in app.get("page_link")]
+    assert labels[:4] == [
+        f"Share {number} of 4: {count} explanations →".replace(":", "\\:\u2060")
+        for number, count in enumerate((2, 2, 1, 1), start=1)
+    ]
+    for place, verdict in ((0, "plausible"), (1, "unsure")):
+        for reviewer in ("Ada", "Grace"):
+            judge(store, place, reviewer, verdict)
+    app = of_one_run(page("reviews", store.uri), store)
+    numbers = {metric.label: metric.value for metric in app.metric}
+    assert numbers["Agreement α"] == "1.00"
+
+
+def of_one_run(app: AppTest, store: Recorded) -> AppTest:
+    return no_surprise(app.selectbox(key="run").set_value(store.runs["trace"]).run())

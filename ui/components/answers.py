@@ -1,0 +1,177 @@
+"""Answers of a model in the page Ask: their table, the triple that was asked about, and why."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from clew.errors import ClewError
+from ui.components import links, markup, states
+from ui.components.prediction import place_text
+from ui.data.jobs import End, Job, Why
+from ui.data.models import Vocabulary
+
+ROW_HEIGHT = 36
+MAX_HEIGHT = 758
+RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
+SMALLEST_SHOWN = 1e-4
+PROBABILITY = (
+    "Of being the answer, if none of the known ones is; fitted on the validation data. Known "
+    "answers have none."
+)
+ABOUT = "{name} is {place} of {candidates:,} candidates{probability}{in_set}; {known}."
+
+Explain = Callable[[Why], None]
+
+
+def answers(job: Job, vocabulary: Vocabulary, explain: Explain) -> None:
+    """Show the answers of a finished job, and offer to explain a ticked one."""
+    content = job.result()
+    if job.state != "done" or content is None:
+        return
+    for note in content.get("notes", []):
+        states.note(str(note))
+    for number, prediction in enumerate(content.get("predictions", [])):
+        _prediction(prediction, vocabulary, explain, key=f"{job.job_id}-{number}")
+
+
+def _prediction(
+    prediction: dict[str, Any], vocabulary: Vocabulary, explain: Explain, *, key: str
+) -> None:
+    """Show one question with its answers."""
+    given = "head" if "head" in prediction else "tail"
+    end: End = "tail" if given == "head" else "head"
+    relation, entity = str(prediction.get("relation", "")), str(prediction.get(given, ""))
+    label, entities = dict(vocabulary.relations).get(relation), dict(vocabulary.entities)
+    shown = {given: entities.get(entity, entity), end: "?"}
+    st.html(markup.triple(shown["head"], label or relation, shown["tail"]))
+    if prediction.get("warning"):
+        states.warning(str(prediction["warning"]))
+    if isinstance(answer_set := prediction.get("answer_set"), dict):
+        st.markdown(markup.markdown(answer_set.get("sentence", "")))
+
+    def why(answer: dict[str, Any]) -> Why:
+        other = str(answer.get(end, ""))
+        head, tail = (entity, other) if end == "tail" else (other, entity)
+        return Why(head, relation, tail, end)
+
+    asked = prediction.get("asked")
+    if isinstance(asked, dict):
+        _about(asked, end)
+        _button("Why this rank?", why(asked), explain, key=f"why-rank-{key}")
+    found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
+    rows = _table(found, end, key)
+    if rows:
+        _button("Why?", why(found[rows[0]]), explain, key=f"why-{key}")
+    else:
+        st.caption("Tick an answer to ask why.")
+
+
+def _about(asked: dict[str, Any], end: str) -> None:
+    """Say where the model puts the entity that was asked about."""
+    probability = asked.get("probability")
+    told = {
+        True: "the training data say so already",
+        False: "the training data do not say so",
+        None: "whether the training data say so is not known here",
+    }
+    text = ABOUT.format(
+        name=asked.get("label") or asked.get(end, ""),
+        place=place_text(float(asked["rank"])),
+        candidates=int(asked["num_candidates"]),
+        probability="" if probability is None else f", probability {percent(probability)}",
+        in_set={True: ", in the answer set", False: ", not in the answer set", None: ""}[
+            asked.get("in_set")
+        ],
+        known=told[asked.get("known")],
+    )
+    st.markdown(markup.markdown(text))
+
+
+def percent(probability: float) -> str:
+    """Return a probability in percent; one that would be shown as none is said to be small."""
+    if 0 < probability < SMALLEST_SHOWN:
+        return f"below {SMALLEST_SHOWN:.2%}"
+    return f"{probability:.2%}" if probability < 0.1 else f"{probability:.0%}"
+
+
+def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[int]:
+    """Show the answers; return the ticked rows."""
+    event = st.dataframe(
+        frame(found, end),
+        key=f"answers-{key}",
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+        row_height=ROW_HEIGHT,
+        placeholder="–",
+        height=min(38 + ROW_HEIGHT * max(len(found), 1), MAX_HEIGHT),
+        column_config={
+            "Score": st.column_config.NumberColumn(
+                format="%.3f", help="The model's own score (a logit): larger is more likely."
+            ),
+            "Probability": st.column_config.NumberColumn(format="percent", help=PROBABILITY),
+            "In the set": st.column_config.TextColumn(help="Whether the answer set holds it."),
+            "Known": st.column_config.TextColumn(help="Whether the training data say so already."),
+        },
+    )
+    return [row for row in event.selection.rows if row < len(found)]
+
+
+def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
+    """Return the answers as a table; `end` is the end of the triple that they are."""
+    known = {True: "● known", False: "new", None: "–"}
+    in_set = {True: "✓", False: "", None: None}
+    table = pd.DataFrame(
+        {
+            "Rank": [answer.get("rank") for answer in found],
+            "Answer": [str(answer.get("label") or answer.get(end, "")) for answer in found],
+            "Id": [str(answer.get(end, "")) for answer in found],
+            "Score": [answer.get("score") for answer in found],
+            "Probability": [answer.get("probability") for answer in found],
+            "In the set": [in_set[answer.get("in_set")] for answer in found],
+            "Known": [known.get(answer.get("known"), "–") for answer in found],
+        }
+    ).dropna(axis="columns", how="all")
+    return table.drop(columns="Id") if table["Id"].equals(table["Answer"]) else table
+
+
+def explain_again(why: Why, explain: Explain) -> None:
+    """Offer the explanation that a link meant, which this dashboard does not know any more."""
+    st.html(markup.triple(why.head, why.relation, why.tail))
+    states.note("This explanation is on the page Influence if it was finished; or make a new one.")
+    _button("Explain again", why, explain, key="explain-again")
+
+
+def _button(label: str, why: Why, explain: Explain, *, key: str) -> None:
+    st.button(label, key=key, type="primary", on_click=_start, args=(explain, why))
+
+
+def _start(explain: Explain, why: Why) -> None:
+    """Start an explanation from a button; too many at once is a message, not an error."""
+    try:
+        explain(why)
+    except ClewError as error:
+        st.toast(markup.markdown(str(error)), icon="⚠️")
+
+
+def explanation(job: Job) -> None:
+    """Link to the explanation that a finished trace has made."""
+    if job.state != "done":
+        return
+    run_id = traced_run(job)
+    if run_id:
+        links.to("influence", "Read the explanation", run=run_id)
+    else:
+        states.note("It is done; its explanation is the newest on the page Influence.")
+
+
+def traced_run(job: Job) -> str:
+    """Return the id of the trace run that a job names, empty if it names none."""
+    for event in job.events():
+        if isinstance(run_id := event.get("run_id"), str):
+            return run_id
+    found = RUN_ID.findall(job.output())
+    return found[0] if found else ""
