@@ -13,6 +13,7 @@ import torch
 
 from clew.errors import CheckpointError, Interrupted
 from clew.training.checkpoints import list_checkpoints
+from tests.edited import edit_manifest
 
 SETTINGS = {
     "training__num_epochs": 3,
@@ -138,6 +139,9 @@ def test_a_checkpoint_of_another_optimizer_state_is_refused(make_trainer: Any) -
     trainer.train()
     folder = trainer.checkpointer.folder / "checkpoints" / "epoch-0001"
     (folder / "optimizer.safetensors").write_bytes(b"cut short")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: changed or damaged"):
+        make_trainer().checkpointer.resumable.restore(folder)
+    edit_manifest(folder, lambda manifest: None)
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: not a readable"):
         make_trainer().checkpointer.resumable.restore(folder)
 

@@ -15,6 +15,7 @@ from clew.runs.reading.runs import download_artifact, find_run
 from clew.workflows.model_source import load_source, open_model
 from clew.workflows.predict import asked, predict, read_queries
 from clew.workflows.promote import PromotionRequest, promote
+from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore
 
 QUERY = ("acquired_abnormality", "location_of", "")
@@ -221,11 +222,8 @@ def test_wrong_use_of_the_command_line(
 
 def test_a_checkpoint_without_names_and_data(trained: TrainedStore, tmp_path: Path) -> None:
     folder = download_artifact(trained.weak, "best", tmp_path)
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["run_id"] = ""
-    content["config"]["data"]["name"] = "a graph that is not here"
-    path.write_text(json.dumps(content), encoding="utf-8")
+    edit_manifest(folder, lambda m: m.update(run_id=""))
+    edit_manifest(folder, lambda m: m["config"]["data"].update(name="a graph that is not here"))
     with pytest.raises(CheckpointError, match="neither its data set nor a folder vocabulary"):
         predict(str(folder), [asked(*QUERY)])
     # The names beside it are enough.

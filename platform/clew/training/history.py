@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from clew.errors import CheckpointError, described
 from clew.runs.base import Tracker
 
 
@@ -79,3 +81,18 @@ class History:
             ]
         )
         pq.write_table(pa.table(columns, schema=schema), path)
+
+
+def last_step(path: Path) -> int:
+    """Return the optimizer step at which a finished run's history ends; its last checkpoint's too.
+
+    Raises:
+        CheckpointError: the file is no history.
+    """
+    try:
+        steps = pq.read_table(path, columns=["step"])["step"]
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a run's history ({described(error)}); copy it here again"
+        ) from None
+    return int(pc.max(steps).as_py() or 0)
