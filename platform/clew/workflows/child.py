@@ -2,15 +2,14 @@
 
 import json
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, Interrupted, ProtectedStop, UsageError
+from clew.files import working_folder
 from clew.processes import run_child
 from clew.workflows.train import TrainResult
 
@@ -28,8 +27,8 @@ def train_in_child(
     Raises:
         ClewError: the child ended with an error, under the class of its exit code.
     """
-    with tempfile.TemporaryDirectory(prefix="clew-child-") as folder:
-        path, result = Path(folder) / "config.yaml", Path(folder) / "result.json"
+    with working_folder("child") as folder:
+        path, result = folder / "config.yaml", folder / "result.json"
         path.write_text(to_yaml(config), encoding="utf-8")
         command = [sys.executable, "-m", "clew", "train", "--config", str(path)]
         command += ["--result-file", str(result), "--parent-run", parent_run_id or ""]

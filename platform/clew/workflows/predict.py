@@ -2,7 +2,6 @@
 
 import json
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
+from clew.files import working_folder
 from clew.link_prediction.answers import Prediction, Query
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
@@ -173,8 +173,8 @@ def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
             f"{source.title}: neither its data set nor a folder {VOCABULARY_FOLDER} with names is "
             "there; ask the run by its id instead"
         )
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as work:
-        path = download_artifact(source.run_id, VOCABULARY_FOLDER, Path(work))
+    with working_folder("names") as work:
+        path = download_artifact(source.run_id, VOCABULARY_FOLDER, work)
         return read_vocabularies(path)
 
 

@@ -1,6 +1,5 @@
 """Finds the checkpoints that an explanation sums over: of a run, a registered model, a folder."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from clew import names
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
+from clew.files import working_folder
 from clew.influence.guards import without_gaps
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.dictionaries import read_dictionary
@@ -41,6 +41,7 @@ from clew.workflows.model_source import (
     folder_meant,
     folders_of_run,
     refuse_empty,
+    title_of,
 )
 from clew.workflows.tasks import build_task
 
@@ -132,7 +133,7 @@ def open_checkpoints(
         UsageError: the checkpoints are missing or do not belong together.
     """
     refuse_empty(reference)
-    with tempfile.TemporaryDirectory(prefix="clew-trace-") as folder:
+    with working_folder("trace", holds=title_of(reference)) as folder:
         version = None
         run_id: str | None = reference
         if reference.startswith(REGISTRY_SCHEME):
@@ -142,7 +143,7 @@ def open_checkpoints(
         if local is not None:
             run_id, records, history = None, _of_folder(local), _history_of(local)
         else:
-            records, history = _of_run(run_id or "", Path(folder))
+            records, history = _of_run(run_id or "", folder)
         config = _common_config(records, overrides)
         _refuse_average(records, config)
         records = _complete(records, local, run_id, history)
