@@ -1,6 +1,8 @@
 """Files and folders that are whole or not there, and errors of libraries in one line."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from clew.errors import DataError, described
+from clew.errors import DataError, described, of_the_system
 from clew.files import replacing, working_folder, write_whole
 
 PLATFORM = Path(__file__).parents[1] / "platform"
@@ -113,3 +115,35 @@ def test_an_error_does_not_name_a_working_folder(tmp_path: Path) -> None:
         path = folder / "best" / "model.safetensors"
         raise DataError(f"{path}: damaged, unlike {folder.parent}/other")
     assert str(caught.value).startswith("run 12: best/model.safetensors: damaged, unlike /")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (OSError(errno.ENOSPC, "", "/gone/for/good"), 3, "/: No space left on device; free"),
+        (OSError(errno.EFBIG, "", "here/file"), 3, ".: File too large; raise the limit"),
+        (OSError(errno.EROFS, "", "/a/b"), 2, "/a/b: Read-only file system; name a place"),
+        (OSError(errno.ENAMETOOLONG, "", "x" * 5000), 2, "xx: File name too long; give"),
+        (OSError(errno.ENOSPC, ""), 3, "No space left on device; free some"),
+        (
+            shutil.Error([("a", "/b", "[Errno 28] No space left on device: 'a'")]),
+            3,
+            "/: No space left on device",
+        ),
+    ],
+)
+def test_a_failed_file_operation_is_one_line_with_advice(
+    error: OSError, code: int, says: str
+) -> None:
+    found = of_the_system(error)
+    assert found is not None
+    assert found.exit_code == code
+    assert says in str(found)
+    assert len(str(found).splitlines()) == 1
+    assert len(str(found)) < 600
+
+
+def test_other_errors_of_the_system_stay_what_they_are() -> None:
+    assert of_the_system(ConnectionResetError(errno.ECONNRESET, "reset")) is None
+    assert of_the_system(OSError("without a number")) is None
+    assert of_the_system(shutil.Error("same file")) is None

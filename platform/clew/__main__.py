@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from clew.errors import ClewError, UsageError
+from clew.errors import ClewError, UsageError, of_the_system
 
 
 def main() -> None:
@@ -46,6 +46,10 @@ def run(arguments: list[str]) -> int:
         return _report(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", 130)
+    except OSError as error:
+        if (found := of_the_system(error)) is None:
+            raise
+        return _report(str(found), found.exit_code)
     return result if isinstance(result, int) else 0
 
 

@@ -15,6 +15,7 @@ from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.delivery import Delivery, RunGoneError
 from clew.runs.journal import Journal, list_journals
+from clew.runs.messages import Message
 from clew.runs.opening import connect
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,21 @@ class Forwarder(threading.Thread):
                 return
             elif self.problem:
                 time.sleep(min(self._pace.first_retry_seconds, 1.0))
+
+    def send_now(self, message: Message) -> bool:
+        """Send a message that the journal cannot take; return whether the store has it."""
+        with self._attempting:
+            try:
+                self._delivery.send_now(message)
+            except Exception as error:
+                logger.warning(
+                    "run %s still looks alive in the store (%s); the next command like this one, "
+                    "or `clew sync`, ends it",
+                    self._delivery.run_id,
+                    store.first_line(error),
+                )
+                return False
+        return True
 
     def flush(self) -> None:
         """Send all that waits; a failure is remembered, and logged when it begins."""

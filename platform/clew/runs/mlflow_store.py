@@ -191,27 +191,44 @@ class MlflowTracker(Tracker):
         self._forwarder.flush()
 
     def finish(self, status: Status) -> None:
-        """Send the rest and end the run; a second call does nothing."""
+        """Send the rest and end the run; a second call does nothing.
+
+        A Ctrl-C meanwhile shortens the sending; the run ends as it would have.
+        """
         if self._ended:
             return
-        if self._system_metrics is not None:
-            self._system_metrics.stop()
-        self._forwarder.flush()
-        if refused := self._journal.num_refused:
-            self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
-        self._write(Finish(status, _now_ms()))
+        try:
+            if self._system_metrics is not None:
+                self._system_metrics.stop()
+            self._forwarder.flush()
+            if refused := self._journal.num_refused:
+                self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
+        finally:
+            self._end(Finish(status, _now_ms()))
+
+    def _end(self, end: Finish) -> None:
+        """Write the end to the journal, and send that; on a full disk, without the journal."""
+        is_told = False
+        try:
+            self._write(end)
+            is_told = True
+        except OSError as error:
+            logger.warning("the journal cannot take the end of run %s (%s)", self.run_id, error)
         self._ended = True
-        self._forwarder.close()
-        self._journal.close()
-        atexit.unregister(self._end_with_process)
-        if self._journal.num_waiting_bytes:
-            logger.warning(
-                "run %s has ended but not all of it was sent (%s); send the rest from %s with "
-                "`clew sync`",
-                self.run_id,
-                self._forwarder.problem,
-                self._journal.folder,
-            )
+        try:
+            self._forwarder.close()
+            is_told = is_told or self._forwarder.send_now(end)
+        finally:
+            self._journal.close(keep=not is_told)
+            atexit.unregister(self._end_with_process)
+            if self._journal.num_waiting_bytes:
+                logger.warning(
+                    "run %s has ended but not all of it was sent (%s); send the rest from %s with "
+                    "`clew sync`",
+                    self.run_id,
+                    self._forwarder.problem,
+                    self._journal.folder,
+                )
 
     def _write(self, message: Message) -> None:
         with self._lock:

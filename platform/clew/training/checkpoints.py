@@ -18,6 +18,7 @@ one, so that a missing one is noticed before the sum is taken.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -295,8 +296,19 @@ def _sha256_of_content(content: Mapping[str, Any]) -> str:
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors by way of the CPU; those of the running model stay where they are."""
-    save_file({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, path)
+    """Write tensors by way of the CPU; those of the running model stay where they are.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        save_file({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)|code: (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1] or number[2])
+        raise OSError(code, os.strerror(code), str(path)) from None
 
 
 def _write_json(path: Path, content: object) -> None:
