@@ -8,6 +8,7 @@ import sys
 import click
 
 from clew.errors import ClewError, UsageError, of_the_system
+from clew.processes import end_with_parent
 
 
 def main() -> None:
@@ -16,6 +17,7 @@ def main() -> None:
     A SIGTERM ends a command as Ctrl-C does, so that its run is closed and does not look alive.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_with_parent()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     from clew.cli.options import is_main_process

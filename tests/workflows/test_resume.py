@@ -159,3 +159,13 @@ def test_a_folder_is_not_resumed_with_another_model(
     with pytest.raises(ConfigError, match="kept: exists and is not empty"):
         train(config_of(), checkpoint_dir=tmp_path / "kept")
 
+
+def test_a_resumed_run_has_each_value_of_validation_once(
+    tracking_store: Path, interrupt: Callable[..., str]
+) -> None:
+    stopped = interrupt(config_of(evaluation__every_epochs=1), after=3)
+    done = resume(lambda folder: find_resume_point(stopped, {}, folder)).run_id or ""
+    client = MlflowClient()
+    for key in ("valid/mrr", "valid/mean_rank"):
+        steps = [point.step for point in client.get_metric_history(done, key)]
+        assert steps == [13, 26, 39, 52]

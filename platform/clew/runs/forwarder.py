@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow import MlflowClient
+
 from clew import names
 from clew.errors import TrackingError
 from clew.runs import store
@@ -146,6 +148,18 @@ def sync_spool(root: Path | None = None) -> list[SyncResult]:
     another store waits until that store is in use: the address in a file is not trusted.
     """
     return [_sync_one(folder) for folder in list_journals(root or store.spool_root())]
+
+
+def end_dead_runs(client: MlflowClient, kind: str) -> None:
+    """Send what dead processes of this machine left of runs of a kind, and end those runs."""
+    for folder in list_journals(store.spool_root(str(client.tracking_uri))):
+        try:
+            tags = client.get_run(folder.name).data.tags
+        except Exception as error:  # of another store, or deleted
+            logger.debug("%s: %s", folder, store.first_line(error))
+            continue
+        if tags.get(names.TAG_KIND) == kind and _sync_one(folder).problem is None:
+            logger.info("run %s is ended: its process died", folder.name)
 
 
 def _sync_one(folder: Path) -> SyncResult:

@@ -178,8 +178,17 @@ def _choose_run(request: PromotionRequest, metric: str) -> RunRecord:
 
 
 def _end_dead_promotions(registry: Registry) -> None:
-    """End the runs of promotions whose process died, and what they left in the registry."""
-    for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status="RUNNING")).runs:
+    """End the runs of promotions whose process died, and what they left in the registry.
+
+    One that says FAILED without a decision died too, and `clew sync` ended it.
+    """
+    found = [
+        run
+        for status in ("RUNNING", "FAILED")
+        for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status=status)).runs
+        if names.TAG_DECISION not in run.tags
+    ]
+    for run in found:
         try:
             require_dead(run)
         except TrackingError:
