@@ -35,6 +35,7 @@ from clew.training.checkpoints import (
     load_model,
     write_checkpoint,
 )
+from clew.training.progress import TrainingValues
 from clew.training.task import LossSum
 from tests.edited import edit_manifest, edit_weights
 
@@ -116,7 +117,7 @@ def write_checkpoints(task: LinkPrediction, config: RunConfig, folder: Path, see
             for name, p in model.named_parameters()
             if optimizer.state[p]
         }
-        state = TrainingState(moments, {}, {})
+        state = TrainingState(moments, {}, TrainingValues())
         write_checkpoint(folder / f"epoch-{number + 1:04d}", model, manifest, state)
 
 

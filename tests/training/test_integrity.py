@@ -71,7 +71,7 @@ def test_another_digit_of_the_manifest_is_noticed(written: Path) -> None:
     path = written / "manifest.json"
     text = path.read_text()
     weight = f'"learning_rate_weight": {json.loads(text)["learning_rate_weight"]}'
-    path.write_text(text.replace(weight, weight + "1"))
+    path.write_text(text.replace(weight, '"learning_rate_weight": 0.5'))
     with pytest.raises(CheckpointError, match=r"manifest\.json: changed or damaged since"):
         read_manifest(written)
 
@@ -80,7 +80,7 @@ def test_another_digit_of_the_manifest_is_noticed(written: Path) -> None:
 def test_a_file_that_is_cut_off_or_gone_is_named(written: Path, name: str) -> None:
     path = written / name
     whole = path.read_bytes()
-    for rest in (whole[:-1], whole[: len(whole) // 2], b""):
+    for rest in (whole[:-2], whole[: len(whole) // 2], b""):
         path.write_bytes(rest)
         with pytest.raises(CheckpointError, match=f"{name}: "):
             require_whole(written)
@@ -173,3 +173,32 @@ def test_metrics_that_are_not_finite_are_kept(make_trainer: Any, written: Path) 
     manifest.metrics["valid/mrr"] = float("inf")
     write_checkpoint(written.parent / "other", trainer.model, manifest)
     assert read_manifest(written.parent / "other").metrics == {"valid/mrr": float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda v: v["progress"].update(step=None), "progress.step: Input should be a valid int"),
+        (lambda v: v["progress"].update(step="9"), "progress.step: Input should be a valid int"),
+        (lambda v: v["progress"].update(epoch=-1), "progress.epoch: Input should be greater"),
+        (lambda v: v.update(world_size=0), "world_size: Input should be greater"),
+        (lambda v: v.update(history=7), "history: Input should be a valid list"),
+        (
+            lambda v: v["history"][0].update(value=None),
+            r"history\.0\.value: Input",
+        ),
+        (lambda v: v.update(generators=[]), "generators: Input should be a valid dict"),
+        (lambda v: v.update(scaler={"scale": "big"}), "scaler.scale"),
+    ],
+)
+def test_a_training_state_with_senseless_values_is_refused(
+    written: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    path = written / "training.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    edit_manifest(written, lambda manifest: None)
+    with pytest.raises(CheckpointError, match=rf"training\.json: {says}") as caught:
+        load_training_state(written)
+    assert len(str(caught.value).splitlines()) == 1

@@ -163,7 +163,7 @@ else:
     Path.replace = die
 model = nn.Linear(3, 3)
 manifest = checkpoints.Manifest(1, 1, 0.1, "toy", {}, "h", "f")
-state = checkpoints.TrainingState({}, {"x": torch.zeros(2)}, {})
+state = checkpoints.TrainingState({}, {"x": torch.zeros(2)}, checkpoints.TrainingValues())
 checkpoints.write_checkpoint(folder / "epoch-0002", model, manifest, state)
 """
 

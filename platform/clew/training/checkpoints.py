@@ -23,29 +23,28 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pydantic
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from clew.errors import CheckpointError, described
 from clew.files import replacing
+from clew.training.progress import Count, TrainingValues, Weight
 
 SCHEMA_VERSION = 1
-MAX_MANIFEST_BYTES = 16 * 2**20
+MAX_MANIFEST_BYTES = 2**24
+MAX_TRAINING_STATE_BYTES = 2**29  # the history of every metric is in there
 MODEL_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_TENSORS_FILE = "training.safetensors"
 AVERAGE_FILE = "average.safetensors"
 TRAINING_STATE_FILE = "training.json"
-
-Count = Annotated[int, Field(strict=True, ge=0)]
-Weight = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -104,7 +103,7 @@ class TrainingState:
 
     optimizer: dict[str, Tensor]
     tensors: dict[str, Tensor]
-    values: dict[str, Any]
+    values: TrainingValues
     average: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -123,7 +122,7 @@ def write_checkpoint(
             _save(training.tensors, temporary / TRAINING_TENSORS_FILE)
             if training.average:
                 _save(training.average, temporary / AVERAGE_FILE)
-            _write_json(temporary / TRAINING_STATE_FILE, training.values)
+            _write_json(temporary / TRAINING_STATE_FILE, training.values.model_dump())
         write_manifest(temporary, manifest)
         for path in temporary.iterdir():
             _sync(path)
@@ -150,17 +149,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: no {MANIFEST_FILE}; expected a checkpoint folder with {MODEL_FILE} and "
             f"{MANIFEST_FILE}"
         )
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise CheckpointError(
-            f"{path}: larger than {MAX_MANIFEST_BYTES:,} bytes, which no manifest is; take another "
-            "checkpoint"
-        )
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: not valid JSON ({described(error)}); take another checkpoint"
-        ) from None
+    content = _read_json(path, MAX_MANIFEST_BYTES)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise CheckpointError(
@@ -239,19 +228,18 @@ def load_training_state(folder: Path) -> TrainingState:
     )
 
 
-def load_training_values(folder: Path) -> dict[str, Any]:
+def load_training_values(folder: Path) -> TrainingValues:
     """Read what a resume needs from `folder` beside tensors."""
     path = folder / TRAINING_STATE_FILE
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
     _require_unchanged(path, read_manifest(folder))
     try:
-        values: dict[str, Any] = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        return TrainingValues.model_validate(_read_json(path, MAX_TRAINING_STATE_BYTES))
+    except ValidationError as error:
         raise CheckpointError(
-            f"{path}: not valid JSON ({described(error)}); take another checkpoint"
+            f"{path}: {described(error)}; the checkpoint cannot be used"
         ) from None
-    return values
 
 
 def require_whole(folder: Path) -> Manifest:
@@ -309,6 +297,20 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
             raise
         code = int(number[1] or number[2])
         raise OSError(code, os.strerror(code), str(path)) from None
+
+
+def _read_json(path: Path, largest: int) -> Any:
+    """Read JSON, after a look at its size."""
+    if path.stat().st_size > largest:
+        raise CheckpointError(
+            f"{path}: larger than {largest:,} bytes, which it never is; take another checkpoint"
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: not valid JSON ({described(error)}); take another checkpoint"
+        ) from None
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -2,8 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,16 +54,12 @@ class History:
         """Seconds since training started, the time before a resume included."""
         return time.perf_counter() - self.started
 
-    def state(self) -> list[dict[str, float | int | str]]:
-        """Return all entries as JSON values."""
-        return [asdict(entry) for entry in self.entries]
-
-    def restore(self, state: list[dict[str, float | int | str]]) -> None:
+    def restore(self, entries: Sequence[MetricValue]) -> None:
         """Continue saved entries and send them again: a resumed run has the whole curves."""
-        self.entries = [MetricValue(**values) for values in state]  # type: ignore[arg-type]
+        self.entries = list(entries)
         together = itertools.groupby(self.entries, key=lambda e: (e.step, e.elapsed_seconds))
-        for (step, _), entries in together:
-            self.tracker.metrics({entry.key: entry.value for entry in entries}, step)
+        for (step, _), same in together:
+            self.tracker.metrics({entry.key: entry.value for entry in same}, step)
 
     def write(self, path: Path) -> None:
         """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""

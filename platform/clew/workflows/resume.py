@@ -299,7 +299,7 @@ def _good(
     for path in sorted(checkpoints):
         try:
             manifest = require_whole(path)
-            best_step = int(load_training_values(path)["progress"]["best_step"])
+            best_step = load_training_values(path).progress.best_step
             found.append((manifest.step, path, best_step))
         except CheckpointError as error:
             problems.append(str(error).replace(f"{path.parent}/", ""))
