@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from clew.errors import ClewError, UsageError
+from clew.errors import ClewError, UsageError, of_the_system
+from clew.processes import end_with_parent
 
 
 def main() -> None:
@@ -16,6 +17,7 @@ def main() -> None:
     A SIGTERM ends a command as Ctrl-C does, so that its run is closed and does not look alive.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_with_parent()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     from clew.cli.options import is_main_process
@@ -46,6 +48,10 @@ def run(arguments: list[str]) -> int:
         return _report(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", 130)
+    except OSError as error:
+        if (found := of_the_system(error)) is None:
+            raise
+        return _report(str(found), found.exit_code)
     return result if isinstance(result, int) else 0
 
 

@@ -5,8 +5,10 @@
     │   ├── ConfigError               a key, a value, or values that do not fit together
     │   ├── DataError                 a data file: names file, line and the offending text
     │   ├── CheckpointError           a checkpoint that is missing, incomplete or of another model
-    │   └── TrackingError             the tracking store: unreachable, or an entry is missing
+    │   ├── TrackingError             the tracking store: unreachable, or an entry is missing
+    │   └── PlaceError                a file or folder that the system does not let us use
     ├── ProtectedStop             3   stopped to protect the result
+    │   ├── DiskError                 the disk is full or broken, a file too large
     │   ├── NonFiniteLossError        the loss, a gradient or a score is NaN or infinite
     │   ├── OutOfMemoryError          the device has too little memory
     │   └── PromotionRefused          a check of the promotion gate failed
@@ -15,6 +17,9 @@
 A message is one line: what was given, what was expected, what to do.
 """
 
+import errno
+import os
+import shutil
 from typing import ClassVar
 
 from pydantic import ValidationError
@@ -48,10 +53,18 @@ class TrackingError(UsageError):
     """The tracking store is unreachable, or an entry is missing from it."""
 
 
+class PlaceError(UsageError):
+    """A file or folder that cannot be used: protected, or its path is wrong or too long."""
+
+
 class ProtectedStop(ClewError):
     """Stopped to protect the result."""
 
     exit_code: ClassVar[int] = 3
+
+
+class DiskError(ProtectedStop):
+    """The disk is full or broken, or a file would be larger than is allowed."""
 
 
 class NonFiniteLossError(ProtectedStop):
@@ -84,3 +97,44 @@ def described(error: BaseException) -> str:
         reason = problem["msg"].removeprefix("Value error, ")
         return f"{key}: {reason}".removeprefix(": ")[:300]
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+_DISK = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or ask for a larger quota",
+    errno.EFBIG: "raise the limit of `ulimit -f`, or use a file system for larger files",
+    errno.EIO: "check the disk",
+}
+_PLACE = {
+    errno.EROFS: "name a place that can be written",
+    errno.EACCES: "name a place that you may use, or change its permissions",
+    errno.EPERM: "name a place that you may use, or change its permissions",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.ENOTDIR: "name another folder",
+    errno.EISDIR: "name a file",
+    errno.ELOOP: "remove the link that leads to itself",
+}
+_MOVED_BY = (
+    "Files go where --checkpoint-dir, --output-dir, MLFLOW_TRACKING_URI, CLEW_SPOOL, "
+    "XDG_CACHE_HOME and TMPDIR say; a training that had begun goes on with clew train --resume"
+)
+
+
+def of_the_system(error: OSError) -> ClewError | None:
+    """Return what a failed file operation means for a person; None if it is something else."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        _, path, reason = error.args[0][0]  # the first of all files that could not be copied
+        number = next((n for n in (*_DISK, *_PLACE) if f"[Errno {n}]" in str(reason)), None)
+    else:
+        path, number = error.filename, error.errno
+    if number not in _DISK and number not in _PLACE:
+        return None
+    assert number is not None
+    kind, advice = (DiskError, _DISK) if number in _DISK else (PlaceError, _PLACE)
+    where = ""
+    if path:
+        name = os.fsdecode(path)
+        while kind is DiskError and name and not os.path.lexists(name):
+            name = os.path.dirname(name)  # a temporary folder is gone when this is read
+        where = f"{name[-200:] or '.'}: "
+    return kind(f"{where}{os.strerror(number)}; {advice[number]}. {_MOVED_BY}")

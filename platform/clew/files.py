@@ -1,10 +1,18 @@
 """Files and folders that are either whole or not there."""
 
+import fcntl
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from clew.errors import ClewError
+
+WORK_PREFIX = "clew-work-"
+WORK_LOCK = ".lock"
 
 
 @contextmanager
@@ -42,3 +50,48 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def working_folder(purpose: str, *, holds: str = "") -> Iterator[Path]:
+    """Yield a new folder for temporary files, which goes at the end.
+
+    Those that killed processes left go first: a lock in each is held while its process lives.
+
+    Args:
+        purpose: Part of its name, such as `train`.
+        holds: What is downloaded into it, such as `run 1a2b`: errors name this in place of a
+            folder that is gone when they are read.
+    """
+    root = Path(tempfile.gettempdir())
+    _sweep(root)
+    # It gets the name that is swept when its lock is held, so nobody takes it for a dead one.
+    made = Path(tempfile.mkdtemp(prefix=f".{WORK_PREFIX}{purpose}-", dir=root))
+    folder = made.with_name(made.name[1:])
+    lock = os.open(made / WORK_LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made.rename(folder)
+        yield folder
+    except ClewError as error:
+        if holds:
+            error.args = (str(error).replace(f"{folder}/", f"{holds}: "),)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(root: Path) -> None:
+    """Remove this user's working folders whose lock nobody holds."""
+    for folder in root.glob(f"{WORK_PREFIX}*"):
+        with suppress(OSError):  # it is in use, or another process was faster
+            info = folder.lstat()
+            if info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode):
+                continue
+            lock = os.open(folder / WORK_LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

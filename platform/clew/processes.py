@@ -1,10 +1,16 @@
 """Child processes: with our environment, and not left behind when we are stopped."""
 
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+
+PARENT_VARIABLE = "CLEW_PARENT"
+"""Environment variable: the process that a command of ours must not outlive."""
+SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def child_environment(more: Mapping[str, str]) -> dict[str, str]:
@@ -43,3 +49,19 @@ def run_child(
             if is_main:
                 signal.signal(signal.SIGTERM, before)
     return process.returncode, printed or ""
+
+
+def end_with_parent() -> None:
+    """Let the system send us a SIGTERM when the process that `CLEW_PARENT` names dies.
+
+    A study that is killed, even by SIGKILL, so takes its training with it. Only Linux can.
+
+    Raises:
+        SystemExit: it is dead already.
+    """
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if not parent or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        sys.exit(130)

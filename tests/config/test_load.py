@@ -1,5 +1,6 @@
 """Configuration: what is accepted, and the one line that says what is wrong."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,49 @@ def test_flattened_keys_cover_the_schema() -> None:
     flat = flatten(from_mapping(MINIMAL))
     assert flat["optimizations.use_mixed_precision"] is False
     assert {key.split(".")[0] for key in flat} == set(RunConfig.model_fields)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in itertools.pairwise("abcdefghi")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, r"aliases \(\*name\) stand for more than 100,000 values"),
+        ("a: &a [*a]", r"aliases \(\*name\) stand for more than"),
+        ("a: " + "[" * 1000 + "]" * 1000, "brackets within brackets without end"),
+        ("a: " + "{a: " * 5000, "brackets within brackets without end"),
+        ("a: 2020-13-45", "a value is none of its kind: month must be in 1..12"),
+        ("a: !!int ten", "a value is none of its kind"),
+        ("a: !!float ten", "a value is none of its kind"),
+        ("a: !!bool maybe", "a value is none of its kind"),
+        ("a: !!timestamp soon", "a value is none of its kind"),
+        ("a: !!binary Ü", "not valid YAML"),
+        ("a: !!python/name:os.system", "not valid YAML"),
+        ("a: \x07", "not valid YAML"),
+        ("a: " + "x" * 2**20, "more than 1,048,576 characters"),
+    ],
+)
+def test_hostile_yaml_is_one_short_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "hostile.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"hostile\.yaml: .*{says}") as caught:
+        load(path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 500 + len(str(path))
+
+
+@pytest.mark.parametrize("text", ["[" * 1000, "[2020-13-45]", "[!!int ten]"])
+def test_hostile_lists_in_assignments_are_one_short_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a list; write") as caught:
+        parse_assignments([f"data.channels={text}"])
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("size", [10**18, 2**61 - 2])
+def test_an_embedding_size_that_nobody_can_factor_is_refused_at_once(size: int) -> None:
+    with pytest.raises(ConfigError, match=r"model\.embedding_dim: .*less than or equal to"):
+        from_mapping({"data": {"name": "umls"}}, {"model.embedding_dim": str(size)})

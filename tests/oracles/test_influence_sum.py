@@ -1,7 +1,5 @@
 """The whole of TracIn on a small graph: against the plain reference, and its invariances."""
 
-import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -30,7 +28,6 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_report import CONVE_PARTS
 from clew.training.checkpoints import (
-    MANIFEST_FILE,
     MODEL_FILE,
     Manifest,
     TrainingState,
@@ -38,7 +35,9 @@ from clew.training.checkpoints import (
     load_model,
     write_checkpoint,
 )
+from clew.training.progress import TrainingValues
 from clew.training.task import LossSum
+from tests.edited import edit_manifest, edit_weights
 
 CPU = torch.device("cpu")
 ENTITIES, RELATIONS, TRIPLES = 14, 3, 60
@@ -118,7 +117,7 @@ def write_checkpoints(task: LinkPrediction, config: RunConfig, folder: Path, see
             for name, p in model.named_parameters()
             if optimizer.state[p]
         }
-        state = TrainingState(moments, {}, {})
+        state = TrainingState(moments, {}, TrainingValues())
         write_checkpoint(folder / f"epoch-{number + 1:04d}", model, manifest, state)
 
 
@@ -404,24 +403,23 @@ def test_score_and_rank_of_the_test_triples(small):
             assert rank == 1 + sum(bool(row[e] > row[tail]) for e in others)
 
 
-def edited(folder: Path, change: Callable[[dict], None]) -> None:
-    path = folder / MANIFEST_FILE
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.pop("learning_rate_weight"), "learning_rate_weight is missing"),
-        (lambda m: m.update(learning_rate_weight=None), "learning_rate_weight is None"),
-        (lambda m: m.update(learning_rate_weight=-0.1), "learning_rate_weight is -0.1"),
+        (lambda m: m.pop("learning_rate_weight"), "Field required"),
+        (
+            lambda m: m.update(learning_rate_weight=None),
+            "Input should be a valid number",
+        ),
+        (
+            lambda m: m.update(learning_rate_weight=-0.1),
+            "Input should be greater than or equal to 0",
+        ),
     ],
 )
 def test_missing_or_senseless_weight_is_named(small, change, message):
-    edited(list_checkpoints(small.folder)[1].path, change)
-    with pytest.raises(CheckpointError, match=message):
+    edit_manifest(list_checkpoints(small.folder)[1].path, change)
+    with pytest.raises(CheckpointError, match=f"learning_rate_weight: {message}"):
         small.tracer()
 
 
@@ -429,25 +427,22 @@ def test_no_checkpoint_and_no_learning(small):
     with pytest.raises(CheckpointError, match="has no checkpoints"):
         small.tracer([])
     for record in list_checkpoints(small.folder):
-        edited(record.path, lambda m: m.update(learning_rate_weight=0.0))
+        edit_manifest(record.path, lambda m: m.update(learning_rate_weight=0.0))
     with pytest.raises(CheckpointError, match="nothing was learned"):
         small.tracer()
 
 
 def test_missing_buffers_are_named(small):
-    path = list_checkpoints(small.folder)[0].path / MODEL_FILE
-    tensors = {k: v for k, v in load_file(path).items() if "running_mean" not in k}
-    save_file(tensors, path)
+    path = list_checkpoints(small.folder)[0].path
+    edit_weights(path, lambda tensors: tensors.pop("feature_norm.running_mean"))
     with pytest.raises(CheckpointError, match=r"missing .*feature_norm\.running_mean"):
         small.tracer()
 
 
 def test_checkpoint_that_overflowed_is_refused(tmp_path):
     small = fixture_of(tmp_path, LinkPrediction)
-    path = list_checkpoints(tmp_path)[0].path / MODEL_FILE
-    tensors = load_file(path)
-    tensors["entity.weight"][0, 0] = torch.inf
-    save_file(tensors, path)
+    path = list_checkpoints(tmp_path)[0].path
+    edit_weights(path, lambda tensors: tensors["entity.weight"][0, 0].fill_(torch.inf))
     with pytest.raises(NonFiniteLossError, match="NaN or infinity"):
         small.tracer().explain(small.tests)
 
@@ -488,9 +483,9 @@ def test_changed_models_are_refused(small, changed, message):
     task = changed(small.task.graph, config_of())
     records = list_checkpoints(small.folder)
     for record in records:
-        tensors = load_file(record.path / MODEL_FILE)
-        extra = task.build_model().state_dict().keys() - tensors.keys()
-        save_file(tensors | {name: torch.zeros(2) for name in extra}, record.path / MODEL_FILE)
+        extra = task.build_model().state_dict().keys() - load_file(record.path / MODEL_FILE).keys()
+        added = {name: torch.zeros(2) for name in extra}
+        edit_weights(record.path, lambda tensors, added=added: tensors.update(added))
     with pytest.raises(InfluenceError, match=message):
         Tracer(task, config_of(), settings=config_of().influence, checkpoints=records, device=CPU)
 

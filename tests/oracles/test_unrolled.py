@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from clew.config.load import from_mapping
@@ -23,11 +22,12 @@ from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
-from clew.training.checkpoints import MODEL_FILE, Manifest, list_checkpoints
+from clew.training.checkpoints import Manifest, list_checkpoints
 from clew.training.distributed import World
 from clew.training.replay import Replay, State
 from clew.training.setup import build_trainer
 from clew.training.task import LossSum
+from tests.edited import edit_weights
 from tests.oracles.plain_training import explained_loss, row, train_plainly
 
 CPU = torch.device("cpu")
@@ -290,10 +290,8 @@ def test_a_killed_pass_goes_on_behind_the_last_interval(tmp_path):
 
 def test_a_replay_that_differs_is_refused_with_the_step(tmp_path):
     run = train(tmp_path / "run")
-    path = run.records[0].path / MODEL_FILE
-    tensors = load_file(path)
-    tensors["relation.weight"][0, 0] += 1e-12
-    save_file(tensors, path)
+    path = run.records[0].path
+    edit_weights(path, lambda tensors: tensors["relation.weight"][0, 0].add_(1e-12))
     with pytest.raises(CheckpointError, match=r"epoch-0004: the replay differs .* at step 28 \("):
         unroll(run)
 

@@ -13,6 +13,7 @@ import torch
 
 from clew.errors import CheckpointError, Interrupted
 from clew.training.checkpoints import list_checkpoints
+from tests.edited import edit_manifest
 
 SETTINGS = {
     "training__num_epochs": 3,
@@ -138,6 +139,9 @@ def test_a_checkpoint_of_another_optimizer_state_is_refused(make_trainer: Any) -
     trainer.train()
     folder = trainer.checkpointer.folder / "checkpoints" / "epoch-0001"
     (folder / "optimizer.safetensors").write_bytes(b"cut short")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: changed or damaged"):
+        make_trainer().checkpointer.resumable.restore(folder)
+    edit_manifest(folder, lambda manifest: None)
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: not a readable"):
         make_trainer().checkpointer.resumable.restore(folder)
 
@@ -159,7 +163,7 @@ else:
     Path.replace = die
 model = nn.Linear(3, 3)
 manifest = checkpoints.Manifest(1, 1, 0.1, "toy", {}, "h", "f")
-state = checkpoints.TrainingState({}, {"x": torch.zeros(2)}, {})
+state = checkpoints.TrainingState({}, {"x": torch.zeros(2)}, checkpoints.TrainingValues())
 checkpoints.write_checkpoint(folder / "epoch-0002", model, manifest, state)
 """
 

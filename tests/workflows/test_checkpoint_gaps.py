@@ -16,6 +16,7 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import InfluenceReport, read_influence_json
 from clew.training.checkpoints import MANIFEST_FILE, list_checkpoints
 from clew.training.trainer import Trainer
+from tests.edited import edit_manifest
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "experiments" / "link_prediction" / "umls.yaml")
@@ -65,12 +66,6 @@ def explain(clew: Clew, model: str, output: str) -> InfluenceReport:
     return read_influence_json(Path(output) / "influence.json")
 
 
-def edit_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((path / MANIFEST_FILE).read_text())
-    change(content)
-    (path / MANIFEST_FILE).write_text(json.dumps(content))
-
-
 def stored_checkpoints(run_id: str) -> Path:
     """Return the folder of the store that holds a run's checkpoints."""
     location = MlflowClient().get_run(run_id).info.artifact_uri.removeprefix("file://")
@@ -105,6 +100,7 @@ def test_a_folder_with_a_gap_or_a_foreign_checkpoint_is_refused(clew: Clew) -> N
     for lost, says in (
         ("epoch-0001", "out: the checkpoint of step 13 is missing, which epoch-0002 (step 26)"),
         ("epoch-0002", "out: the checkpoint of step 26 is missing, which epoch-0003 (step 39)"),
+        ("epoch-0003", "out: the checkpoint of step 39 is missing, where the run ended"),
     ):
         (folder / lost).rename(lost)
         assert says in clew(*refused, code=2)
@@ -115,6 +111,15 @@ def test_a_folder_with_a_gap_or_a_foreign_checkpoint_is_refused(clew: Clew) -> N
     shutil.rmtree(folder / "epoch-0004")
     edit_manifest(folder / "epoch-0003", lambda m: m.update(learning_rate_weight=0.0))
     assert "epoch-0003 (step 39) has learning_rate_weight 0" in clew(*refused, code=2)
+    line = clew("tracin", "--model", "out/checkpoints", "--test", TEST, code=2)
+    assert "epoch-0003 (step 39) has learning_rate_weight 0" in line
+    shutil.rmtree(folder / "epoch-0003")
+    line = clew("tracin", "--model", "out/checkpoints", "--test", TEST, code=2)
+    assert "out/checkpoints: the checkpoint of step 39 is missing" in line
+    (stored_checkpoints(run_id) / "epoch-0003").rename("epoch-0003")
+    says = clew("tracin", "--model", run_id, "--test", TEST, code=2)
+    assert f"run {run_id}: the checkpoint of step 39 is missing, where the run ended" in says
+    Path("epoch-0003").rename(stored_checkpoints(run_id) / "epoch-0003")
     shutil.rmtree(stored_checkpoints(run_id) / "epoch-0002")
     says = clew("tracin", "--model", run_id, "--test", TEST, code=2)
     assert f"run {run_id}: the checkpoint of step 26 is missing" in says

@@ -1,5 +1,7 @@
 """Processes that are killed: a training ends with its parent, a command as by Ctrl-C."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +69,46 @@ def test_a_kill_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     exit_code, said = run(COMMAND, tmp_path)
     assert exit_code == 130
     assert said.strip() == "clew: error: interrupted"
+    assert (tmp_path / "closed").exists()
+
+
+STUDY = """
+import sys
+from clew.workflows import child
+child._run([sys.executable, "training.py"], "training")
+"""
+TRAINING = """
+import sys, time
+from pathlib import Path
+
+from clew.__main__ import main
+from clew.cli import cli
+
+@cli.command()
+def wait():
+    alive = open("alive", "w")
+    try:
+        print("ready", file=alive, flush=True)
+        while True:
+            time.sleep(0.1)
+    finally:
+        Path("closed").touch()
+
+sys.argv = ["clew", "wait"]
+main()
+"""
+
+
+def test_a_study_that_is_killed_takes_its_training_with_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    (tmp_path / "training.py").write_text(TRAINING)
+    environment = {"PYTHONPATH": str(Path(child.__file__).parents[2])}
+    study = subprocess.Popen([sys.executable, "-c", STUDY], cwd=tmp_path, env=environment)
+    with (tmp_path / "alive").open() as alive:
+        assert alive.readline() == "ready\n"
+        study.kill()
+        assert study.wait() == -signal.SIGKILL
+        assert alive.read() == ""  # ends when the training does
     assert (tmp_path / "closed").exists()
 
 

@@ -18,6 +18,7 @@ from clew.workflows.predict import predict
 from clew.workflows.promote import PromotionRequest, promote
 from clew.workflows.queries import asked, read_queries
 from clew.workflows.train import train
+from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore, small_config, write_other_split
 
 QUERY = ("acquired_abnormality", "location_of", "")
@@ -310,11 +311,8 @@ def test_wrong_use_of_the_command_line(
 
 def test_a_checkpoint_without_names_and_data(trained: TrainedStore, tmp_path: Path) -> None:
     folder = download_artifact(trained.weak, "best", tmp_path)
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["run_id"] = ""
-    content["config"]["data"]["name"] = "a graph that is not here"
-    path.write_text(json.dumps(content), encoding="utf-8")
+    edit_manifest(folder, lambda m: m.update(run_id=""))
+    edit_manifest(folder, lambda m: m["config"]["data"].update(name="a graph that is not here"))
     with pytest.raises(CheckpointError, match="neither its data set nor a folder vocabulary"):
         predict(str(folder), [asked(*QUERY)])
     # The names beside it are enough.

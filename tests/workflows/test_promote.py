@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow import MlflowClient
-from safetensors.torch import load_file, save_file
 
 from clew import names
 from clew.__main__ import run as run_command
@@ -30,6 +29,7 @@ from clew.workflows.promote import (
     rollback,
 )
 from clew.workflows.served_triples import ServedTriples
+from tests.edited import edit_manifest, edit_weights
 from tests.workflows.trained import TrainedStore
 
 CHECKS = (
@@ -370,15 +370,11 @@ def changed_run(trained: TrainedStore, tmp_path: Path) -> Callable[[Change], str
 
 
 def change_weights(folder: Path, change: Callable[[torch.Tensor], object]) -> None:
-    tensors = load_file(folder / MODEL_FILE)
-    change(tensors["entity.weight"])
-    save_file(tensors, folder / MODEL_FILE)
+    edit_weights(folder, lambda tensors: change(tensors["entity.weight"]))
 
 
 def change_manifest(folder: Path, **values: object) -> None:
-    path = folder / MANIFEST_FILE
-    content = json.loads(path.read_text(encoding="utf-8")) | values
-    path.write_text(json.dumps(content), encoding="utf-8")
+    edit_manifest(folder, lambda manifest: manifest.update(values))
 
 
 def test_a_candidate_that_does_not_reproduce_its_metric(

@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from clew import names
 from clew.runs import alias_moves
 from clew.runs.alias_moves import CLAIM_PREFIX
+from clew.runs.forwarder import sync_spool
 from clew.runs.registry import Registry
 from clew.workflows.promote import PromotionRequest, promote
 from tests.workflows.test_promote import (
@@ -122,17 +123,22 @@ def test_a_promotion_killed_at_any_step_is_whole_when_repeated(
     assert {str(model.status) for model in uploads} == {"READY", "FAILED"}
 
 
+@pytest.mark.parametrize("synced", [False, True], ids=["", "after clew sync"])
 def test_another_promotion_ends_what_a_killed_one_left(
-    trained: TrainedStore, champion: Crown, tmp_path: Path
+    trained: TrainedStore, champion: Crown, tmp_path: Path, synced: bool
 ) -> None:
     """A version without a verdict gets one, though nobody repeats the command."""
-    champion("left", trained.weak)
-    groups = [{"name": "left", "runs": [trained.strong], "kill_at": 9}]
+    name = f"left {synced}"
+    champion(name, trained.weak)
+    groups = [{"name": name, "runs": [trained.strong], "kill_at": 9}]
     run_promotions(groups, tmp_path / "traces")
-    assert validations("left") == {"1": "passed", "2": "pending"}
+    assert validations(name) == {"1": "passed", "2": "pending"}
     (left,) = running_promotions(trained.uri)
-    promote(PromotionRequest(trained.other, name="elsewhere"))
-    assert validations("left") == {"1": "passed", "2": "failed"}
+    if synced:
+        sync_spool()
+        assert running_promotions(trained.uri) == []
+    promote(PromotionRequest(trained.other, name=f"elsewhere {synced}"))
+    assert validations(name) == {"1": "passed", "2": "failed"}
     run = MlflowClient(trained.uri).get_run(left)
     assert run.info.status == "KILLED"
     assert "ended before a decision" in run.data.tags[names.TAG_DECISION]

@@ -61,19 +61,19 @@ def test_only_a_training_run_is_taken_up(tracking_store: Path, tmp_path: Path) -
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that trains, and is stopped when it writes its second checkpoint."""
+    """Return a function that trains, and is stopped after it has written some checkpoints."""
 
-    def run(config: RunConfig, **named: Any) -> str:
+    def run(config: RunConfig, *, after: int = 1, **named: Any) -> str:
         write, calls = Checkpointer.write, []
 
-        def write_once(self: Checkpointer, *arguments: Any) -> None:
+        def write_some(self: Checkpointer, *arguments: Any) -> None:
             calls.append(self)
-            if len(calls) > 1:
+            if len(calls) > after:
                 raise KeyboardInterrupt
             write(self, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Checkpointer, "write", write_once)
+            patch.setattr(Checkpointer, "write", write_some)
             with pytest.raises(KeyboardInterrupt):
                 train(config, **named)
         return newest_run()
@@ -158,3 +158,14 @@ def test_a_folder_is_not_resumed_with_another_model(
         find_in_folder(tmp_path / "empty", None, {})
     with pytest.raises(ConfigError, match="kept: exists and is not empty"):
         train(config_of(), checkpoint_dir=tmp_path / "kept")
+
+
+def test_a_resumed_run_has_each_value_of_validation_once(
+    tracking_store: Path, interrupt: Callable[..., str]
+) -> None:
+    stopped = interrupt(config_of(evaluation__every_epochs=1), after=3)
+    done = resume(lambda folder: find_resume_point(stopped, {}, folder)).run_id or ""
+    client = MlflowClient()
+    for key in ("valid/mrr", "valid/mean_rank"):
+        steps = [point.step for point in client.get_metric_history(done, key)]
+        assert steps == [13, 26, 39, 52]

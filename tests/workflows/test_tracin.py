@@ -23,6 +23,7 @@ from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_tracin import BatchResult, batch_tracin
 from clew.workflows.trace_source import GivenFiles
 from clew.workflows.tracin import tracin
+from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore
 
 LINES = (BUNDLED / "umls" / "test.txt").read_text().splitlines()
@@ -167,7 +168,7 @@ def test_training_file_must_be_the_model_s(trained: TrainedStore, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.pop("learning_rate_weight"), "learning_rate_weight is missing"),
+        (lambda m: m.pop("learning_rate_weight"), "learning_rate_weight: Field required"),
         (lambda m: m.update(data_fingerprint="0"), "was trained on data 0"),
         (lambda m: m["config"]["data"].update(name="nothing"), "data.name is 'nothing'"),
     ],
@@ -175,9 +176,7 @@ def test_training_file_must_be_the_model_s(trained: TrainedStore, tmp_path: Path
 def test_damaged_checkpoints(trained, tmp_path, change: Callable, message):
     folder = download(trained, tmp_path)
     for path in [*folder.glob(f"*/{MANIFEST_FILE}")]:
-        content = json.loads(path.read_text())
-        change(content)
-        path.write_text(json.dumps(content))
+        edit_manifest(path.parent, change)
     with pytest.raises((CheckpointError, ConfigError), match=message):
         tracin(str(folder), LINES[0].replace("\t", ","), {})
     shutil.rmtree(folder)

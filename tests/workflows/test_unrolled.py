@@ -20,6 +20,7 @@ from clew.workflows.trace_unrolled import prepare
 from clew.workflows.tracin import tracin
 from clew.workflows.train import train
 from clew.workflows.validation_experiment import EVERY_FORM, FORMS
+from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore, small_config
 
 TEST = (BUNDLED / "umls" / "test.txt").read_text().splitlines()[0].replace("\t", ",")
@@ -94,9 +95,7 @@ def test_replayed_with_the_threads_of_the_training(
 def manifests(change: Callable[[dict], None]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         for path in folder.glob(f"*/{MANIFEST_FILE}"):
-            content = json.loads(path.read_text())
-            change(content)
-            path.write_text(json.dumps(content))
+            edit_manifest(path.parent, change)
 
     return apply
 
@@ -112,6 +111,7 @@ def optimization(name: str) -> Callable[[Path], None]:
 def two_processes(folder: Path) -> None:
     for path in folder.glob(f"*/{TRAINING_STATE_FILE}"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"world_size": 2}))
+        edit_manifest(path.parent, lambda m: None)
 
 
 def without_states(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """`clew.attribute`: which training examples moved a prediction, as tables and as a chart."""
 
 import html
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from clew.api.models import Model, Recorded, reference_of
 from clew.api.tables import FACT, TEST, frame_table, text_table, triple_table
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX, InfluenceReport
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
 from clew.workflows.trace_sequence import trace_sequence
@@ -167,8 +167,8 @@ def _written(triples: Iterable[Triple]) -> Iterator[Path]:
         ) from None
     if not checked:
         raise ConfigError("triples is empty; give at least one (head, relation, tail)")
-    with tempfile.TemporaryDirectory(prefix="clew-attribute-") as folder:
-        path = Path(folder) / "triples"
+    with working_folder("attribute") as folder:
+        path = folder / "triples"
         path.write_text("".join("\t".join(t) + "\n" for t in checked), encoding="utf-8")
         yield path
 

@@ -1,6 +1,5 @@
 """`clew.train` and `clew.plan`: a configuration in, a finished run or a memory plan out."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,7 @@ from clew.api.models import Model, load, reference_of
 from clew.config.load import from_mapping
 from clew.config.load import load as load_config
 from clew.config.schema import RunConfig
+from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 from clew.workflows.plan import MemoryPlan
@@ -44,8 +44,8 @@ class Run:
         Raises:
             UsageError: the run was not recorded, or the store does not answer.
         """
-        with tempfile.TemporaryDirectory(prefix="clew-history-") as folder:
-            path = download_artifact(reference_of(self), names.ARTIFACT_HISTORY, Path(folder))
+        with working_folder("history") as folder:
+            path = download_artifact(reference_of(self), names.ARTIFACT_HISTORY, folder)
             return pd.read_parquet(path)
 
     def load(self) -> Model:

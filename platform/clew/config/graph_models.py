@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 from clew.config.base import TRAIN_FLAG, Section
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
+MAX_EMBEDDING_DIM = 2**20
+"""No table of such rows fits anywhere; larger numbers would take long to factor."""
 
 
 class GraphModelSettings(Section):
@@ -18,7 +20,7 @@ class GraphModelSettings(Section):
 
     kind: str
     """Which model; also the name of its file."""
-    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=1)
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=1, le=MAX_EMBEDDING_DIM)
     """Length of the embedding of an entity or a relation."""
     entity_bias: bool = True
     """Whether to add a bias to each entity's score."""
@@ -150,7 +152,9 @@ class ComplExModel(FactorizationSettings):
 
     kind: Literal["complex"] = "complex"
     """Products of complex numbers; a relation may be antisymmetric."""
-    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=2, multiple_of=2)
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
+        default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
+    )
     """Length of a row: real parts of `embedding_dim / 2` complex numbers, then imaginary parts."""
 
 
@@ -166,7 +170,7 @@ class RESCALModel(FactorizationSettings):
 
     kind: Literal["rescal"] = "rescal"
     """Bilinear forms; a relation has `embedding_dim` x `embedding_dim` numbers."""
-    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=100, ge=1)
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=100, ge=1, le=MAX_EMBEDDING_DIM)
     """Length of the embedding of an entity, and rows and columns of a relation's matrix."""
 
     @property
@@ -216,7 +220,9 @@ class RotatEModel(PlainModel):
 
     kind: Literal["rotate"] = "rotate"
     """Squared distances of the rotated head to the tails."""
-    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=2, multiple_of=2)
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
+        default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
+    )
     """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
     parts; a relation has one angle for each of them."""
     entity_bias: bool = True

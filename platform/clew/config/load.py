@@ -13,6 +13,7 @@ from clew.config.kinds import TASK_KINDS, TaskKind
 from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
 from clew.config.suggestions import valid_names
+from clew.config.yaml_text import MAX_CHARACTERS, parse_yaml
 from clew.errors import ConfigError
 
 Overrides = Mapping[str, Any]
@@ -83,39 +84,19 @@ def flatten(config: RunConfig) -> dict[str, Any]:
     }
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys, and keys that are lists or mappings."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            line = key_node.start_mark.line + 1
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"line {line}: a key is a list or a mapping; give it a name")
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = key_node.value
-            if key in seen:
-                raise ConfigError(f"line {line}: key {key!r} is given twice; keep one of them")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error})") from None
     try:
-        content = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+        content = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not valid YAML ({reason})") from None
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path}: contains {type(content).__name__}, expected sections such as `data:`"
@@ -143,9 +124,9 @@ def _read_value(text: str) -> Any:
     if not text.startswith("["):
         return text
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{text!r} is not a list; write [first, second]") from None
+        return parse_yaml(text)
+    except ConfigError:
+        raise ConfigError(f"{text[:100]!r} is not a list; write [first, second]") from None
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:

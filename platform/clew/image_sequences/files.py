@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import ConfigError, DataError
+from clew.errors import ConfigError, DataError, described
 from clew.folders import DATA_VARIABLE, data_folder
 from clew.image_sequences.stores import (
     ArrayFrames,
@@ -31,11 +31,15 @@ from clew.image_sequences.stores import (
     FileFrames,
     FrameLayout,
     HDF5Frames,
+    check_pixels,
+    open_array,
 )
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 METADATA_FILE = "sequences.json"
 COLUMNS = ("target", "group", "scalars", "time", "present")
+MAX_METADATA_BYTES = 2**20
+MAX_GROUP = 2**53
 FINGERPRINT_FRAMES = 64
 """Frames whose pixels enter the fingerprint; all other columns enter whole."""
 
@@ -165,6 +169,8 @@ def _check_lengths(path: Path, columns: dict[str, np.ndarray], num_frames: int) 
     if "target" not in columns:
         raise DataError(f"{path}: no target; expected one number for each frame")
     for name, column in columns.items():
+        if not isinstance(column, np.ndarray) or column.ndim == 0:
+            raise DataError(f"{path}: {name} is a single value; expected one row for each frame")
         if len(column) != num_frames:
             raise DataError(
                 f"{path}: {name} has {len(column)} rows, images has {num_frames} frames; expected "
@@ -177,6 +183,8 @@ def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str
     names = metadata.get("scalar_names")
     if names is None:
         return tuple(f"scalar_{i}" for i in range(count))
+    if isinstance(names, str) or not hasattr(names, "__len__"):
+        raise DataError(f"{path}: scalar_names is {str(names)[:60]!r}; expected a list of names")
     if len(names) != count:
         raise DataError(f"{path}: scalar_names has {len(names)} names for {count} scalars")
     return tuple(map(str, names))
@@ -196,17 +204,23 @@ def _read_folder(
     for name in COLUMNS:
         file = path / f"{name}.npy"
         if file.is_file():
-            try:
-                columns[name] = np.load(file)
-            except ValueError as error:
-                raise DataError(f"{file}: not a plain NumPy array ({error})") from None
-    metadata: dict[str, Any] = {}
-    if (path / METADATA_FILE).is_file():
-        try:
-            metadata = json.loads((path / METADATA_FILE).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path / METADATA_FILE}: not valid JSON ({error})") from None
-    return images, columns, metadata
+            columns[name] = _plain(file, np.array(open_array(file)))
+    return images, columns, _read_metadata(path / METADATA_FILE)
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    """Return the names and units of a folder; none if it has none."""
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > MAX_METADATA_BYTES:
+        raise DataError(f"{path}: larger than {MAX_METADATA_BYTES:,} bytes; expected a few names")
+    try:
+        metadata = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON ({described(error)})") from None
+    if not isinstance(metadata, dict):
+        raise DataError(f'{path}: holds {type(metadata).__name__}; expected names, {{"unit": "K"}}')
+    return metadata
 
 
 def _read_hdf5(
@@ -219,20 +233,36 @@ def _read_hdf5(
     except OSError as error:
         raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
     with file:
-        if "images" not in file:
-            raise DataError(f"{path}: no data set images (it has {', '.join(file) or 'nothing'})")
-        columns = {name: _plain(file[name][()]) for name in COLUMNS if name in file}
-        metadata = {name: _plain(value) for name, value in file.attrs.items()}
-        layout = FrameLayout.of(path, tuple(file["images"].shape), channels)
+        try:
+            links = set(file)  # a link that leads nowhere among them
+            sets = {name: file.get(name) for name in ("images", *COLUMNS) if name in links}
+            wrong = [name for name, found in sets.items() if not isinstance(found, h5py.Dataset)]
+            if wrong or "images" not in sets or sets["images"].shape is None:
+                raise DataError(
+                    f"{path}: no data set {(*wrong, 'images')[0]} (it has "
+                    f"{', '.join(file) or 'nothing'})"
+                )
+            images = sets.pop("images")
+            check_pixels(path, images.dtype)
+            columns = {name: _plain(path, found[()]) for name, found in sets.items()}
+            metadata = {name: _plain(path, value) for name, value in file.attrs.items()}
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{path}: a data set cannot be read ({described(error)})") from None
+        layout = FrameLayout.of(path, tuple(images.shape), channels)
         return HDF5Frames(path, layout), columns, metadata
 
 
-def _plain(value: Any) -> Any:
-    """Return text for the byte strings of HDF5."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8")
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OS":
-        return np.array([v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in value])
+def _plain(path: Path, value: Any) -> Any:
+    """Return text for byte strings."""
+    try:
+        if isinstance(value, bytes):
+            return value.decode("utf-8")
+        if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "OS":
+            return np.array([v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in value])
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: text that is not UTF-8 ({error})") from None
     return value
 
 
@@ -248,8 +278,13 @@ def _numbers(path: Path, name: str, column: np.ndarray) -> np.ndarray:
 def _groups(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarray:
     if column is None:
         return np.full(num_frames, "0")
+    if column.ndim != 1 or column.dtype.kind not in "fiubU":
+        raise DataError(
+            f"{path}: group has shape {column.shape} and type {column.dtype}; expected a whole "
+            "number or a text for each frame"
+        )
     if column.dtype.kind == "f":
-        broken = np.flatnonzero(column != np.trunc(column))
+        broken = np.flatnonzero(~(np.abs(column) < MAX_GROUP) | (column != np.trunc(column)))
         if len(broken):
             raise DataError(
                 f"{path}: group[{broken[0]}] is {column[broken[0]]:g}; groups are whole numbers or "
@@ -263,6 +298,8 @@ def _scalars(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarr
     """Return scalars as a table; a missing value names its frame."""
     if column is None:
         return np.zeros((num_frames, 0))
+    if column.dtype.kind not in "fiub":
+        raise DataError(f"{path}: scalars have type {column.dtype}; expected numbers")
     table = column.reshape(num_frames, -1).astype(np.float64)
     bad = np.argwhere(~np.isfinite(table))
     if len(bad):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clew.errors import DataError
+from clew.errors import DataError, described
 
 ChannelAxis = Literal["first", "last"]
 FrameShape = tuple[int, int, int, int]
@@ -14,6 +14,28 @@ FrameShape = tuple[int, int, int, int]
 
 SIDES_OVER_CHANNELS = 4
 """How many times longer than the channel axis both sides of a frame must be to know it by that."""
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Map a `.npy` file of plain values into memory; a size that is not the file's is refused.
+
+    Raises:
+        DataError: it is no such file.
+    """
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # NumPy raises nearly everything for a header that is none
+        raise DataError(f"{path}: not a plain NumPy array ({described(error)})") from None
+
+
+def check_pixels(path: Path, dtype: np.dtype) -> None:
+    """Refuse pixels that are no real numbers.
+
+    Raises:
+        DataError: they are not.
+    """
+    if dtype.kind not in "fiub":
+        raise DataError(f"{path}: images have type {dtype}; expected real numbers")
 
 
 @dataclass(frozen=True)
@@ -88,10 +110,8 @@ class ArrayFrames:
 
     def _open(self) -> np.ndarray:
         if self._array is None:
-            try:
-                self._array = np.load(self.path, mmap_mode="r")
-            except ValueError as error:
-                raise DataError(f"{self.path}: not a plain NumPy array ({error})") from None
+            self._array = open_array(self.path)
+            check_pixels(self.path, self._array.dtype)
         return self._array
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,9 +132,11 @@ class FileFrames:
         paths = tuple(sorted(folder.glob("*.npy")))
         if not paths:
             raise DataError(f"{folder}: no .npy files; expected one for each frame")
-        first = np.load(paths[0], mmap_mode="r").shape
+        first = open_array(paths[0]).shape
         for index, path in enumerate(paths):
-            shape = np.load(path, mmap_mode="r").shape
+            array = open_array(path)
+            check_pixels(path, array.dtype)
+            shape = array.shape
             if shape != first:
                 raise DataError(
                     f"{path} (frame {index}): shape {shape}, but {paths[0].name} has {first}; "

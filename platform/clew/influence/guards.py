@@ -1,6 +1,5 @@
 """What influence refuses to build on: missing checkpoints or weights, scores that overflowed."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,25 +8,17 @@ from scipy.stats import spearmanr
 
 from clew.errors import CheckpointError, NonFiniteLossError
 from clew.influence.scores import Scored
-from clew.training.checkpoints import CheckpointRecord, read_manifest
+from clew.training.checkpoints import CheckpointRecord
 
 
 def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
-    """Return the checkpoints' learning-rate weights; a missing or invalid one is an error."""
+    """Return the checkpoints' learning-rate weights; none at all, or nothing but 0, is an error."""
     if not checkpoints:
         raise CheckpointError(
             "the run has no checkpoints; influence is a sum over them. Train with "
             "training.checkpoint_frequency of 1 or more and tracking.log_checkpoints"
         )
-    for record in checkpoints:
-        read_manifest(record.path)
-        weight = record.learning_rate_weight
-        if not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
-            raise CheckpointError(
-                f"{record.path}: learning_rate_weight is {weight!r}, expected zero or a positive "
-                "number; the checkpoint cannot be weighted"
-            )
-    weights = [float(record.learning_rate_weight) for record in checkpoints]
+    weights = [record.learning_rate_weight for record in checkpoints]
     if not any(weights):
         raise CheckpointError(
             "all checkpoints have learning_rate_weight 0: nothing was learned between them"
@@ -49,7 +40,7 @@ def without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[Ch
     Raises:
         CheckpointError: a checkpoint is missing, or has lost its learning-rate weight.
     """
-    ordered = sorted(checkpoints, key=lambda c: (c.step, c.learning_rate_weight or 0, c.epoch))
+    ordered = sorted(checkpoints, key=lambda c: (c.step, c.learning_rate_weight, c.epoch))
     kept = list({record.step: record for record in ordered}.values())
     reached = 0
     for record in kept:

@@ -105,6 +105,14 @@ class Delivery:
             count += len(group)
         return count
 
+    def send_now(self, message: Message) -> None:
+        """Send a message that the journal does not hold.
+
+        Raises:
+            Exception: Whatever kept the store from taking it.
+        """
+        self._send([message])
+
     def _send_or_refuse(self, messages: Sequence[Message]) -> None:
         """Send messages together; where the store refuses them, find the ones it will not take."""
         try:

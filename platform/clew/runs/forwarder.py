@@ -10,11 +10,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow import MlflowClient
+
 from clew import names
 from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.delivery import Delivery, RunGoneError
 from clew.runs.journal import Journal, list_journals
+from clew.runs.messages import Message
 from clew.runs.opening import connect
 
 logger = logging.getLogger(__name__)
@@ -81,6 +84,21 @@ class Forwarder(threading.Thread):
             elif self.problem:
                 time.sleep(min(self._pace.first_retry_seconds, 1.0))
 
+    def send_now(self, message: Message) -> bool:
+        """Send a message that the journal cannot take; return whether the store has it."""
+        with self._attempting:
+            try:
+                self._delivery.send_now(message)
+            except Exception as error:
+                logger.warning(
+                    "run %s still looks alive in the store (%s); the next command like this one, "
+                    "or `clew sync`, ends it",
+                    self._delivery.run_id,
+                    store.first_line(error),
+                )
+                return False
+        return True
+
     def flush(self) -> None:
         """Send all that waits; a failure is remembered, and logged when it begins."""
         with self._attempting:
@@ -130,6 +148,18 @@ def sync_spool(root: Path | None = None) -> list[SyncResult]:
     another store waits until that store is in use: the address in a file is not trusted.
     """
     return [_sync_one(folder) for folder in list_journals(root or store.spool_root())]
+
+
+def end_dead_runs(client: MlflowClient, kind: str) -> None:
+    """Send what dead processes of this machine left of runs of a kind, and end those runs."""
+    for folder in list_journals(store.spool_root(str(client.tracking_uri))):
+        try:
+            tags = client.get_run(folder.name).data.tags
+        except Exception as error:  # of another store, or deleted
+            logger.debug("%s: %s", folder, store.first_line(error))
+            continue
+        if tags.get(names.TAG_KIND) == kind and _sync_one(folder).problem is None:
+            logger.info("run %s is ended: its process died", folder.name)
 
 
 def _sync_one(folder: Path) -> SyncResult:

@@ -74,7 +74,7 @@ class Journal:
             # A crash of the machine may have left part of a line.
             self.length = content.rfind(b"\n") + 1
             self.sent = _read_sent(folder / "sent", self.length)
-            self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115
+            self._file = open(self._path, "ab", buffering=0, opener=_private)  # noqa: SIM115
             self._file.truncate(self.length)
         except BaseException:
             self._lock.release()
@@ -136,10 +136,19 @@ class Journal:
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
     def append(self, message: Message) -> None:
-        """Write a message; a process that dies right after has not lost it."""
+        """Write a message, whole or not at all; a process that dies right after has not lost it.
+
+        Raises:
+            OSError: it cannot be written; the disk may be full.
+        """
         line = MESSAGES.dump_json(message) + b"\n"
-        self._file.write(line)
-        self._file.flush()
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(self.length)
+            raise
         self.length += len(line)
 
     def stage(self, path: Path, *, link: bool = False) -> str:
@@ -147,6 +156,9 @@ class Journal:
 
         With `link`, files are hard-linked where the file system can: right for files that are
         replaced whole, never written in place.
+
+        Raises:
+            OSError: it cannot be kept; the disk may be full.
         """
         name = f"files/{self.length}/{path.name}"
         target = self.folder / name
@@ -154,10 +166,14 @@ class Journal:
         shutil.rmtree(target.parent, ignore_errors=True)
         target.parent.mkdir(parents=True)
         copy = _link_or_copy if link else shutil.copy2
-        if path.is_dir():
-            shutil.copytree(path, target, copy_function=copy)
-        else:
-            copy(path, target)
+        try:
+            if path.is_dir():
+                shutil.copytree(path, target, copy_function=copy)
+            else:
+                copy(path, target)
+        except OSError:  # on a full disk, the end of the run needs the place
+            shutil.rmtree(target.parent, ignore_errors=True)
+            raise
         return name
 
     def staged_path(self, message: Artifact | Checkpoint) -> Path:

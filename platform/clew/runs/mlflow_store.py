@@ -23,7 +23,7 @@ from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.base import FiniteFilter, Status, Tracker, check_key, parameter_key
 from clew.runs.delivery import Delivery
-from clew.runs.forwarder import Forwarder, Pace
+from clew.runs.forwarder import Forwarder, Pace, end_dead_runs
 from clew.runs.journal import Journal
 from clew.runs.messages import (
     Artifact,
@@ -41,6 +41,8 @@ from clew.runs.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
 
+VALIDATION = names.metric("valid", "")
+"""Keys of the metrics that a checkpoint repeats begin so."""
 MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
 MAX_TAG_CHARACTERS = 8000
 
@@ -58,7 +60,8 @@ def open_tracker(
     """Open a run of some kind (`train`, `trace`, ...) and return its tracker.
 
     With `run_id`, go on with that run, and first send what an earlier process of it left in its
-    journal. Otherwise adopt the run that `mlflow run` opened, once per process, or create one.
+    journal. Otherwise adopt the run that `mlflow run` opened, once per process, or create one; runs
+    of this kind whose process died on this machine are ended first, unless they are trainings.
 
     Raises:
         TrackingError: The store, the experiment, the run or the spool folder cannot be used.
@@ -72,6 +75,8 @@ def open_tracker(
         all_tags[MLFLOW_PARENT_RUN_ID] = parent_run_id
 
     client = connect(uri)
+    if run_id is None and kind != names.KIND_TRAIN:  # people find a dead training, to resume it
+        end_dead_runs(client, kind)
     run = open_run(
         client,
         experiment=experiment,
@@ -114,7 +119,8 @@ class MlflowTracker(Tracker):
         self._log_checkpoints = log_checkpoints
         self._finite = FiniteFilter()
         self._lock = threading.Lock()
-        self._recorded: dict[str, Metrics] = {}
+        self._recorded: dict[tuple[str, int], Metrics] = {}
+        """What said the values of validation, by key and step."""
         self._ended = False
         self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
         self._system_metrics: SystemMetrics | None = None
@@ -150,7 +156,8 @@ class MlflowTracker(Tracker):
         if finite:
             message = Metrics(finite, step, _now_ms())
             self._write(message)
-            self._recorded |= dict.fromkeys(finite, message)
+            keys = [key for key in finite if key.startswith(VALIDATION)]
+            self._recorded |= {(key, step): message for key in keys}
         for warning in warnings:
             self.warn(warning)
 
@@ -191,27 +198,44 @@ class MlflowTracker(Tracker):
         self._forwarder.flush()
 
     def finish(self, status: Status) -> None:
-        """Send the rest and end the run; a second call does nothing."""
+        """Send the rest and end the run; a second call does nothing.
+
+        A Ctrl-C meanwhile shortens the sending; the run ends as it would have.
+        """
         if self._ended:
             return
-        if self._system_metrics is not None:
-            self._system_metrics.stop()
-        self._forwarder.flush()
-        if refused := self._journal.num_refused:
-            self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
-        self._write(Finish(status, _now_ms()))
+        try:
+            if self._system_metrics is not None:
+                self._system_metrics.stop()
+            self._forwarder.flush()
+            if refused := self._journal.num_refused:
+                self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
+        finally:
+            self._end(Finish(status, _now_ms()))
+
+    def _end(self, end: Finish) -> None:
+        """Write the end to the journal, and send that; on a full disk, without the journal."""
+        is_told = False
+        try:
+            self._write(end)
+            is_told = True
+        except OSError as error:
+            logger.warning("the journal cannot take the end of run %s (%s)", self.run_id, error)
         self._ended = True
-        self._forwarder.close()
-        self._journal.close()
-        atexit.unregister(self._end_with_process)
-        if self._journal.num_waiting_bytes:
-            logger.warning(
-                "run %s has ended but not all of it was sent (%s); send the rest from %s with "
-                "`clew sync`",
-                self.run_id,
-                self._forwarder.problem,
-                self._journal.folder,
-            )
+        try:
+            self._forwarder.close()
+            is_told = is_told or self._forwarder.send_now(end)
+        finally:
+            self._journal.close(keep=not is_told)
+            atexit.unregister(self._end_with_process)
+            if self._journal.num_waiting_bytes:
+                logger.warning(
+                    "run %s has ended but not all of it was sent (%s); send the rest from %s with "
+                    "`clew sync`",
+                    self.run_id,
+                    self._forwarder.problem,
+                    self._journal.folder,
+                )
 
     def _write(self, message: Message) -> None:
         with self._lock:
@@ -224,8 +248,8 @@ class MlflowTracker(Tracker):
 
     def _time_of(self, key: str, value: float, step: int) -> int:
         """Return when the run recorded this value: repeated with that time, it stays one point."""
-        recorded = self._recorded.get(key)
-        if recorded is None or recorded.step != step or recorded.values[key] != value:
+        recorded = self._recorded.get((key, step))
+        if recorded is None or recorded.values[key] != value:
             return _now_ms()
         return recorded.time_ms
 

@@ -66,7 +66,11 @@ class SystemMetrics(threading.Thread):
         self._samplers = available_samplers()
         step = 0
         while self._samplers and not self._stopped.wait(SAMPLING_SECONDS):
-            self._record(self._sample(), step)
+            try:
+                self._record(self._sample(), step)
+            except OSError as error:  # a full disk, of which the program itself will say more
+                logger.warning("system metrics are no longer recorded: %s", error)
+                return
             step += 1
 
     def stop(self) -> None:

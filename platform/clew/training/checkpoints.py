@@ -1,7 +1,8 @@
 """The on-disk checkpoint: safetensors and JSON in a folder, written whole or not at all.
 
     model.safetensors       parameters and buffers, under the eager model's names
-    manifest.json           what it is: step, epoch, learning-rate weight, metrics, origin
+    manifest.json           what it is: step, epoch, learning-rate weight, metrics, origin, and the
+                            SHA-256 of every file, which is compared whenever one is read
     optimizer.safetensors   optimizer state, `<parameter name>/<state name>`
     training.safetensors    states of the random generators
     average.safetensors     moving average of the parameters, where one is kept
@@ -17,20 +18,27 @@ one, so that a missing one is noticed before the sum is taken.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from clew.errors import CheckpointError
+from clew.errors import CheckpointError, described
 from clew.files import replacing
+from clew.training.progress import Count, TrainingValues, Weight
 
 SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 2**24
+MAX_TRAINING_STATE_BYTES = 2**29  # the history of every metric is in there
 MODEL_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -39,13 +47,13 @@ AVERAGE_FILE = "average.safetensors"
 TRAINING_STATE_FILE = "training.json"
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Manifest:
     """What a checkpoint says of itself."""
 
-    step: int
-    epoch: int
-    learning_rate_weight: float
+    step: Count
+    epoch: Count
+    learning_rate_weight: Weight
     task: str
     config: dict[str, Any]
     config_hash: str
@@ -56,10 +64,15 @@ class Manifest:
     clew_version: str = ""
     commit: str = ""
     run_id: str = ""
-    previous_step: int | None = None
+    previous_step: Count | None = None
     """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of
     training; None where an older version of Clew did not write it down."""
+    sha256: dict[str, str] = field(default_factory=dict)
+    """Digest of every other file by its name; empty where an older version of Clew wrote none."""
     schema_version: int = SCHEMA_VERSION
+
+
+_MANIFESTS = TypeAdapter(Manifest)
 
 
 @dataclass(frozen=True)
@@ -90,13 +103,8 @@ class TrainingState:
 
     optimizer: dict[str, Tensor]
     tensors: dict[str, Tensor]
-    values: dict[str, Any]
+    values: TrainingValues
     average: dict[str, Tensor] = field(default_factory=dict)
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy to the CPU; the tensors of the running model stay where they are."""
-    return {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
 
 
 def write_checkpoint(
@@ -108,18 +116,29 @@ def write_checkpoint(
     """Write a checkpoint to `folder`, whole or not at all: synced before it gets its name."""
     with replacing(folder) as temporary:
         temporary.mkdir()
-        save_file(_contiguous(model.state_dict()), temporary / MODEL_FILE)
+        _save(model.state_dict(), temporary / MODEL_FILE)
         if training is not None:
-            save_file(_contiguous(training.optimizer), temporary / OPTIMIZER_FILE)
-            save_file(_contiguous(training.tensors), temporary / TRAINING_TENSORS_FILE)
+            _save(training.optimizer, temporary / OPTIMIZER_FILE)
+            _save(training.tensors, temporary / TRAINING_TENSORS_FILE)
             if training.average:
-                save_file(_contiguous(training.average), temporary / AVERAGE_FILE)
-            _write_json(temporary / TRAINING_STATE_FILE, training.values)
-        _write_json(temporary / MANIFEST_FILE, asdict(manifest))
+                _save(training.average, temporary / AVERAGE_FILE)
+            _write_json(temporary / TRAINING_STATE_FILE, training.values.model_dump())
+        write_manifest(temporary, manifest)
         for path in temporary.iterdir():
             _sync(path)
     _sync(folder.parent)
     return CheckpointRecord.of(manifest, folder)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of the files in `folder`, with the digests that they have now."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST_FILE)
+    # Just written, they come from memory; hashing runs beside the interpreter, so at once.
+    with ThreadPoolExecutor() as pool:
+        digests = dict(zip((p.name for p in files), pool.map(_sha256, files), strict=True))
+    content = asdict(replace(manifest, sha256=digests))
+    content["sha256"][MANIFEST_FILE] = _sha256_of_content(content)
+    _write_json(folder / MANIFEST_FILE, content)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -130,23 +149,22 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: no {MANIFEST_FILE}; expected a checkpoint folder with {MODEL_FILE} and "
             f"{MANIFEST_FILE}"
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path}: not valid JSON ({error}); take another checkpoint"
-        ) from None
+    content = _read_json(path, MAX_MANIFEST_BYTES)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise CheckpointError(
             f"{path}: schema_version is {version!r}, this version of Clew reads {SCHEMA_VERSION}"
         )
+    digests = content.get("sha256")
+    own = digests.pop(MANIFEST_FILE, None) if isinstance(digests, dict) else None
+    if own is not None and own != _sha256_of_content(content):
+        raise _damaged(path)
     try:
-        return Manifest(**content)
-    except TypeError as error:
-        missing = [n for n in ("step", "epoch", "learning_rate_weight") if n not in content]
-        detail = f"{missing[0]} is missing" if missing else str(error)
-        raise CheckpointError(f"{path}: {detail}; the checkpoint cannot be used") from None
+        return _MANIFESTS.validate_python(content)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path}: {described(error)}; the checkpoint cannot be used"
+        ) from None
 
 
 def read_record(folder: Path) -> CheckpointRecord:
@@ -167,9 +185,8 @@ def list_checkpoints(folder: Path) -> list[CheckpointRecord]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file onto the CPU."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete")
+    """Read a safetensors file of a checkpoint onto the CPU, if it is as it was written."""
+    _require_unchanged(path, read_manifest(path.parent))
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -208,15 +225,98 @@ def weights_digest(folder: Path) -> str:
 
 def load_training_state(folder: Path) -> TrainingState:
     """Read what a resume needs from `folder`."""
-    path, average = folder / TRAINING_STATE_FILE, folder / AVERAGE_FILE
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
+    average = folder / AVERAGE_FILE
     return TrainingState(
+        values=load_training_values(folder),
         optimizer=load_tensors(folder / OPTIMIZER_FILE),
         tensors=load_tensors(folder / TRAINING_TENSORS_FILE),
-        values=json.loads(path.read_text(encoding="utf-8")),
         average=load_tensors(average) if average.is_file() else {},
     )
+
+
+def load_training_values(folder: Path) -> TrainingValues:
+    """Read what a resume needs from `folder` beside tensors."""
+    path = folder / TRAINING_STATE_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
+    _require_unchanged(path, read_manifest(folder))
+    try:
+        return TrainingValues.model_validate(_read_json(path, MAX_TRAINING_STATE_BYTES))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path}: {described(error)}; the checkpoint cannot be used"
+        ) from None
+
+
+def require_whole(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint all of whose files are as they were written.
+
+    Of one that an older version wrote, without digests, every file that is there must be readable.
+
+    Raises:
+        CheckpointError: A file is missing, or was changed or damaged.
+    """
+    manifest = read_manifest(folder)
+    for name in manifest.sha256 or (MODEL_FILE,):
+        _require_unchanged(folder / name, manifest)
+    if not manifest.sha256:
+        for path in sorted(folder.glob("*.safetensors")):
+            load_tensors(path)
+    return manifest
+
+
+def _require_unchanged(path: Path, manifest: Manifest) -> None:
+    """Refuse a file of a checkpoint that is missing, or is not as it was written."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete")
+    if manifest.sha256 and manifest.sha256.get(path.name) != _sha256(path):
+        raise _damaged(path)
+
+
+def _damaged(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: changed or damaged since it was written: its SHA-256 is not the one in "
+        f"{MANIFEST_FILE}; take another checkpoint"
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of_content(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors by way of the CPU; those of the running model stay where they are.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        save_file({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)|code: (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1] or number[2])
+        raise OSError(code, os.strerror(code), str(path)) from None
+
+
+def _read_json(path: Path, largest: int) -> Any:
+    """Read JSON, after a look at its size."""
+    if path.stat().st_size > largest:
+        raise CheckpointError(
+            f"{path}: larger than {largest:,} bytes, which it never is; take another checkpoint"
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: not valid JSON ({described(error)}); take another checkpoint"
+        ) from None
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -2,13 +2,15 @@
 
 import itertools
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from clew.errors import CheckpointError, described
 from clew.runs.base import Tracker
 
 
@@ -52,16 +54,12 @@ class History:
         """Seconds since training started, the time before a resume included."""
         return time.perf_counter() - self.started
 
-    def state(self) -> list[dict[str, float | int | str]]:
-        """Return all entries as JSON values."""
-        return [asdict(entry) for entry in self.entries]
-
-    def restore(self, state: list[dict[str, float | int | str]]) -> None:
+    def restore(self, entries: Sequence[MetricValue]) -> None:
         """Continue saved entries and send them again: a resumed run has the whole curves."""
-        self.entries = [MetricValue(**values) for values in state]  # type: ignore[arg-type]
+        self.entries = list(entries)
         together = itertools.groupby(self.entries, key=lambda e: (e.step, e.elapsed_seconds))
-        for (step, _), entries in together:
-            self.tracker.metrics({entry.key: entry.value for entry in entries}, step)
+        for (step, _), same in together:
+            self.tracker.metrics({entry.key: entry.value for entry in same}, step)
 
     def write(self, path: Path) -> None:
         """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""
@@ -79,3 +77,18 @@ class History:
             ]
         )
         pq.write_table(pa.table(columns, schema=schema), path)
+
+
+def last_step(path: Path) -> int:
+    """Return the optimizer step at which a finished run's history ends; its last checkpoint's too.
+
+    Raises:
+        CheckpointError: the file is no history.
+    """
+    try:
+        steps = pq.read_table(path, columns=["step"])["step"]
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a run's history ({described(error)}); copy it here again"
+        ) from None
+    return int(pc.max(steps).as_py() or 0)

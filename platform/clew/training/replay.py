@@ -27,13 +27,14 @@ from clew.training.checkpoints import (
     Manifest,
     load_tensors,
     load_training_state,
+    load_training_values,
 )
 from clew.training.distributed import World
 from clew.training.loaders import epoch_order, microbatch_indices
 from clew.training.optimizer import optimizer_tensors, restore_optimizer
+from clew.training.progress import Progress
 from clew.training.seeding import capture_generators, restore_generators
 from clew.training.setup import build_trainer
-from clew.training.state import Progress
 from clew.training.task import B, Task
 from clew.training.trainer import Trainer
 
@@ -112,9 +113,9 @@ class Replay(Generic[B]):
         )
         self._initial = self.capture()
         self.trainer.optimizer.register_step_pre_hook(self._see_gradients)
-        history = load_training_state(self.checkpoints[-1].path).values["history"]
+        history = load_training_values(self.checkpoints[-1].path).history
         metric = self.config.evaluation.metric
-        self._validations = {e["step"]: e["value"] for e in history if e["key"] == metric}
+        self._validations = {e.step: e.value for e in history if e.key == metric}
 
     def capture(self) -> State:
         """Return a copy of the state where the replay stands."""
@@ -145,7 +146,7 @@ class Replay(Generic[B]):
     def recorded_threads(self, interval: int) -> Iterator[None]:
         """Compute with as many threads as the run did up to checkpoint number `interval`."""
         before = torch.get_num_threads()
-        recorded = load_training_state(self.checkpoints[interval].path).values.get("num_threads")
+        recorded = load_training_values(self.checkpoints[interval].path).num_threads
         torch.set_num_threads(recorded or before)  # older versions of Clew did not write it down
         try:
             yield

@@ -30,9 +30,10 @@ from clew.training.memory import (
 from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, apply_tf32, half_precision_type
 from clew.training.profiling import StepProfiler
+from clew.training.progress import Progress
 from clew.training.schedule import build_schedule
 from clew.training.seeding import seed_everything
-from clew.training.state import Progress, Resumable
+from clew.training.state import Resumable
 from clew.training.task import Task
 from clew.training.throughput import Throughput, count_flops, peak_flops_per_second
 from clew.training.trainer import Trainer

@@ -32,8 +32,8 @@ from clew.training.memory import MemoryCleanup, gpu_peaks
 from clew.training.optimizer import momentum_of
 from clew.training.precision import Precision
 from clew.training.profiling import StepProfiler
+from clew.training.progress import Progress
 from clew.training.schedule import Schedule, is_better
-from clew.training.state import Progress
 from clew.training.task import B, Task
 from clew.training.throughput import Throughput
 from clew.training.watch import Watch

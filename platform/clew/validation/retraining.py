@@ -3,15 +3,14 @@
 `clew.validation.stacked` trains many small models at once and gives the same models.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
@@ -103,14 +102,14 @@ class Retrainer:
     def _train_one(self, config: RunConfig, facts: Facts) -> GraphModel:
         """Train one model with the product's trainer."""
         task = WithoutFacts(self.graph, config, facts)
-        with tempfile.TemporaryDirectory(prefix="clew-retraining-") as folder:
+        with working_folder("retraining") as folder:
             trainer = build_trainer(
                 config,
                 task,
                 Tracker(),
                 device=self.device,
                 world=World(),
-                folder=Path(folder),
+                folder=folder,
                 origin=self.origin,
             )
             trainer.train()

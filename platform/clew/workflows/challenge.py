@@ -10,15 +10,14 @@ as a tag; one that cannot even be loaded is not registered.
 import dataclasses
 import json
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import PromotionRefused
+from clew.files import working_folder
 from clew.runs.alias_moves import move_aliases
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
@@ -152,10 +151,10 @@ class Challenge:
             if is_same and version.number not in in_use:
                 self.registry.tag(version, tags)
                 return version
-        with tempfile.TemporaryDirectory(prefix="clew-register-") as folder:
+        with working_folder("register") as folder:
             package = save_candidate(
                 self.gate.model.task,
-                Path(folder),
+                folder,
                 checkpoint=self.gate.candidate.checkpoint,
                 calibration=self.gate.calibration,
             )
@@ -206,8 +205,8 @@ class Challenge:
         version = f"models:/{result.name}/{result.number}" if result.number else ""
         decision = {names.TAG_MODEL_VERSION: version, names.TAG_DECISION: result.outcome}
         tracker.tags({key: value for key, value in decision.items() if value})
-        with tempfile.TemporaryDirectory(prefix="clew-promotion-") as folder:
-            path = Path(folder) / names.ARTIFACT_PROMOTION
+        with working_folder("promotion") as folder:
+            path = folder / names.ARTIFACT_PROMOTION
             path.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
             tracker.artifact(path)
 

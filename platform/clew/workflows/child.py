@@ -1,17 +1,17 @@
 """Runs a training or an explanation in a separate process, so that its memory peak is its own."""
 
 import json
+import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, Interrupted, ProtectedStop, UsageError
-from clew.processes import run_child
+from clew.files import working_folder
+from clew.processes import PARENT_VARIABLE, run_child
 from clew.workflows.train import TrainResult
 
 _ERRORS: dict[int, type[ClewError]] = {2: UsageError, 3: ProtectedStop, 130: Interrupted}
@@ -28,8 +28,8 @@ def train_in_child(
     Raises:
         ClewError: the child ended with an error, under the class of its exit code.
     """
-    with tempfile.TemporaryDirectory(prefix="clew-child-") as folder:
-        path, result = Path(folder) / "config.yaml", Path(folder) / "result.json"
+    with working_folder("child") as folder:
+        path, result = folder / "config.yaml", folder / "result.json"
         path.write_text(to_yaml(config), encoding="utf-8")
         command = [sys.executable, "-m", "clew", "train", "--config", str(path)]
         command += ["--result-file", str(result), "--parent-run", parent_run_id or ""]
@@ -58,7 +58,8 @@ def _run(command: list[str], what: str) -> str:
     Raises:
         ClewError: it ended with an error, under the class of its exit code.
     """
-    code, printed = run_child(command, capture=True)
+    parent = {PARENT_VARIABLE: str(os.getpid())}
+    code, printed = run_child(command, environment=parent, capture=True)
     if code:
         kind = _ERRORS.get(code, ClewError)
         raise kind(f"{what} ended with exit code {code}; its message is above")

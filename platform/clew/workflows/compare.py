@@ -2,7 +2,6 @@
 
 import json
 import logging
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,6 +11,7 @@ from clew import names
 from clew.config.services import TrackingConfig
 from clew.config.study import Study
 from clew.errors import UsageError
+from clew.files import working_folder
 from clew.runs.base import Tracker
 from clew.runs.hardware import describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
@@ -118,8 +118,8 @@ def _report(study: Study, cells: list[CellResult]) -> StudyReport:
 
 
 def _store(report: StudyReport, tracker: Tracker) -> None:
-    with tempfile.TemporaryDirectory(prefix="clew-study-") as name:
-        folder = Path(name) / "study"
+    with working_folder("study") as name:
+        folder = name / "study"
         folder.mkdir()
         content = json.dumps(report.as_dict(), indent=1)
         (folder / "study.json").write_text(content, encoding="utf-8")

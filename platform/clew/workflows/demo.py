@@ -1,14 +1,13 @@
 """The demo: one real graph, two precisions, a table, and where to look next."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from clew import names
 from clew.config.data import TripleData
 from clew.config.load import flatten, load
 from clew.config.schema import RunConfig
 from clew.errors import PromotionRefused
+from clew.files import working_folder
 from clew.link_prediction.sources import load_graph
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
@@ -79,8 +78,8 @@ def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[s
     if better.run_id is None or not isinstance(config.data, TripleData):
         return
     graph = load_graph(config.data)
-    with tempfile.TemporaryDirectory(prefix="clew-demo-") as folder:
-        path = Path(folder) / "test.txt"
+    with working_folder("demo") as folder:
+        path = folder / "test.txt"
         lines = [
             f"{graph.entities.name(h)}\t{graph.relations.name(r)}\t{graph.entities.name(t)}\n"
             for h, r, t in graph.test[:NUM_EXPLAINED].tolist()

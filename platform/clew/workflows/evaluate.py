@@ -2,7 +2,6 @@
 
 import logging
 import math
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from clew import __version__, names
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, DataError
+from clew.files import working_folder
 from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit, hardware_summary
 from clew.runs.mlflow_store import open_tracker
@@ -96,8 +96,8 @@ def record(
 ) -> None:
     """Record metrics at the step of the checkpoint, and the details that the task can tell."""
     tracker.metrics(metrics, source.manifest.step)
-    with tempfile.TemporaryDirectory(prefix="clew-evaluation-") as folder:
-        report = Path(folder) / names.ARTIFACT_EVALUATION
+    with working_folder("evaluation") as folder:
+        report = folder / names.ARTIFACT_EVALUATION
         report.mkdir()
         loaded.task.write_report(split, report)
         if any(report.iterdir()):

@@ -169,7 +169,7 @@ class Gate:
         try:
             self.loaded = load_source(self.candidate)
         except (CheckpointError, DataError) as error:
-            return Check("weights", False, str(error), final=True)
+            return Check("weights", False, self._said(error), final=True)
         state = self.loaded.model.state_dict()
         bad = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
         if bad:
@@ -233,9 +233,14 @@ class Gate:
             self.champion_metrics = champion.metrics("test")
             theirs = self.champion_metrics[key]
         except (CheckpointError, DataError, KeyError) as error:
-            return Check("champion", False, f"{title} cannot be evaluated ({error})")
+            detail = f"{title} cannot be evaluated ({self._said(error)})"
+            return Check("champion", False, detail)
         ours = self.metrics.get(key, math.nan)
         better = ours > theirs if self.maximize else ours < theirs
         where = f"on the same {self.servable.examples} and filter"
         detail = f"{key} {ours:.6f}, {theirs:.6f} of {title} {where}"
         return Check("champion", better, detail if better else f"{detail}: not better")
+
+    def _said(self, error: Exception) -> str:
+        """Return what an error says, without the working folder, which is gone when it is read."""
+        return str(error).replace(f"{self.work}/", "")

@@ -1,7 +1,6 @@
 """Leave one group out: a model for each group in turn, and all predictions out of fold together."""
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
+from clew.files import working_folder
 from clew.image_sequences.errors import RegressionResult
 from clew.image_sequences.report import predictions_file, write_regression_report
 from clew.image_sequences.splits import group_names, load_table
@@ -84,7 +84,7 @@ def train_each_group(
             | tags,
             parent_run_id=parent_run_id,
         ) as tracker,
-        tempfile.TemporaryDirectory(prefix="clew-groups-") as name,
+        working_folder("groups") as name,
     ):
         parts = []
         for place, group in enumerate(group_names(table)):
@@ -95,11 +95,11 @@ def train_each_group(
                 parent_run_id=tracker.run_id,
                 tags={key: value for key, value in tags.items() if key != names.TAG_CELL},
             )
-            parts.append(_predictions(fold, Path(name) / str(place)))
+            parts.append(_predictions(fold, name / str(place)))
             logger.info("group %s: %s", group, parts[-1].metrics(SPLIT))
         result = RegressionResult.together(parts)
         metrics = result.metrics(SPLIT)
-        report = Path(name) / names.ARTIFACT_EVALUATION
+        report = name / names.ARTIFACT_EVALUATION
         report.mkdir()
         write_regression_report(result, SPLIT, table.unit, report)
         tracker.metrics(metrics, 0)

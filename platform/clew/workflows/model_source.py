@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from clew.config.data import DataConfig, TripleData
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact, list_artifact_folders
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
@@ -67,15 +67,20 @@ def open_model(reference: str) -> Iterator[ModelSource]:
         CheckpointError: the run has no best checkpoint, or it cannot be read.
     """
     refuse_empty(reference)
-    with tempfile.TemporaryDirectory(prefix="clew-model-") as folder:
+    with working_folder("model", holds=title_of(reference)) as folder:
         if reference.startswith(REGISTRY_SCHEME):
-            yield open_version(find_version(reference), Path(folder), reference)
+            yield open_version(find_version(reference), folder, reference)
         elif (local := folder_meant(reference)) is not None:
             has_best = (local / names.ARTIFACT_BEST).is_dir()
             is_checkpoint = (local / MANIFEST_FILE).is_file() or not has_best
             yield _open(local if is_checkpoint else local / names.ARTIFACT_BEST, reference)
         else:
-            yield open_run_best(reference, Path(folder))
+            yield open_run_best(reference, folder)
+
+
+def title_of(reference: str) -> str:
+    """Return what a model is called in a message: its address, or `run` and its id."""
+    return reference if reference.startswith(REGISTRY_SCHEME) else f"run {reference}"
 
 
 def find_version(reference: str) -> RegisteredVersion:

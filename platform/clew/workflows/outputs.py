@@ -5,6 +5,9 @@ from pathlib import Path
 
 from clew.errors import ConfigError
 
+RESERVE = 24
+"""By how many bytes a temporary name is longer; what is put in a folder adds up to eight times."""
+
 
 def check_folder(option: str, path: Path | None) -> None:
     """Refuse a folder that is a file, or that cannot be made or written.
@@ -48,6 +51,12 @@ def check_file(option: str, path: Path | None) -> None:
 
 def _check_can_hold(folder: Path, given: str) -> None:
     nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    name, whole = os.pathconf(nearest, "PC_NAME_MAX"), os.pathconf(nearest, "PC_PATH_MAX")
+    longest = max(len(os.fsencode(part)) for part in folder.parts) if folder.parts else 0
+    if longest + RESERVE > name or len(os.fsencode(folder.absolute())) + 8 * RESERVE > whole:
+        raise ConfigError(
+            f"{given[:100]}…: the path is too long for this file system; name another place"
+        )
     if not nearest.is_dir():
         raise ConfigError(f"{given}: {nearest} is not a folder; name another place")
     if not os.access(nearest, os.W_OK | os.X_OK):

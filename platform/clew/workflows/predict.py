@@ -1,15 +1,14 @@
 """Predict: queries by name in, the best entities with scores and probabilities out."""
 
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from clew import names
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError
+from clew.files import working_folder
 from clew.link_prediction.answers import Answer, Place, Prediction, Query
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
@@ -179,8 +178,8 @@ def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
             f"{source.title}: neither its data set nor a folder {VOCABULARY_FOLDER} with names is "
             "there; ask the run by its id instead"
         )
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as work:
-        path = download_artifact(source.run_id, VOCABULARY_FOLDER, Path(work))
+    with working_folder("names") as work:
+        path = download_artifact(source.run_id, VOCABULARY_FOLDER, work)
         return read_vocabularies(path)
 
 

@@ -5,15 +5,14 @@ run that was left behind. What happens to one candidate is told in `clew.workflo
 """
 
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from clew import names
 from clew.config.directions import maximizes
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError
+from clew.files import working_folder
 from clew.runs.alias_moves import move_aliases, settle_moves
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.best_run import best_of_runs, find_best_run, own_metric
@@ -80,8 +79,8 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     run = _choose_run(request)
     metric = request.metric or own_metric([run])
     maximize = maximizes(metric)
-    with tempfile.TemporaryDirectory(prefix="clew-promote-") as folder:
-        candidate = open_run_best(run.run_id, Path(folder) / "candidate")
+    with working_folder("promote", holds=f"run {run.run_id}") as folder:
+        candidate = open_run_best(run.run_id, folder)
         if candidate.manifest.task not in SERVABLE_TASKS:
             raise ConfigError(
                 f"run {run.run_id} is {candidate.manifest.task}; only "
@@ -95,7 +94,7 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
             _end_dead_promotions(registry)
             before = dict(settle_moves(registry, name))
         champion = registry.version(name, before[alias]) if alias in before else None
-        gate = Gate(candidate, champion, metric.rpartition("/")[2], maximize, Path(folder))
+        gate = Gate(candidate, champion, metric.rpartition("/")[2], maximize, folder)
         challenge = Challenge(registry, name, alias, before, gate, report, request.force)
         tags = {key: run.tags[key] for key in TRAINING_TAGS if key in run.tags}
         result = challenge.run(tags, dry_run=request.dry_run)
@@ -179,8 +178,17 @@ def _choose_run(request: PromotionRequest) -> RunRecord:
 
 
 def _end_dead_promotions(registry: Registry) -> None:
-    """End the runs of promotions whose process died, and what they left in the registry."""
-    for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status="RUNNING")).runs:
+    """End the runs of promotions whose process died, and what they left in the registry.
+
+    One that says FAILED without a decision died too, and `clew sync` ended it.
+    """
+    found = [
+        run
+        for status in ("RUNNING", "FAILED")
+        for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status=status)).runs
+        if names.TAG_DECISION not in run.tags
+    ]
+    for run in found:
         try:
             require_dead(run)
         except TrackingError:

@@ -13,6 +13,7 @@ from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.files import remove
 from clew.runs import store
 from clew.runs.journal import Journal, list_journals
 from clew.runs.mlflow_store import open_tracker
@@ -32,10 +33,12 @@ from clew.runs.reading.search import (
     state_of,
 )
 from clew.training.checkpoints import (
+    MANIFEST_FILE,
+    MODEL_FILE,
     Manifest,
-    list_checkpoints,
-    load_training_state,
+    load_training_values,
     read_manifest,
+    require_whole,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,18 @@ class ResumePoint:
     config: RunConfig
     earlier: tuple[Path, ...]
     best: Path | None
+    unused: tuple[Path, ...] = ()
+    """What else a killed process left in the folder: half written, damaged, or after that point."""
+
+    def put_aside(self) -> None:
+        """Give what the resumed run makes again a hidden name, and remove what is half written."""
+        for path in self.unused:
+            if path.suffix == ".tmp":
+                remove(path)
+            else:
+                aside = path.with_name(f".{path.name}.aside")
+                remove(aside)
+                path.rename(aside)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse data other than the run's.
@@ -111,11 +126,16 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     original = from_mapping(read_config(run_id, folder))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)
-    checkpoint, earlier = _newest_good(run_id, folder)
-    best = None
+    checkpoints = [
+        download_artifact(run_id, f"{names.ARTIFACT_CHECKPOINTS}/{name}", folder)
+        for name in list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS)
+    ]
+    best = folder / names.ARTIFACT_BEST
     if names.ARTIFACT_BEST in list_artifact_folders(run_id, ""):
-        best = download_artifact(run_id, names.ARTIFACT_BEST, folder)
-    return ResumePoint(run_id, checkpoint, read_manifest(checkpoint), config, earlier, best)
+        download_artifact(run_id, names.ARTIFACT_BEST, folder)
+    (*earlier, last), best_or_none = _good(checkpoints, best, f"run {run_id}")
+    manifest = read_manifest(last)
+    return ResumePoint(run_id, last, manifest, config, tuple(earlier), best_or_none)
 
 
 def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
@@ -186,25 +206,26 @@ def find_in_folder(
         TrackingError: the process that writes there is alive.
     """
     inner = folder / names.ARTIFACT_CHECKPOINTS
-    found = list_checkpoints(inner if inner.is_dir() else folder)
-    usable = _usable([record.path for record in found], str(folder))
-    manifest = read_manifest(usable[-1])
-    original = from_mapping(manifest.config, source=str(usable[-1]))
+    place = inner if inner.is_dir() else folder
+    is_named = place.name == names.ARTIFACT_CHECKPOINTS
+    best = (place.parent if is_named else place) / names.ARTIFACT_BEST
+    kept = {file.parent for name in (MANIFEST_FILE, MODEL_FILE) for file in place.glob(f"*/{name}")}
+    found = [path for path in kept if path != best and not path.name.startswith(".")]
+    (*earlier, last), best_or_none = _good(found, best, str(folder))
+    manifest = read_manifest(last)
+    original = from_mapping(manifest.config, source=str(last))
     if config is None:
         config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     training = original.training
     config = _with_batch(config, training.batch_size, training.gradient_accumulation)
     _refuse_changes(manifest.run_id, original, config)
     end_if_dead(manifest.run_id)
-    best = folder / names.ARTIFACT_BEST
-    logger.info("continuing from %s", usable[-1])
+    logger.info("continuing from %s", last)
+    unused = {*place.glob(".*.tmp"), *found, *([best] if best.is_dir() else [])}
+    unused -= {*earlier, last, best_or_none}
+    run_id = manifest.run_id
     return ResumePoint(
-        manifest.run_id,
-        usable[-1],
-        manifest,
-        config,
-        usable[:-1],
-        best if best.is_dir() else None,
+        run_id, last, manifest, config, tuple(earlier), best_or_none, unused=tuple(unused)
     )
 
 
@@ -261,31 +282,50 @@ def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None
         logger.info("resumed with %s %r instead of %r", key, after.get(key), before.get(key))
 
 
-def _newest_good(run_id: str, folder: Path) -> tuple[Path, tuple[Path, ...]]:
-    """Return the newest checkpoint that reads well, and the ones before it."""
-    paths = [
-        download_artifact(run_id, f"{names.ARTIFACT_CHECKPOINTS}/{name}", folder)
-        for name in list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS)
-    ]
-    usable = _usable(paths, f"run {run_id}")
-    return usable[-1], usable[:-1]
+def _good(
+    checkpoints: Sequence[Path], best: Path, source: str
+) -> tuple[tuple[Path, ...], Path | None]:
+    """Return the checkpoints up to the newest from which the run can go on as if never stopped.
 
+    They are in order of their steps, with the best checkpoint if there is one. Damaged ones are
+    left out. Where the best one is damaged or missing, so are all from its step on: training has to
+    come there again.
 
-def _usable(paths: Sequence[Path], source: str) -> tuple[Path, ...]:
-    """Return the checkpoints that read well, in order of their steps.
+    Args:
+        checkpoints: Folders of checkpoints, in any order.
+        best: Folder of the best checkpoint.
+        source: Where they are from, for messages.
 
     Raises:
         CheckpointError: there are none.
     """
-    found = []
-    for path in paths:
+    found, problems = [], []
+    for path in sorted(checkpoints):
         try:
-            load_training_state(path)
-            found.append((read_manifest(path).step, path))
-        except (CheckpointError, ValueError) as error:
-            logger.warning("checkpoint %s of %s is not usable: %s", path.name, source, error)
+            manifest = require_whole(path)
+            best_step = load_training_values(path).progress.best_step
+            found.append((manifest.step, path, best_step))
+        except CheckpointError as error:
+            problems.append(str(error).replace(f"{path.parent}/", ""))
+    found.sort()
+    has_best = _is_whole(best)
+    if found and (best_step := found[-1][2]) >= 0 and not has_best:
+        problems.append(f"{best.name} is damaged or missing")
+        found = [entry for entry in found if entry[0] < best_step]
+    said = "; ".join(problems)
     if not found:
         raise CheckpointError(
-            f"{source} has no checkpoint to resume from; start again with clew train --config"
+            f"{source} has no checkpoint to resume from{f' ({said})' if said else ''}; start again "
+            "with clew train --config"
         )
-    return tuple(path for _, path in sorted(found, key=lambda item: (item[0], item[1].name)))
+    if problems:
+        logger.warning("%s: %s; going on from %s", source, said, found[-1][1].name)
+    return tuple(path for _, path, _ in found), best if has_best else None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        require_whole(folder)
+    except CheckpointError:
+        return False
+    return True

@@ -1,6 +1,5 @@
 """Finds the checkpoints that an explanation sums over: of a run, a registered model, a folder."""
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,13 +12,14 @@ from clew import names
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
+from clew.files import working_folder
 from clew.influence.guards import without_gaps
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.runs import download_artifact
+from clew.runs.reading.runs import download_artifact, list_artifacts
 from clew.training.checkpoints import (
     AVERAGE_FILE,
     MANIFEST_FILE,
@@ -28,6 +28,7 @@ from clew.training.checkpoints import (
     read_manifest,
     read_record,
 )
+from clew.training.history import last_step
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
 from clew.workflows.ensemble import mean_checkpoints, require_ensemble
@@ -40,6 +41,7 @@ from clew.workflows.model_source import (
     folder_meant,
     folders_of_run,
     refuse_empty,
+    title_of,
 )
 from clew.workflows.tasks import build_task
 
@@ -131,7 +133,7 @@ def open_checkpoints(
         UsageError: the checkpoints are missing or do not belong together.
     """
     refuse_empty(reference)
-    with tempfile.TemporaryDirectory(prefix="clew-trace-") as folder:
+    with working_folder("trace", holds=title_of(reference)) as folder:
         version = None
         run_id: str | None = reference
         if reference.startswith(REGISTRY_SCHEME):
@@ -139,12 +141,12 @@ def open_checkpoints(
             run_id = version.run_id
         local = None if version else folder_meant(reference)
         if local is not None:
-            run_id, records = None, _of_folder(local)
+            run_id, records, history = None, _of_folder(local), _history_of(local)
         else:
-            records = _of_run(run_id or "", Path(folder))
+            records, history = _of_run(run_id or "", folder)
         config = _common_config(records, overrides)
         _refuse_average(records, config)
-        records = _complete(records, local, run_id)
+        records = _complete(records, local, run_id, history)
         manifest = read_manifest(records[-1].path)
         model = ModelSource(
             reference,
@@ -181,8 +183,8 @@ def _load(
     return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs)
 
 
-def _of_run(run_id: str, folder: Path) -> list[CheckpointRecord]:
-    """Download a run's checkpoints."""
+def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | None]:
+    """Download a run's checkpoints, and its history if it has ended."""
     folders = folders_of_run(run_id)
     if names.ARTIFACT_CHECKPOINTS not in folders:
         raise CheckpointError(
@@ -192,7 +194,9 @@ def _of_run(run_id: str, folder: Path) -> list[CheckpointRecord]:
     records = list_checkpoints(download_artifact(run_id, names.ARTIFACT_CHECKPOINTS, folder))
     if not records:
         raise CheckpointError(f"run {run_id}: {names.ARTIFACT_CHECKPOINTS} is empty; train again")
-    return records
+    if names.ARTIFACT_HISTORY not in list_artifacts(run_id):
+        return records, None
+    return records, download_artifact(run_id, names.ARTIFACT_HISTORY, folder)
 
 
 def _of_folder(folder: Path) -> list[CheckpointRecord]:
@@ -208,18 +212,34 @@ def _of_folder(folder: Path) -> list[CheckpointRecord]:
     return records
 
 
+def _history_of(folder: Path) -> Path | None:
+    """Return the history that a finished training left in a folder, or beside its checkpoints."""
+    places = [folder, *([folder.parent] if folder.name == names.ARTIFACT_CHECKPOINTS else [])]
+    found = (place / names.ARTIFACT_HISTORY for place in places)
+    return next((path for path in found if path.is_file()), None)
+
+
 def _complete(
-    records: list[CheckpointRecord], folder: Path | None, run_id: str | None
+    records: list[CheckpointRecord],
+    folder: Path | None,
+    run_id: str | None,
+    history: Path | None,
 ) -> list[CheckpointRecord]:
     """Return all of a run's checkpoints; one that was named by itself stands for itself.
 
     Raises:
         CheckpointError: one is missing, or nobody could tell.
     """
-    if folder is None:
-        return without_gaps(records, f"run {run_id}")
-    if records[0].path == folder:
+    if folder is not None and records[0].path == folder:
         return records
+    place = f"run {run_id}" if folder is None else str(folder)
+    if history is not None and (end := last_step(history)) > records[-1].step:
+        raise CheckpointError(
+            f"{place}: the checkpoint of step {end} is missing, where the run ended; influence is "
+            "a sum over all checkpoints of a run: copy the missing one here, or give the run's id"
+        )
+    if folder is None:
+        return without_gaps(records, place)
     unlinked = [record.path.name for record in records if record.previous_step is None]
     if unlinked:
         run_id = read_manifest(records[-1].path).run_id
@@ -228,7 +248,7 @@ def _complete(
             "older version of Clew wrote it, so a missing one would not be noticed; give the "
             f"run's id{f' ({run_id})' if run_id else ''}, or one checkpoint's folder"
         )
-    return without_gaps(records, str(folder))
+    return without_gaps(records, place)
 
 
 def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]) -> RunConfig:

@@ -1,6 +1,5 @@
 """What explaining a text and explaining a sequence of frames share: open, time, record."""
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 
 from clew import names
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.influence.scores import Scored
 from clew.influence.windows import WindowExplanation, WindowTracer
 from clew.runs.base import Tracker
@@ -77,9 +77,9 @@ def recording(
     run_name = f"{command} {loaded.task.dataset}"
     with (
         trace_run(source, loaded, run_name) as tracker,
-        tempfile.TemporaryDirectory(prefix="clew-trace-") as name,
+        working_folder("trace") as name,
     ):
-        folder = Path(name) / names.ARTIFACT_INFLUENCE
+        folder = name / names.ARTIFACT_INFLUENCE
         folder.mkdir()
         yield tracker, folder
         tracker.artifact(folder)

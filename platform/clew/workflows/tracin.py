@@ -1,7 +1,6 @@
 """Explain predictions: TracIn of all training triples on some test triples, recorded as a run."""
 
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from clew import names
+from clew.files import working_folder
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.link_prediction.triples import Triples
@@ -115,9 +115,9 @@ def tracin(
         check_output(output, described, tests)
         with (
             open_trace_run(source, f"tracin {source.task.dataset}") as tracker,
-            tempfile.TemporaryDirectory(prefix="clew-influence-") as temporary,
+            working_folder("influence") as temporary,
         ):
-            folder = Path(temporary) / names.ARTIFACT_INFLUENCE
+            folder = temporary / names.ARTIFACT_INFLUENCE
             findings = explain(source, tests, progress=progress)
             report = write_report(folder, described, findings)
             tracker.metrics(speed(findings) | deviation(settings), source.model.manifest.step)

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from clew.config.graph_models import GraphModelSettings
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.runs.hardware import reset_process_peak
 from clew.training.checkpoints import load_model
 from clew.training.distributed import World, joined_world
@@ -116,10 +116,10 @@ def resume(
     check_new_folder("--output-dir", output_dir)
     with (
         joined_world() as world,
-        tempfile.TemporaryDirectory(prefix="clew-resume-") as folder,
+        working_folder("resume", holds="the resumed run") as folder,
     ):
         with world.main_first():
-            point = find(Path(folder))
+            point = find(folder)
         return _train(point.config, world, output_dir, point=point, checkpoint_dir=checkpoint_dir)
 
 
@@ -144,15 +144,15 @@ def _train(
     tracker = open_training_run(
         config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
     )
-    tracker.tags(tags or {})
     watch = watch or Watch()
     with (
         tracker,
         explaining_lack_of_memory(config, task, device),
-        tempfile.TemporaryDirectory(prefix="clew-") as temporary,
+        working_folder("train") as temporary,
     ):
+        tracker.tags(tags or {})
         watch.started(tracker)
-        folder = checkpoint_dir or Path(temporary)
+        folder = checkpoint_dir or temporary
         folder.mkdir(parents=True, exist_ok=True)
         memory = MemoryBefore.look(config, task, device, world)
         trainer = build_trainer(
@@ -197,6 +197,7 @@ def _run(
     if point is not None:
         trainer.checkpointer.resumable.restore(point.checkpoint)
         if trainer.world.is_main:  # the earlier checkpoints belong to this run too
+            point.put_aside()
             trainer.checkpointer.adopt([*point.earlier, point.checkpoint], point.best)
     reset_gpu_peaks(trainer.precision.device)
     reset_process_peak()

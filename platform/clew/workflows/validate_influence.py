@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from clew import names
 from clew.config.services import Question, TestLoss, TrackingConfig
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.link_prediction.triples import Triples
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.validation_record import ValidationRecord, chart
@@ -214,9 +214,9 @@ def _store(record: ValidationRecord, source: TraceSource, seconds: float) -> str
             run_name=f"validate {source.task.dataset}",
             tags=tags_of(source.model, source.loaded),
         ) as tracker,
-        tempfile.TemporaryDirectory(prefix="clew-validation-") as temporary,
+        working_folder("validation") as temporary,
     ):
-        folder = Path(temporary) / names.ARTIFACT_VALIDATION
+        folder = temporary / names.ARTIFACT_VALIDATION
         folder.mkdir()
         for name, content in (
             (names.VALIDATION_JSON, record.model_dump_json(indent=1)),

@@ -6,7 +6,7 @@ import torch
 
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.training.checkpoints import CheckpointRecord, load_training_state, read_manifest
+from clew.training.checkpoints import CheckpointRecord, load_training_values, read_manifest
 
 OTHERWISE = "explain it with --score raw or cosine, or train again"
 
@@ -68,7 +68,7 @@ def _require_states(checkpoints: Sequence[CheckpointRecord]) -> None:
                 f"(configuration {manifest.config_hash} and {last.config_hash}), as when a run is "
                 f"resumed with a change; score=unrolled needs one configuration: {OTHERWISE}"
             )
-        size = load_training_state(record.path).values["world_size"]
+        size = load_training_values(record.path).world_size
         if size != 1:
             raise CheckpointError(
                 f"{record.path}: was trained by {size} processes; score=unrolled replays a run of "

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from mlflow import MlflowClient
 from mlflow.entities import FileInfo, Run
 from mlflow.exceptions import MlflowException
 
 from clew import names
-from clew.errors import TrackingError, described
+from clew.config.load import read_yaml
+from clew.errors import ConfigError, TrackingError, described
 from clew.runs import store
 
 
@@ -95,13 +95,11 @@ def read_config(run_id: str, folder: Path, uri: str | None = None) -> dict[str, 
         TrackingError: there is no such run, or it has no configuration.
     """
     path = download_artifact(run_id, names.ARTIFACT_CONFIG_YAML, folder, uri)
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise TrackingError(
-            f"run {run_id}: {names.ARTIFACT_CONFIG_YAML} holds {type(content).__name__}, expected "
-            "a mapping of sections"
-        )
-    return content
+    try:
+        return read_yaml(path)
+    except ConfigError as error:
+        said = str(error).replace(f"{folder}/", "")
+        raise TrackingError(f"run {run_id}: {said}") from None
 
 
 def list_artifacts(run_id: str, path: str = "", uri: str | None = None) -> list[str]:

@@ -1,0 +1,70 @@
+"""Reads YAML that anybody may have written: plain values only, and no more than a person writes."""
+
+from typing import Any
+
+import yaml
+
+from clew.errors import ConfigError, described
+
+MAX_CHARACTERS = 2**20
+MAX_NODES = 100_000
+"""Values, lists and mappings, with every alias written out."""
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML text says.
+
+    Raises:
+        ConfigError: it is not valid, too large, or holds a value that is none.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"more than {MAX_CHARACTERS:,} characters, which no configuration has")
+    try:
+        loader = _UniqueKeyLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > MAX_NODES:
+            raise ConfigError(f"aliases (*name) stand for more than {MAX_NODES:,} values")
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ConfigError("not valid YAML (brackets within brackets without end)") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not valid YAML ({' '.join(str(error).split())[:300]})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        # How the constructors of dates, numbers and tags say that a text is none.
+        raise ConfigError(
+            f"not valid YAML (a value is none of its kind: {described(error)})"
+        ) from None
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many nodes there are when every alias is written out."""
+    if id(node) not in known:
+        known[id(node)] = MAX_NODES  # one that holds itself has no end
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = (
+            part for child in children for part in (child if type(child) is tuple else [child])
+        )
+        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
+    return known[id(node)]
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A YAML loader that refuses repeated keys, and keys that are lists or mappings."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"line {line}: a key is a list or a mapping; give it a name")
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = key_node.value
+            if key in seen:
+                raise ConfigError(f"line {line}: key {key!r} is given twice; keep one of them")
+            seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,204 @@
+"""A checkpoint is read as it was written, or not at all: one changed bit is noticed and named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clew.errors import CheckpointError
+from clew.training import checkpoints
+from clew.training.checkpoints import (
+    load_model,
+    load_training_state,
+    read_manifest,
+    require_whole,
+    write_checkpoint,
+)
+from tests.edited import edit_manifest
+
+FILES = (
+    "average.safetensors",
+    "manifest.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "training.json",
+    "training.safetensors",
+)
+
+
+@pytest.fixture
+def written(make_trainer: Any) -> Path:
+    """Return the last checkpoint of a short training."""
+    trainer = make_trainer(training__num_epochs=1, training__ema_decay=0.5)
+    trainer.train()
+    folder: Path = trainer.checkpointer.folder / "checkpoints" / "epoch-0001"
+    assert tuple(sorted(path.name for path in folder.iterdir())) == FILES
+    return folder
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def load(make_trainer: Any, folder: Path) -> None:
+    make_trainer(training__ema_decay=0.5).checkpointer.resumable.restore(folder)
+
+
+def test_what_was_written_is_whole(make_trainer: Any, written: Path) -> None:
+    assert set(require_whole(written).sha256) == {*FILES} - {"manifest.json"}
+    load(make_trainer, written)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("place", [-3, 0.5])
+def test_one_flipped_bit_is_noticed_and_named(
+    make_trainer: Any, written: Path, name: str, place: float
+) -> None:
+    path = written / name
+    flip(path, int(path.stat().st_size * place) if place > 0 else int(place))
+    for read in (require_whole, lambda folder: load(make_trainer, folder)):
+        with pytest.raises(CheckpointError) as caught:
+            read(written)
+        (line,) = str(caught.value).splitlines()
+        assert line.startswith(f"{path}: ")
+
+
+def test_another_digit_of_the_manifest_is_noticed(written: Path) -> None:
+    path = written / "manifest.json"
+    text = path.read_text()
+    weight = f'"learning_rate_weight": {json.loads(text)["learning_rate_weight"]}'
+    path.write_text(text.replace(weight, '"learning_rate_weight": 0.5'))
+    with pytest.raises(CheckpointError, match=r"manifest\.json: changed or damaged since"):
+        read_manifest(written)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_cut_off_or_gone_is_named(written: Path, name: str) -> None:
+    path = written / name
+    whole = path.read_bytes()
+    for rest in (whole[:-2], whole[: len(whole) // 2], b""):
+        path.write_bytes(rest)
+        with pytest.raises(CheckpointError, match=f"{name}: "):
+            require_whole(written)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=name):
+        require_whole(written)
+
+
+def test_a_file_that_does_not_belong_to_it_is_refused(make_trainer: Any, written: Path) -> None:
+    content = json.loads((written / "manifest.json").read_text())
+    edit_manifest(written, lambda m: m.update(sha256=content["sha256"]))
+    edit_manifest(written, lambda m: m.update(sha256={"model.safetensors": "0" * 64}))
+    with pytest.raises(CheckpointError, match=r"training\.json: changed or damaged"):
+        load_training_state(written)
+
+
+def test_checkpoints_of_an_older_version_load_without_digests(
+    make_trainer: Any, written: Path
+) -> None:
+    edit_manifest(written, lambda manifest: None)
+    assert require_whole(written).sha256 == {}
+    load(make_trainer, written)
+    (written / "optimizer.safetensors").write_bytes(b"cut short")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: not a readable"):
+        require_whole(written)
+
+
+def test_each_file_is_hashed_once_for_a_load(
+    make_trainer: Any, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    digest: Callable[[Path], str] = checkpoints._sha256
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return digest(path)
+
+    trainer = make_trainer(training__ema_decay=0.5)
+    monkeypatch.setattr(checkpoints, "_sha256", counted)
+    trainer.checkpointer.resumable.restore(written)
+    assert sorted(hashed) == sorted({*FILES} - {"manifest.json"})
+    hashed.clear()
+    load_model(written, trainer.model)
+    assert hashed == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"epoch": None}, "epoch: Input should be a valid integer"),
+        ({"step": "7"}, "step: Input should be a valid integer"),
+        ({"step": -1}, "step: Input should be greater than or equal to 0"),
+        ({"previous_step": 0.5}, "previous_step: Input should be a valid integer"),
+        ({"learning_rate_weight": "much"}, "learning_rate_weight: Input should be a valid number"),
+        ({"learning_rate_weight": float("nan")}, "learning_rate_weight: .* finite number"),
+        ({"metrics": [1]}, "metrics: Input should be a valid dict"),
+        ({"config": None}, "config: Input should be a valid dict"),
+        ({"colour": "red"}, "colour: Unexpected keyword argument"),
+        ({"sha256": 5}, "sha256: Input should be a valid dict"),
+        ({"schema_version": 9}, "schema_version is 9, this version of Clew reads 1"),
+    ],
+)
+def test_a_manifest_with_senseless_values_is_refused(
+    written: Path, values: dict[str, Any], says: str
+) -> None:
+    edit_manifest(written, lambda manifest: manifest.update(values))
+    with pytest.raises(CheckpointError, match=says) as caught:
+        read_manifest(written)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", "7", "{", "[" * 100_000, "\x00", '"text"'])
+def test_a_manifest_that_is_none_is_refused(written: Path, content: str) -> None:
+    (written / "manifest.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: ") as caught:
+        read_manifest(written)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_manifest_of_senseless_size_is_not_even_read(written: Path) -> None:
+    with (written / "manifest.json").open("wb") as file:
+        file.truncate(checkpoints.MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: larger than"):
+        read_manifest(written)
+
+
+def test_metrics_that_are_not_finite_are_kept(make_trainer: Any, written: Path) -> None:
+    trainer = make_trainer()
+    manifest = trainer.checkpointer.origin
+    manifest.metrics["valid/mrr"] = float("inf")
+    write_checkpoint(written.parent / "other", trainer.model, manifest)
+    assert read_manifest(written.parent / "other").metrics == {"valid/mrr": float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda v: v["progress"].update(step=None), "progress.step: Input should be a valid int"),
+        (lambda v: v["progress"].update(step="9"), "progress.step: Input should be a valid int"),
+        (lambda v: v["progress"].update(epoch=-1), "progress.epoch: Input should be greater"),
+        (lambda v: v.update(world_size=0), "world_size: Input should be greater"),
+        (lambda v: v.update(history=7), "history: Input should be a valid list"),
+        (
+            lambda v: v["history"][0].update(value=None),
+            r"history\.0\.value: Input",
+        ),
+        (lambda v: v.update(generators=[]), "generators: Input should be a valid dict"),
+        (lambda v: v.update(scaler={"scale": "big"}), "scaler.scale"),
+    ],
+)
+def test_a_training_state_with_senseless_values_is_refused(
+    written: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    path = written / "training.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    edit_manifest(written, lambda manifest: None)
+    with pytest.raises(CheckpointError, match=rf"training\.json: {says}") as caught:
+        load_training_state(written)
+    assert len(str(caught.value).splitlines()) == 1
