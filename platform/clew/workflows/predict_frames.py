@@ -1,6 +1,5 @@
 """Predict, for image sequences: frames in, a Parquet of values with intervals out."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, UsageError
+from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.files import read_frames
 from clew.image_sequences.model import SequenceRegressor
@@ -122,8 +122,8 @@ def predict_frames(
         config = source.config
         assert isinstance(config.data, ImageSequenceData)
         device = resolve_device("cpu" if config.training.device == "cpu" else "auto")
-        with tempfile.TemporaryDirectory(prefix="clew-sequences-") as work:
-            record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, Path(work)))
+        with working_folder("sequences") as work:
+            record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, work))
         regressor = load_sequence_model(source.checkpoint, record).to(device)
         windows = windows_to_predict(
             read_frames(frames, config.data.channels, needs_target=False),

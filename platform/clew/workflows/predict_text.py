@@ -1,6 +1,5 @@
 """Predict, for language models: a prompt in, the text that follows out, as it is written."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from clew import names
 from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
+from clew.files import working_folder
 from clew.language_modeling.generation import Sampling
 from clew.language_modeling.model_folder import TOKENS_FILE, TextModel, load_text_model
 from clew.language_modeling.packed_tokens import PackManifest, read_manifest
@@ -107,9 +107,9 @@ def open_text_model(source: ModelSource) -> TextModel:
         UsageError: neither is there, or they are not the model's.
     """
     config = source.config
-    with tempfile.TemporaryDirectory(prefix="clew-tokens-") as work:
+    with working_folder("tokens") as work:
         try:
-            text, tokenizer = _recorded_tokens(source, Path(work))
+            text, tokenizer = _recorded_tokens(source, work)
         except (CheckpointError, TrackingError):
             assert isinstance(config.data, TokenData)
             assert isinstance(config.model, EigenstateLMModel)
