@@ -19,6 +19,7 @@ import torch
 from mlflow import MlflowClient, pyfunc
 
 from clew.errors import PromotionRefused
+from clew.runs import mlflow_store
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.workflows import promote as promote_module
 from clew.workflows.gate import Check, Gate
@@ -102,7 +103,9 @@ def forked(work: Callable[[], None]) -> int:
 def kill_at(step: int, request: PromotionRequest, trace: Path) -> None:
     """Promote, and die just before a step; `trace` gets the names of the steps before it."""
     taken: list[str] = []
-    promote_module._end_dead_promotions = lambda registry: None  # leaves the dead to the test
+    # Leave the dead to the test.
+    promote_module._end_dead_promotions = lambda registry: None
+    mlflow_store.end_dead_runs = lambda client, kind: None  # type: ignore[attr-defined]
 
     def hook(name: str) -> None:
         if len(taken) == step:

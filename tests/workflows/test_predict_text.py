@@ -19,6 +19,7 @@ from clew.language_modeling.writer import encode_prompt
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import load_source, open_model
 from clew.workflows.predict_text import TextRequest, predict_text
+from tests.edited import edit_manifest
 from tests.language_modeling.test_generation import letters_tokenizer
 from tests.workflows.conftest import run_of
 from tests.workflows.trained import (
@@ -120,9 +121,7 @@ def test_a_model_needs_its_text_no_more(text: StoredRun, tmp_path: Path) -> None
 
 def forget_run(checkpoint: Path) -> None:
     """Make a checkpoint one of no run."""
-    path = checkpoint / "manifest.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(content | {"run_id": ""}), encoding="utf-8")
+    edit_manifest(checkpoint, lambda manifest: manifest.update(run_id=""))
 
 
 def test_tokens_of_another_text_are_refused(text: StoredRun, tmp_path: Path) -> None:

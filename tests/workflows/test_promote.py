@@ -415,7 +415,7 @@ def test_a_difference_just_beyond_the_tolerance_is_seen(
 FINAL: dict[str, tuple[Change, str]] = {
     "torn": (
         lambda folder: (folder / MODEL_FILE).write_bytes(b"torn"),
-        "not a readable safetensors file",
+        "changed or damaged since it was written",
     ),
     "nan weights": (
         lambda folder: change_weights(folder, lambda w: w[3].fill_(float("nan"))),
