@@ -140,11 +140,8 @@ def predict_frames(
             device=device,
             progress=progress,
         )
-        said = {"target": record.target_name, "unit": record.unit, "model": source.title}
-        if intervals:
-            said |= {key: str(value) for key, value in asdict(intervals).items()}
         width = intervals.half_width if intervals else None
-        metadata = {f"clew.{key}": value for key, value in said.items()}
+        metadata = _metadata(source, record, intervals)
         write_predictions(output, windows, prediction, width, metadata)
         return FramesResult(
             model=source.title,
@@ -155,6 +152,16 @@ def predict_frames(
             intervals=intervals,
             notes=notes,
         )
+
+
+def _metadata(
+    source: ModelSource, record: SequencesRecord, intervals: Intervals | None
+) -> dict[str, str]:
+    """Return what the file says of its predictions, beside them."""
+    said = {"target": record.target_name, "unit": record.unit, "model": source.title}
+    if intervals:
+        said |= {key: str(value) for key, value in asdict(intervals).items()}
+    return {f"clew.{key}": value for key, value in said.items()}
 
 
 def _held_out_errors(
