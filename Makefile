@@ -4,12 +4,13 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test ui lint docs bench figures studies
+.PHONY: help demo test test-slow test-all ui lint docs lock wheel pictures bench figures studies
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_FOR_TESTS := .venv/.installed-for-tests
 INSTALLED_FOR_DOCS := .venv/.installed-for-docs
+PYTEST := $(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile
 RECIPE := pyproject.toml constraints.txt python_env.yaml .ci/setup .ci/mlflow_environment.py
 BENCHMARKS := $(filter-out harness,$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
 # What README quotes. `make figures QUOTED=wide_graph` measures one of them.
@@ -22,10 +23,14 @@ export PYTHON
 
 help:
 	@echo "make demo    train, explain, compare and promote on the bundled graph"
-	@echo "make test    every test that this machine can run"
+	@echo "make test    the tests to run before each change, in minutes"
+	@echo "make test-slow  servers, browsers, killed processes, large inputs; make test-all: both"
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
-	@echo "make lint    ruff, types, import contracts"
+	@echo "make lint    ruff, types, import contracts, what is installed"
 	@echo "make docs    the documentation site in site/, every link checked"
+	@echo "make lock    requirements.txt: what constraints.txt names, with hashes (needs uv)"
+	@echo "make wheel   the source distribution and the wheel in dist/, with its bill of materials"
+	@echo "make pictures the documents' pictures of every page, over the store of make demo"
 	@echo "make bench   the benchmarks: tables here, JSON in experiments/benchmarks/results"
 	@echo "make figures the benchmarks that README quotes, three rounds each, about 40 minutes (estimate)"
 	@echo "make studies the guides' claims, about 35 minutes (estimate): JSON in experiments/studies/results"
@@ -34,7 +39,13 @@ demo: $(INSTALLED)
 	@$(BIN)/clew demo
 
 test: $(INSTALLED_FOR_TESTS)
-	@$(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED_FOR_TESTS)
+	@$(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-all: $(INSTALLED_FOR_TESTS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 ui: $(INSTALLED)
 	@$(BIN)/clew ui
@@ -45,10 +56,23 @@ lint: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/mypy
 	@$(BIN)/mypy .ci/mlflow_environment.py tests/api/sample.py
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python .ci/supply_chain.py audit
 
 docs: $(INSTALLED_FOR_DOCS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
 	@echo "the documentation is in site/index.html"
+
+lock:
+	@uv pip compile --quiet pyproject.toml --all-extras --constraint constraints.txt \
+		--generate-hashes --universal --no-annotate --output-file requirements.txt
+
+wheel: $(INSTALLED_FOR_TESTS)
+	@rm -rf build dist
+	@$(BIN)/python -m build --outdir dist
+	@$(BIN)/python .ci/supply_chain.py bill dist/*.whl
+
+pictures: $(INSTALLED_FOR_TESTS)
+	@$(BIN)/python -m tests.browser.pictures ui/pictures
 
 # Runs every command of a list, and names at the end those that failed.
 define each
@@ -79,7 +103,7 @@ data/era5_uk: | $(INSTALLED_FOR_TESTS)
 	@$(BIN)/python -m experiments.image_sequences.era5 "$$CLEW_DATA/$(ERA5)" $@
 
 $(INSTALLED): $(RECIPE)
-	@.ci/setup .
+	@.ci/setup '.[all]'
 	@touch $@
 
 $(INSTALLED_FOR_TESTS): $(RECIPE)
@@ -87,5 +111,5 @@ $(INSTALLED_FOR_TESTS): $(RECIPE)
 	@touch $(INSTALLED) $@
 
 $(INSTALLED_FOR_DOCS): $(RECIPE)
-	@.ci/setup '.[docs]'
+	@.ci/setup '.[all,docs]'
 	@touch $(INSTALLED) $@

@@ -58,13 +58,15 @@ install_import_hook(
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> "Recorded":
     """Return a store that real commands filled; a test that changes it makes a copy.
 
-    `CLEW_RECORDED` names a folder to keep it in, for who works on the dashboard: the next test run
-    takes it from there.
+    The first worker that needs it fills it for all. `CLEW_RECORDED` names a folder to keep it in,
+    for who works on the dashboard: the next test run takes it from there.
     """
     from tests.recorded import record
 
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     kept = os.environ.get("CLEW_RECORDED")
-    return record(Path(kept) if kept else tmp_path_factory.mktemp("recorded") / "store")
+    return record(Path(kept) if kept else shared / "recorded")
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import streamlit as st
 
+from clew.ui.components import sign_in
+
 ASSETS = Path(__file__).parent / "assets"
 PAGES = {
     "overview": "Overview",
@@ -16,14 +18,16 @@ PAGES = {
     "models": "Models",
     "studies": "Studies",
     "ask": "Ask",
+    "run": "Run",
 }
+HIDDEN = ("run",)  # opened from other pages, not in the menu
 
 
 def page(name: str) -> Callable[[], None]:
     """Return what renders a page; its modules are imported when it is first opened."""
 
     def render() -> None:
-        import_module(f"ui.views.{name}").render()
+        import_module(f"clew.ui.views.{name}").render()
 
     return render
 
@@ -34,16 +38,23 @@ def fetch_pages() -> None:
 
     def fetch() -> None:
         for name in PAGES:
-            import_module(f"ui.views.{name}")
+            import_module(f"clew.ui.views.{name}")
 
     threading.Thread(target=fetch, name="pages", daemon=True).start()
 
 
 st.set_page_config(page_title="Clew", page_icon=str(ASSETS / "icon.png"), layout="wide")
 st.logo(str(ASSETS / "logo.svg"), size="large")
+sign_in.require()
 st.navigation(
     [
-        st.Page(page(name), title=title, url_path=name, default=name == "overview")
+        st.Page(
+            page(name),
+            title=title,
+            url_path=name,
+            default=name == "overview",
+            visibility="hidden" if name in HIDDEN else "visible",
+        )
         for name, title in PAGES.items()
     ],
     position="top",

@@ -1,4 +1,4 @@
-"""Serves the dashboard: `python -m ui.serve`, with Streamlit's options behind it.
+"""Serves the dashboard: `python -m clew.ui.serve`, with Streamlit's options behind it.
 
 It is `streamlit run` with a head start: what the first page needs is imported, and the store is
 asked for the first time, while the browser is still fetching the front end.
@@ -14,7 +14,7 @@ from streamlit.web import cli
 
 from clew.errors import ClewError
 
-APP = Path(__file__).parent / "app.py"
+APP = Path(__file__).parent / "guarded.py"
 # All of the server is there before the second thread begins: two threads that import one package
 # from different ends may find it half made.
 SERVER = ("streamlit.web.bootstrap", "streamlit.web.server")
@@ -23,8 +23,8 @@ SERVER = ("streamlit.web.bootstrap", "streamlit.web.server")
 def warm_up() -> None:
     """Import the first page and connect to the store; what fails here, the page itself says."""
     with suppress(ImportError, ClewError):
-        import_module("ui.views.overview")
-        import_module("ui.data.runs").connect()
+        import_module("clew.ui.views.overview")
+        import_module("clew.ui.data.runs").connect()
 
 
 def main() -> None:

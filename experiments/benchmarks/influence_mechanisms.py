@@ -3,10 +3,14 @@
     CLEW_DATA=... python -m experiments.benchmarks.influence_mechanisms [run id]
 
 DrugMechDB holds drug-treats-disease triples and, for each, the links of an expert's mechanism. For
-held-out treatments whose mechanism links are training triples, training triples are ranked by
-their score; siblings (the test's own relation with its head or its tail) are left out. Reported is
-how often a mechanism link comes first, and is among the first ten, beside random orders of the
-training triples that touch head or tail, since most of those are mechanism links anyway.
+held-out treatments whose mechanism links are training triples, training triples are ranked by their
+score; siblings (the test's own relation with its head or its tail) are left out. Every form of
+score is measured, beside heuristics that know the graph but no model, over all training triples and
+with those first that lie on a path from drug to disease.
+
+The form is chosen on the treatments of the validation split, by this rule, written down before it
+was measured: the ranking by a model whose first fact is most often a mechanism link; among equals
+the one that comes first here. What is reported of it comes from the treatments of the test split.
 
 Without a run id the model of `experiments/link_prediction/drugmechdb.yaml` is trained first.
 """
@@ -15,32 +19,41 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import csr_matrix, diags
 
 from clew.config.load import load
-from clew.influence.link_prediction.tracin import Explanation
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
+from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
+from clew.validation.baselines import adamic_adar, siblings, touching
+from clew.validation.measures import Interval
 from clew.workflows.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
+from clew.workflows.validation_experiment import FORMS, Matrix, scores_by_form
 from experiments.benchmarks.harness import print_table, write_results
 
 NAME = "influence_mechanisms"
 TREATS = "treats"
-NUM_TESTS = 100
-RANDOM_ORDERS = 200
 CONFIG = "experiments/link_prediction/drugmechdb.yaml"
+TOP = 10
+TIE_ORDERS = 20
+"""Equal scores are put in random order, so many times; rates are means over them."""
+MAX_STEPS = 4
+"""Facts of a path from drug to disease."""
+DAMPING = 0.4
+"""Power of the degree by which a walk is weighted down (Himmelstein and Baranzini, 2015)."""
 
-Test = tuple[np.ndarray, np.ndarray]
-"""A test triple, and the training triples of its mechanism."""
+Row = dict[str, object]
+Mechanisms = dict[tuple[str, str], set[int]]
 
 
-def mechanisms(graph: KnowledgeGraph, path: Path) -> list[Test]:
-    """Return held-out treatments with the training triples of their mechanisms."""
+def mechanisms(graph: KnowledgeGraph, path: Path) -> Mechanisms:
+    """Return the training triples of the mechanism of each drug and disease."""
     place = {tuple(row): index for index, row in reversed(list(enumerate(graph.train.tolist())))}
-    links: dict[tuple[str, str], set[int]] = defaultdict(set)
+    links: Mechanisms = defaultdict(set)
     for line in path.read_text(encoding="utf-8").splitlines():
         _, drug, disease, mechanism = line.split("\t")
         for link in mechanism.split("|"):
@@ -51,104 +64,144 @@ def mechanisms(graph: KnowledgeGraph, path: Path) -> list[Test]:
                 index = place.get((*ids, graph.entities.id(tail)))
                 if index is not None:
                     links[drug, disease].add(index)
-    treats = graph.relations.id(TREATS)
-    found = []
-    for triple in graph.test[graph.test[:, RELATION] == treats]:
-        pair = (graph.entities.name(triple[HEAD]), graph.entities.name(triple[TAIL]))
-        own = np.array(sorted(links.get(pair, ())), np.int64)
-        if len(own[~siblings(graph, triple)[own]]):
-            found.append((triple, own))
-    return found[:NUM_TESTS]
+    return links
 
 
-def siblings(graph: KnowledgeGraph, triple: np.ndarray) -> np.ndarray:
-    """Return which training triples share the test's relation and its head or its tail."""
-    train = graph.train
-    near = (train[:, HEAD] == triple[HEAD]) | (train[:, TAIL] == triple[TAIL])
-    hidden: np.ndarray = near & (train[:, RELATION] == triple[RELATION])
-    return hidden
+class Treatments:
+    """Held-out treatments of one split whose mechanism can be found among the training triples."""
+
+    def __init__(self, graph: KnowledgeGraph, held_out: Triples, links: Mechanisms) -> None:
+        treats = held_out[held_out[:, RELATION] == graph.relations.id(TREATS)]
+        is_link = np.zeros((len(treats), len(graph.train)), bool)
+        for row, (head, _, tail) in enumerate(treats.tolist()):
+            pair = graph.entities.name(head), graph.entities.name(tail)
+            is_link[row, sorted(links.get(pair, ()))] = True
+        hidden = siblings(graph, treats) > 0
+        found = (is_link & ~hidden).any(1)
+        self.tests, self.hidden, self.is_link = treats[found], hidden[found], is_link[found]
+        self.on_path = np.stack([self._on_path(graph, row) for row in range(len(self.tests))])
+
+    def _on_path(self, graph: KnowledgeGraph, row: int) -> np.ndarray:
+        """Return which training triples lie on a path from drug to disease without siblings."""
+        kept = np.flatnonzero(~self.hidden[row])
+        head, _, tail = self.tests[row].tolist()
+        near = Neighbourhood.build(graph.train[kept], graph.num_entities)
+        inside = np.zeros(len(graph.train), bool)
+        paths = Filtering(n_hops=MAX_STEPS // 2, strict_paths=True)
+        inside[kept[near.candidates(head, tail, paths)]] = True
+        return inside
+
+    def rates(self, scores: Matrix, *, paths_first: bool) -> Row:
+        """Return how often a mechanism link comes first, and what the first ten hold of them."""
+        shown = np.where(self.hidden, -np.inf, scores)
+        generator = np.random.default_rng(0)
+        first, recall = np.zeros((2, len(self.tests)))
+        for _ in range(TIE_ORDERS):
+            keys = [generator.random(shown.shape), shown]
+            order = np.lexsort([*keys, self.on_path] if paths_first else keys, axis=1)
+            top = np.take_along_axis(self.is_link & ~self.hidden, order[:, ::-1][:, :TOP], 1)
+            first += top[:, 0] / TIE_ORDERS
+            links = (self.is_link & ~self.hidden).sum(1)
+            recall += top.sum(1) / np.minimum(links, TOP) / TIE_ORDERS
+        mean = Interval.of(first)
+        return {
+            "first": mean.mean,
+            "± first": mean.half_width,
+            f"found among first {TOP}": float(recall.mean()),
+        }
 
 
-def touching(graph: KnowledgeGraph, triple: np.ndarray) -> np.ndarray:
-    """Return the training triples with an end in common with the test, siblings left out."""
-    ends = [triple[HEAD], triple[TAIL]]
-    near = np.isin(graph.train[:, HEAD], ends) | np.isin(graph.train[:, TAIL], ends)
-    return np.flatnonzero(near & ~siblings(graph, triple))
+def weighted_paths(graph: KnowledgeGraph, treatments: Treatments) -> Matrix:
+    """Return the weight of walks of up to `MAX_STEPS` facts from drug to disease over each fact.
+
+    A walk weighs the product of `degree ** -DAMPING` over both ends of its steps, as in degree-
+    weighted path counts; siblings are not walked over.
+    """
+    scores = np.zeros(treatments.is_link.shape)
+    for row, test in enumerate(treatments.tests):
+        kept = np.flatnonzero(~treatments.hidden[row])
+        u, v = graph.train[kept][:, [HEAD, TAIL]].T
+        ends = (np.concatenate([u, v]), np.concatenate([v, u]))
+        shape = (graph.num_entities, graph.num_entities)
+        linked = csr_matrix((np.ones(2 * len(u)), ends), shape=shape)
+        weight = np.maximum(np.asarray(linked.sum(1)).ravel(), 1.0) ** -DAMPING
+        step = diags(weight) @ linked @ diags(weight)
+        walks = []
+        for end in (test[HEAD], test[TAIL]):
+            reached = [np.eye(1, graph.num_entities, int(end)).ravel()]
+            for _ in range(MAX_STEPS - 1):
+                reached.append(step @ reached[-1])
+            walks.append(reached)
+        for near in range(MAX_STEPS):
+            for far in range(MAX_STEPS - near):
+                start, end = walks[0][near], walks[1][far]
+                scores[row, kept] += weight[u] * weight[v] * (start[u] * end[v] + start[v] * end[u])
+    return scores
 
 
-def rates(ranked: list[np.ndarray], tests: list[Test]) -> dict[str, float]:
-    """Return how often a mechanism link is first, and among the first ten."""
-    hits = [np.isin(order[:10], own) for order, (_, own) in zip(ranked, tests, strict=True)]
-    return {
-        "first": float(np.mean([hit[:1].any() for hit in hits])),
-        "among first 10": float(np.mean([hit.any() for hit in hits])),
-        "share of first 10": float(np.mean([hit.mean() for hit in hits])),
-    }
+def scored(source: TraceSource, treatments: Treatments) -> Iterator[tuple[str, bool, Matrix]]:
+    """Yield the name of each ranking, whether a model made it, and its scores."""
+    graph, tests = source.task.graph, treatments.tests
+    for form, scores in scores_by_form([], source, tests).items():
+        yield form, True, scores
+    yield "random neighbours", False, touching(graph, tests)
+    yield "Adamic-Adar", False, adamic_adar(graph, tests)
+    yield "degree-weighted paths", False, weighted_paths(graph, treatments)
 
 
-def orders(
-    explanations: list[Explanation], tests: list[Test], graph: KnowledgeGraph, *, cosine: bool
-) -> list[np.ndarray]:
-    """Return training triples by falling score, siblings left out."""
-    ranked: list[np.ndarray] = []
-    for explanation in explanations:
-        scored = explanation.proponents
-        for row in range(len(scored.train)):
-            train = scored.train[row]
-            if cosine:
-                assert scored.cosine is not None
-                train = train[np.argsort(-scored.cosine[row], kind="stable")]
-            hidden = siblings(graph, tests[len(ranked)][0])
-            ranked.append(train[~hidden[train]])
-    return ranked
-
-
-def by_chance(graph: KnowledgeGraph, tests: list[Test]) -> dict[str, float]:
-    """Return the rates of random orders of the triples that touch head or tail."""
-    generator = np.random.default_rng(0)
-    found = [
-        rates([generator.permutation(touching(graph, triple)) for triple, _ in tests], tests)
-        for _ in range(RANDOM_ORDERS)
+def table(source: TraceSource, treatments: Treatments) -> list[Row]:
+    """Return the rates of every ranking."""
+    return [
+        {"ranking": name, "of a model": of_model, "paths first": paths_first}
+        | treatments.rates(scores, paths_first=paths_first)
+        for name, of_model, scores in scored(source, treatments)
+        for paths_first in (False, True)
     ]
-    return {key: float(np.mean([rate[key] for rate in found])) for key in found[0]}
 
 
-def forms(run_id: str) -> Iterator[tuple[str, dict[str, float], TraceSource]]:
-    """Yield the rates of each form of the score."""
-    path = Path(os.environ["CLEW_DATA"]) / "drugmechdb" / "mechanism_paths.tsv"
-    for score in ("raw", "preconditioned"):
-        settings = {"influence.score": score, "influence.top_k": 0}
-        with open_trace_source(run_id, settings) as source:
-            graph = source.task.graph
-            tests = mechanisms(graph, path)
-            explanations = source.tracer.explain(np.array([triple for triple, _ in tests]))
-            for cosine in (False, True):
-                ranked = orders(explanations, tests, graph, cosine=cosine)
-                name = f"{score}, cosine" if cosine else score
-                yield name, rates(ranked, tests), source
-            if score == "raw":
-                yield "random neighbours", by_chance(graph, tests), source
+def choose(validation: list[Row], test: list[Row]) -> Mapping[str, Row]:
+    """Return the ranking that the rule chooses on the validation split, and its test rates."""
+    of_models = [row for row in range(len(validation)) if validation[row]["of a model"]]
+    best = max(of_models, key=lambda row: (float(str(validation[row]["first"])), -row))
+    heuristics = [row for row in range(len(validation)) if not validation[row]["of a model"]]
+    beside = max(heuristics, key=lambda row: (float(str(validation[row]["first"])), -row))
+    return {"of a model": test[best], "heuristic": test[beside]}
 
 
 def main(run_id: str) -> None:
-    """Train if there is no run, compare the forms, print and write."""
+    """Train if there is no run, compare the rankings, print and write."""
     trained: dict[str, float] = {}
     if not run_id:
         result = train(load(CONFIG, {}))
         assert result.run_id is not None
         run_id, trained = result.run_id, result.metrics
-    table, about = [], {}
-    for name, found, source in forms(run_id):
-        table.append({"score": name, **found})
-        about = {
+    path = Path(os.environ["CLEW_DATA"]) / "drugmechdb" / "mechanism_paths.tsv"
+    with open_trace_source(run_id, {"influence.top_k": 0}) as source:
+        graph = source.task.graph
+        links = mechanisms(graph, path)
+        halves = {
+            "validation": Treatments(graph, graph.valid, links),
+            "test": Treatments(graph, graph.test, links),
+        }
+        tables = {name: table(source, half) for name, half in halves.items()}
+        about: Row = {
             "checkpoints": [[c.epoch, c.learning_rate_weight] for c in source.checkpoints],
             "data_fingerprint": source.task.data_fingerprint,
         }
-        print_table(table[-1:])
-    print()
-    print_table(table)
+    for name, rows in tables.items():
+        print(f"{name}, {len(halves[name].tests)} treatments")
+        print_table(rows)
+    chosen = choose(tables["validation"], tables["test"])
+    print_table(list(chosen.values()))
     quality = {key: value for key, value in trained.items() if key.startswith("test/")}
-    write_results(NAME, {"table": table, "model": about | quality, "tests": NUM_TESTS})
+    results = {
+        **tables,
+        "chosen on the validation split": chosen,
+        "model": about | quality,
+        "treatments": {name: len(half.tests) for name, half in halves.items()},
+        "forms": FORMS,
+    }
+    write_results(NAME, results)
 
 
 if __name__ == "__main__":

@@ -25,17 +25,17 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from clew.config.graph_models import ConvEModel
-from clew.influence.link_prediction.checkpoint import (
+from clew.influence.link_prediction.deltas import Directions, LossForm, own_rows, training_rows
+from clew.influence.link_prediction.passes import plan_tiles, tiles
+from clew.influence.link_prediction.traced_run import (
     GraphModelCheckpoint,
     KernelOptions,
     TripleRows,
 )
-from clew.influence.link_prediction.deltas import Directions, LossForm, own_rows, training_rows
-from clew.influence.link_prediction.tiles import plan_tiles, tiles
-from clew.influence.products import MatrixProduct
 from clew.influence.scores import Strongest
 from clew.influence.summation import Summation
 from clew.layers import products
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
 from clew.training.memory import keep_allocator_pages
 from experiments.benchmarks.harness import (

@@ -2,13 +2,17 @@
 
 import logging
 import os
+import shlex
 import signal
 import sys
 
 import click
 
-from clew.errors import ClewError, UsageError, of_the_system
-from clew.processes import end_with_parent
+from clew.errors import ClewError, UsageError, of_the_system, printable
+from clew.processes import end_with_parent, typed_command
+
+MAX_CHARACTERS = 1_500
+"""Of a message; what leads to one may be of any length."""
 
 
 def main() -> None:
@@ -40,6 +44,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors become one line on standard error."""
     from clew.cli import cli
 
+    typed_command.set(shlex.join(["clew", *arguments]))
     try:
         result = cli.main(arguments, prog_name="clew", standalone_mode=False)
     except ClewError as error:
@@ -56,8 +61,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, exit_code: int) -> int:
+    """Write a message as one line that any terminal shows as it is."""
     line = " ".join(message.split())
-    sys.stderr.write(f"clew: error: {line}\n")
+    if len(line) > MAX_CHARACTERS:
+        line = line[: MAX_CHARACTERS - 1] + "…"
+    sys.stderr.write(f"clew: error: {printable(line)}\n")
     return exit_code
 
 

@@ -6,10 +6,12 @@
     │   ├── DataError                 a data file: names file, line and the offending text
     │   ├── CheckpointError           a checkpoint that is missing, incomplete or of another model
     │   ├── TrackingError             the tracking store: unreachable, or an entry is missing
+    │   ├── ClusterError              a cluster: unreachable, full, or with other code on a node
     │   └── PlaceError                a file or folder that the system does not let us use
     ├── ProtectedStop             3   stopped to protect the result
     │   ├── DiskError                 the disk is full or broken, a file too large
     │   ├── NonFiniteLossError        the loss, a gradient or a score is NaN or infinite
+    │   ├── PeerError                 another process of the run died or hangs
     │   ├── OutOfMemoryError          the device has too little memory
     │   └── PromotionRefused          a check of the promotion gate failed
     └── Interrupted             130   stopped by the user; the last checkpoint is kept
@@ -53,6 +55,10 @@ class TrackingError(UsageError):
     """The tracking store is unreachable, or an entry is missing from it."""
 
 
+class ClusterError(UsageError):
+    """A cluster that cannot be used: unreachable, full, or with other code or data on a node."""
+
+
 class PlaceError(UsageError):
     """A file or folder that cannot be used: protected, or its path is wrong or too long."""
 
@@ -69,6 +75,10 @@ class DiskError(ProtectedStop):
 
 class NonFiniteLossError(ProtectedStop):
     """The loss or a gradient became NaN or infinite; the last good checkpoint is kept."""
+
+
+class PeerError(ProtectedStop):
+    """Another process of the run died or hangs."""
 
 
 class OutOfMemoryError(ProtectedStop):
@@ -95,8 +105,24 @@ def described(error: BaseException) -> str:
         problem = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, problem["loc"]))
         reason = problem["msg"].removeprefix("Value error, ")
-        return f"{key}: {reason}".removeprefix(": ")[:300]
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        return printable(f"{key}: {reason}".removeprefix(": ")[:300])
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0][:300])
+
+
+def printable(text: str) -> str:
+    """Return a text as any terminal shows it: what does not print is escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+SHOWN_CHARACTERS = 120
+
+
+def quoted(value: object) -> str:
+    """Return what was given, quoted and short enough for a one-line message."""
+    shown = value if isinstance(value, str) else repr(value)
+    if len(shown) > SHOWN_CHARACTERS:
+        shown = shown[:SHOWN_CHARACTERS] + "…"
+    return repr(shown) if isinstance(value, str) else shown
 
 
 _DISK = {

@@ -1,5 +1,6 @@
 """Files and folders that are either whole or not there."""
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -13,6 +14,8 @@ from clew.errors import ClewError
 
 WORK_PREFIX = "clew-work-"
 WORK_LOCK = ".lock"
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Linux's renameat2: paths as they are given; both names stay, with the other's content."""
 
 
 @contextmanager
@@ -30,12 +33,28 @@ def replacing(path: Path) -> Iterator[Path]:
     remove(temporary)
     try:
         yield temporary
+        if temporary.is_dir() and path.is_dir() and _exchanged(temporary, path):
+            shutil.rmtree(temporary)
+            return
         if temporary.is_dir() and path.is_dir():
             shutil.rmtree(path)
         temporary.replace(path)
     except BaseException:
         remove(temporary)
         raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Let two folders change places in one step, so that neither name is ever without one.
+
+    Returns:
+        Whether it was done; not every file system can.
+    """
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    names = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other))
+    return bool(renameat2(*names, RENAME_EXCHANGE) == 0)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,16 +3,37 @@
 import os
 from pathlib import Path
 
+from clew.errors import ConfigError
+
 DATA_VARIABLE = "CLEW_DATA"
 """Environment variable: the folder of named data sets."""
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` replaced by the home folder, where there is one."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
 
 
 def data_folder() -> Path | None:
     """Return the folder of named data sets; None if `CLEW_DATA` is not set."""
     root = os.environ.get(DATA_VARIABLE)
-    return Path(root).expanduser() if root else None
+    return expanded(root) if root else None
+
+
+def check_data_name(name: str) -> str:
+    """Return a data set's name if it stays inside the folder of named data sets.
+
+    Raises:
+        ConfigError: it leads out of it.
+    """
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        raise ConfigError(
+            f"data.name is {name!r}, which leads out of ${DATA_VARIABLE}; give a name in that "
+            "folder, or the path of the data instead"
+        )
+    return name
 
 
 def cache_folder(kind: str) -> Path:
     """Return the user's folder for files of a kind that can be made again at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "clew" / kind
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "clew" / kind

@@ -7,7 +7,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 
+typed_command: ContextVar[str] = ContextVar("typed_command", default="")
+"""The command that is being run, as a person would type it; empty where a program calls us."""
 PARENT_VARIABLE = "CLEW_PARENT"
 """Environment variable: the process that a command of ours must not outlive."""
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)

@@ -8,6 +8,8 @@ import pytest
 
 import clew
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
 
 

@@ -20,6 +20,7 @@ TRAIN = (
     "num_epochs learning_rate embedding_dim output_channels label_smoothing num_workers "
     "gradient_accumulation max_grad_norm checkpoint_frequency temporal_frames seed set"
 )
+CLUSTER = "cluster cpus_per_task gpus_per_task memory_gib_per_task"
 TRACIN = (
     "model model_path test test_triples train entity_to_id relation_to_id top_k score direction "
     "test_loss batch_size use_mixed_precision use_gradient_checkpointing enable_memory_cleanup "
@@ -29,22 +30,25 @@ PARAMETERS = {
     "main": "",
     "train": f"{TRAIN} resume checkpoint_dir output_dir",
     "plan": f"{TRAIN} device memory_gib num_processes devices num_entities num_relations "
-    "vocabulary_size frame_shape",
-    "tune": "config space minutes trials seed output_dir set",
+    "num_triples vocabulary_size frame_shape",
+    "tune": f"config space minutes trials seed output_dir set {CLUSTER}",
     "evaluate": "model split negatives",
     "tracin": TRACIN,
     "batch_tracin": f"{TRACIN} output_dir n_hops min_degree strict_path_filtering "
-    "edge_map node_name_dict start_index max_triples",
-    "trace_text": "model prompt continuation top_k num_last_layers output set",
-    "trace_sequence": "model frame top_k num_last_layers output set",
+    f"edge_map node_name_dict start_index max_triples {CLUSTER}",
+    "trace_text": "model prompt continuation prompts top_k num_last_layers with_cosine "
+    "use_mixed_precision search candidates output set",
+    "trace_sequence": "model frame top_k num_last_layers with_cosine use_mixed_precision search "
+    "candidates output set",
     "validate_influence": "model subsets seeds drop tests deletions scores direction test_loss "
     "max_hours output_dir",
-    "compare": "study seeds size output",
+    "compare": f"study seeds size output {CLUSTER}",
     "promote": "run_id experiment metric name alias dry_run force rollback",
     "predict": "model head relation tail top_k filter_known conformal input prompt prompt_file "
     "max_tokens temperature top_p seed state frames output confidence",
     "export": "model output_dir",
-    "data": "config name",
+    "data": "config name pack kgx output_dir qualifiers valid_fraction test_fraction seed",
+    "report": "explanation output test format",
     "pretokenize": "dataset output chunk_size tokenizer vocabulary_size text_column num_proc "
     "max_chunks held_out_fraction force",
 }

@@ -1,8 +1,9 @@
 """pyproject.toml, constraints.txt, conda.yaml and python_env.yaml say the same."""
 
+import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,16 +40,34 @@ def pins(root: Path) -> dict[str, str]:
     return found
 
 
-def requirements(declared: dict[str, Any], without: str = "") -> list[Requirement]:
+def test_hashes_are_of_the_pinned_versions(root: Path, pins: dict[str, str]) -> None:
+    """`make lock` writes them; what torch needs of CUDA is there beside what is pinned."""
+    text = (root / "requirements.txt").read_text(encoding="utf-8")
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+) [^\n]*\\\n((?: +--hash=sha256:\w{64}.*\n)+)", text, re.M
+    )
+    assert len(entries) == len(re.findall(r"^\w", text, re.M)), "a package has no hash"
+    locked = {canonicalize_name(name): version for name, version, _ in entries}
+    assert {name: locked.get(name) for name in pins} == pins, "run make lock"
+    assert all(name.startswith(GPU_LIBRARIES) for name in set(locked) - set(pins))
+
+
+def requirements(declared: dict[str, Any], without: Collection[str] = ()) -> list[Requirement]:
     extras = declared["optional-dependencies"]
-    chosen = [text for name, group in extras.items() if name != without for text in group]
-    return [Requirement(text) for text in [*declared["dependencies"], *chosen]]
+    chosen = [text for name, group in extras.items() if name not in without for text in group]
+    found = [Requirement(text) for text in [*declared["dependencies"], *chosen]]
+    return [requirement for requirement in found if requirement.name != declared["name"]]
 
 
 def installed(declared: dict[str, Any]) -> list[Requirement]:
-    """Return the requirements of this environment; only `make docs` brings what the site needs."""
-    has_docs = find_spec("mkdocs") is not None and find_spec("mkdocstrings") is not None
-    return requirements(declared, without="" if has_docs else "docs")
+    """Return the requirements of this environment: `make test` brings neither docs nor server."""
+    only_there = {"docs": ("mkdocs", "mkdocstrings"), "server": ("flask_wtf", "authlib")}
+    missing = [
+        extra
+        for extra, modules in only_there.items()
+        if any(find_spec(module) is None for module in modules)
+    ]
+    return requirements(declared, without=missing)
 
 
 def needed(roots: list[Requirement]) -> Iterator[str]:
@@ -99,13 +118,13 @@ def test_conda_installs_the_same(root: Path, declared: dict[str, Any]) -> None:
     conda = yaml.safe_load((root / "conda.yaml").read_text(encoding="utf-8"))
     python, pip, installed = conda["dependencies"]
     assert (conda["name"], pip) == (declared["name"], "pip")
-    assert installed == {"pip": ["-c constraints.txt", "-e ."]}
+    assert installed == {"pip": ["-c constraints.txt", "-e .[all]"]}
     assert python.removeprefix("python=") == lowest_python(declared)
 
 
 def test_python_env_installs_the_same(root: Path, declared: dict[str, Any]) -> None:
     environment = yaml.safe_load((root / "python_env.yaml").read_text(encoding="utf-8"))
-    assert environment["dependencies"] == ["-c constraints.txt", "."]
+    assert environment["dependencies"] == ["-c constraints.txt", ".[all]"]
     assert environment["python"] == lowest_python(declared)
 
 

@@ -12,11 +12,10 @@ LINT = Path(sys.executable).with_name("lint-imports")
 
 
 def lint_imports(project: Path) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(project / "platform"), str(project)])
     return subprocess.run(
         [str(LINT), "--no-cache", "--no-logo"],
         cwd=project,
-        env=os.environ | {"PYTHONPATH": paths, "COLUMNS": "200"},
+        env=os.environ | {"PYTHONPATH": str(project / "platform"), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
@@ -42,8 +41,8 @@ BROKEN = [
     ("platform/clew/runs/reading/__init__.py", "import clew.layers.shapes", "never reach torch"),
     ("platform/clew/runs/base.py", "import mlflow", "seam is free of MLflow"),
     ("platform/clew/workflows/__init__.py", "import streamlit", "Streamlit is known"),
-    ("ui/views/__init__.py", "import clew.runs.reading", "Only ui.data reads"),
-    ("ui/data/__init__.py", "import ui.views", "Pages over components"),
+    ("platform/clew/ui/views/__init__.py", "import clew.runs.reading", "Only clew.ui.data reads"),
+    ("platform/clew/ui/data/__init__.py", "import clew.ui.views", "Pages over components"),
 ]
 
 
@@ -53,7 +52,6 @@ def broken_report(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     copy = tmp_path_factory.mktemp("broken")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "bundled")
     shutil.copytree(root / "platform", copy / "platform", ignore=ignore)
-    shutil.copytree(root / "ui", copy / "ui", ignore=ignore)
     shutil.copy(root / "pyproject.toml", copy)
     for file, line, _ in BROKEN:
         with (copy / file).open("a", encoding="utf-8") as stream:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = ("demo", "test", "ui", "lint", "docs", "bench", "figures", "studies")
+TARGETS = (
+    "demo",
+    "test",
+    "test-slow",
+    "test-all",
+    "ui",
+    "lint",
+    "docs",
+    "bench",
+    "figures",
+    "studies",
+)
 
 
 def test_platform_is_a_source_root_and_no_package(root: Path) -> None:

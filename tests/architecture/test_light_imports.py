@@ -10,7 +10,7 @@ import pytest
 
 def modules_of(package: str, root: Path) -> list[str]:
     """Return the package and every module below it."""
-    source = root / "platform" if package.startswith("clew") else root
+    source = root / "platform"
     folder = source.joinpath(*package.split("."))
     if not folder.is_dir():
         return [package]
@@ -41,9 +41,9 @@ CASES = [
     ("clew.__main__", ["torch", "mlflow", "streamlit", "pandas"]),
     ("clew.runs.base", ["mlflow", "streamlit"]),
     ("clew.runs.reading", ["torch", "streamlit"]),
-    ("ui.views", ["torch"]),
-    ("ui.components", ["torch"]),
-    ("ui.data", ["torch"]),
+    ("clew.ui.views", ["torch"]),
+    ("clew.ui.components", ["torch"]),
+    ("clew.ui.data", ["torch"]),
 ]
 
 

@@ -1,10 +1,6 @@
-"""Configurations are found by name from any folder, out of a checkout and out of a wheel."""
+"""Configurations are found by name from any folder."""
 
 import logging
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,21 +9,6 @@ from clew.config.load import load
 from clew.config.presets import find_study, presets, spaces, studies
 from clew.config.study import load_study
 from clew.errors import ConfigError
-
-PROGRAM = """
-from clew.config.load import load
-from clew.config.presets import SHIPPED, presets
-from clew.config.search_space import load_space
-from clew.config.study import load_study
-
-assert "site" in SHIPPED.parts, SHIPPED
-for name in presets():
-    load(name)
-load("experiments/link_prediction/umls.yaml")
-load_study("training")
-load_space("conve", load("umls"))
-print(*presets())
-"""
 
 
 @pytest.fixture
@@ -77,28 +58,3 @@ def test_a_file_wins_over_a_preset(elsewhere: Path) -> None:
 def test_a_wrong_name_is_answered_with_near_ones(elsewhere: Path) -> None:
     with pytest.raises(ConfigError, match=r"umsl: no such configuration file.*'umls'\? valid: "):
         load("umsl")
-
-
-def test_a_wheel_brings_the_presets(root: Path, project_files: list[Path], tmp_path: Path) -> None:
-    source, site = tmp_path / "source", tmp_path / "site"
-    for path in project_files:
-        target = source / path.relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    for link in (root / "platform" / "clew" / "presets").iterdir():
-        kept = source / link.relative_to(root)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.symlink_to(os.readlink(link))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    pip += ["--no-build-isolation", "--target", str(site), str(source)]
-    subprocess.run(pip, check=True, capture_output=True, text=True)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path, env={"PYTHONPATH": str(site)}, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == set(presets())
-    for name in ("clew/py.typed", "clew/api/__init__.py", "ui/.streamlit/config.toml", "ui/app.py"):
-        assert (site / name).is_file(), f"the wheel lacks {name}"
-    packaged = [path for path in (site / "clew" / "presets").rglob("*") if path.is_file()]
-    assert {path.suffix for path in packaged} == {".yaml"}

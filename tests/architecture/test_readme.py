@@ -56,12 +56,6 @@ def commands() -> list[tuple[str, str]]:
     ]
 
 
-def test_make_is_on_the_first_page() -> None:
-    readme = [command for document, command in commands() if document == "README.md"]
-    assert any(command.startswith("make demo") for command in readme)
-    assert any(command.startswith("mlflow run . -e train") for command in readme)
-
-
 def test_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= MOST_WORDS

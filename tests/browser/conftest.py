@@ -25,6 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.slow)
             if not CHROMIUM.is_file():
                 item.add_marker(pytest.mark.skip(reason=f"no Chromium at {CHROMIUM}"))
 

@@ -45,7 +45,7 @@ def free_port() -> int:
 def serving(uri: str, *, wait: bool = True) -> Iterator[str]:
     """Serve the dashboard over a store; give its address."""
     port = free_port()
-    command = [sys.executable, "-m", "ui.serve"]
+    command = [sys.executable, "-m", "clew.ui.serve"]
     paths = [str(ROOT), str(ROOT / "platform"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "MLFLOW_TRACKING_URI": uri,

@@ -1,15 +1,17 @@
 """Every page in light and dark, wide and narrow: a picture, no error, nothing beside the window."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.browser.conftest import Look
+from tests.browser.pictures import take
 from tests.recorded import HOSTILE, Recorded
 from tests.ui.seed_many import MODELS
 
-PAGES = ("overview", "compare", "influence", "reviews", "models", "ask")
+PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask")
 
 
 def path_of(page: str, filled: Recorded) -> str:
@@ -82,6 +84,13 @@ def test_pointing_at_hostile_names_shows_text(
         dashboard.page.mouse.move(place["x"] + 80, place["y"] + place["height"] * share)
         dashboard.page.wait_for_timeout(200)
         assert dashboard.page.locator("#vg-tooltip-element script").count() == 0
+
+
+def test_every_page_has_its_picture_for_the_documents(filled: Recorded, tmp_path: Path) -> None:
+    # The other tests' browser runs in a loop of this thread.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(take, filled.uri, tmp_path / "pictures").result()
+    assert {path.stem for path in (tmp_path / "pictures").iterdir()} == set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -331,3 +331,9 @@ def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CLEW_DATA", str(tmp_path))
     with pytest.raises(ConfigError, match=r"expected one of clouds, clouds\.h5"):
         load_sequences(ImageSequenceData(name="clouds"))
+    outside = tmp_path / "named"
+    outside.mkdir()
+    monkeypatch.setenv("CLEW_DATA", str(outside))
+    for name in ("../text", str(tmp_path / "text"), "a/../../text"):  # of text.h5
+        with pytest.raises(ConfigError, match=r"which leads out of \$CLEW_DATA; give a name"):
+            load_sequences(ImageSequenceData(name=name))

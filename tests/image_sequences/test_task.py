@@ -279,6 +279,7 @@ for name, tensor in ours.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="needs a C++ compiler"
 )

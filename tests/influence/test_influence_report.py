@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from clew.influence.link_prediction import report as report_module
+from clew.influence.link_prediction.passes import Explanation
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report, write_report
-from clew.influence.link_prediction.tracin import Explanation
 from clew.influence.scores import Scored
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ import pytest
 import tokenizers
 import zstandard
 
-from clew.errors import ConfigError, DataError
+from clew.errors import DataError, UsageError
 from clew.language_modeling import documents, pack_parts
 from clew.language_modeling import pretokenize as module
 from clew.language_modeling.pack_settings import PackSettings
@@ -415,5 +415,5 @@ def test_a_truncated_memory_map_is_noticed(tmp_path: Path):
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     (tmp_path / "t.json").write_text("{}")
-    with pytest.raises((ConfigError, DataError), match="package tokenizers"):
+    with pytest.raises(UsageError, match="package tokenizers"):
         load_tokenizer(str(tmp_path / "t.json"))

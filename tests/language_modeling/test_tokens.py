@@ -158,6 +158,9 @@ def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CLEW_DATA", str(tmp_path))
     with pytest.raises(ConfigError, match=r"data.name is 'novels'; expected a folder of text"):
         find_text("novels")
+    for name in ("../novels", str(tmp_path)):
+        with pytest.raises(ConfigError, match=r"which leads out of \$CLEW_DATA"):
+            find_text(name)
     monkeypatch.delenv("CLEW_DATA")
     with pytest.raises(ConfigError, match=r"CLEW_DATA is not set"):
         find_text("novels")

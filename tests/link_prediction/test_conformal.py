@@ -112,7 +112,7 @@ def test_answer_sets_round_trip(tmp_path: Path) -> None:
         written.guarantee(row, 0.8) for row in range(4)
     ]
     (tmp_path / "other.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(DataError, match="no file of answer sets"):
+    with pytest.raises(DataError, match="not a file of answer sets"):
         AnswerSets.read(tmp_path / "other.parquet")
 
 

@@ -138,6 +138,7 @@ def test_recomputation_keeps_fewer_activations():
     assert saved_bytes(twin) < saved_bytes(model) / 3
 
 
+@pytest.mark.slow
 def test_recomputation_changes_nothing_when_compiled():
     """In a process of its own: the compiler cannot trace the checks of shapes in signatures."""
     script = "import test_conve; test_conve.compare_compiled_twins()"

@@ -16,12 +16,6 @@ from torch.nn import functional as F
 
 from clew.config.graph_models import ComplExModel, ConvEModel, DistMultModel
 from clew.errors import ConfigError
-from clew.influence.link_prediction.checkpoint import (
-    GraphModelCheckpoint,
-    KernelOptions,
-    TripleRows,
-    build_trunk,
-)
 from clew.influence.link_prediction.deltas import (
     Directions,
     LossForm,
@@ -36,8 +30,14 @@ from clew.influence.link_prediction.moments import (
     drawn_delta,
     kronecker,
 )
+from clew.influence.link_prediction.traced_run import (
+    GraphModelCheckpoint,
+    KernelOptions,
+    TripleRows,
+    build_trunk,
+)
 from clew.influence.link_prediction.trunk import Scorer
-from clew.influence.products import MatrixProduct
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.training.checkpoints import list_checkpoints, load_model

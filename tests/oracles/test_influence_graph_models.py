@@ -22,7 +22,6 @@ from clew.config.graph_models import (
     TransEModel,
     TuckERModel,
 )
-from clew.influence.link_prediction.checkpoint import build_trunk
 from clew.influence.link_prediction.conve_trunk import LAYOUT
 from clew.influence.link_prediction.deltas import (
     Directions,
@@ -34,6 +33,7 @@ from clew.influence.link_prediction.deltas import (
 from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
 from clew.influence.link_prediction.preconditioner import Preconditioner
 from clew.influence.link_prediction.rows import RowBuilder, Rows
+from clew.influence.link_prediction.traced_run import build_trunk
 from clew.influence.link_prediction.trunk import (
     NETWORK_PART,
     SCORER_PARTS,
@@ -41,7 +41,7 @@ from clew.influence.link_prediction.trunk import (
     Scorer,
     Trunk,
 )
-from clew.influence.products import MatrixProduct
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_row_losses
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.models.conve import ConvE

@@ -16,8 +16,8 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
 from clew.influence.kernel import InfluenceError
-from clew.influence.link_prediction.tiles import tiles
-from clew.influence.link_prediction.tracin import Explanation, Tracer
+from clew.influence.link_prediction.passes import Explanation, tiles
+from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.reference import example_gradients, tracin_reference
 from clew.influence.scores import Everything, Strongest
 from clew.influence.task_checkpoint import TaskCheckpoint, last_layers
@@ -83,7 +83,8 @@ def config_of(
                 "label_smoothing": 0.1,
                 "implementation": "plain",
             },
-            "influence": {"memory_budget_mib": 16.0, "direction": "both"} | influence,
+            "influence": {"memory_budget_mib": 16.0, "direction": "both", "score": "raw"}
+            | influence,
         },
         source="test",
     )

@@ -9,7 +9,7 @@ import torch
 
 from clew.config.load import from_mapping
 from clew.errors import DataError
-from clew.influence.windows import WindowTracer
+from clew.influence.windows.tracer import WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
 from clew.runs.base import MemoryTracker
@@ -64,7 +64,8 @@ def explain(trained: tuple[LanguageModeling, Path], **options: Any) -> Any:
     windows = task.train_examples().without_overlap()
     tracer = WindowTracer(task, windows, list_checkpoints(folder), device=CPU, **options)
     test = continuation_batch(task.splits.tokenizer, "the password is", " zwieback")
-    return tracer, test, tracer.explain(test, top_k=5)
+    (explanation,) = tracer.explain([test], top_k=5)
+    return tracer, test, explanation
 
 
 def test_the_window_with_the_secret_is_the_first_proponent(trained: Any):

@@ -175,7 +175,9 @@ def triple_gradients(
 @pytest.mark.parametrize("rows", ["one_vs_all", "kvs_all"])
 def test_influence_has_the_terms_of_training_triples(tmp_path, kind, name, rows):
     config = config_of(
-        kind, TERMS[name] | {"kind": rows}, influence={"top_k": 0, "direction": "both"}
+        kind,
+        TERMS[name] | {"kind": rows},
+        influence={"top_k": 0, "direction": "both", "score": "raw"},
     )
     task = DoubleTask(random_graph(), config)
     write_checkpoints(task, config, tmp_path)

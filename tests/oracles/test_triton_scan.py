@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 COMPARISON = """
 import torch
 from clew.layers import scan as operators, triton_scan

@@ -30,6 +30,8 @@ from clew.training.task import LossSum
 from tests.edited import edit_weights
 from tests.oracles.plain_training import explained_loss, row, train_plainly
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 STEP = 1e-5
 ENTITIES, RELATIONS, FACTS = 9, 3, 26

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from clew.runs import store, system_metrics
 from clew.runs.forwarder import sync_spool
 from clew.runs.journal import list_journals
 from clew.runs.mlflow_store import MAX_PARAM_CHARACTERS, MlflowTracker, open_tracker
+from clew.runs.reading.runs import find_run
+from clew.runs.reading.search import state_of
 from tests.runs.kept import read_mlflow, read_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -185,7 +188,9 @@ def test_a_run_deleted_in_the_middle_does_not_stop_the_program(open_run: Open) -
     tracker.finish("FINISHED")
     client.restore_run(tracker.run_id)
     [result] = sync_spool()
-    assert (result.run_id, result.num_sent, result.problem) == (tracker.run_id, 3, None)
+    assert (result.run_id, result.num_sent, result.problem) == (tracker.run_id, 4, None), (
+        "two values, the log, the end"
+    )
     kept = read_run(client, tracker.run_id)
     assert kept.metrics == {"train/loss": [(1.0, 1), (0.5, 2), (0.25, 3)]}
     assert kept.status == "FINISHED"
@@ -259,6 +264,39 @@ def test_the_same_value_told_with_a_checkpoint_is_one_point(
         checkpoint_folder, folder="checkpoints/e", step=5, metrics={"valid/mrr": 0.5}
     )
     assert read_mlflow(tracker).metrics == {"valid/mrr": [(0.5, 5)]}
+
+
+def test_a_resumed_run_does_not_repeat_its_validations(
+    open_run: Open, checkpoint_folder: Path
+) -> None:
+    """What it measures again after its checkpoint is the same value: it stays one point."""
+    first = open_run()
+    for step in (5, 10):
+        first.metrics({"valid/mrr": step / 100, "train/loss": 1.0}, step)
+    first.finish("FAILED")
+    again = open_run(run_id=first.run_id)
+    again.metrics({"valid/mrr": 0.1, "valid/hits_at_1": 0.3}, 10)
+    metrics = {"valid/mrr": 0.1}
+    again.checkpoint(checkpoint_folder, folder="checkpoints/e", step=10, metrics=metrics)
+    again.metrics({"valid/mrr": 0.2}, 15)
+    found = read_mlflow(again).metrics
+    assert found["valid/mrr"] == [(0.05, 5), (0.1, 10), (0.2, 15)]
+    assert found["valid/hits_at_1"] == [(0.3, 10)]
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_sign_of_life(
+    open_run: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = open_run()
+    tracker.flush()
+    tracker._forwarder._next_beat = 0.0  # it is time for the next one
+    real = time.time
+    monkeypatch.setattr("clew.runs.forwarder.time.time", lambda: real() - 3600)
+    before = time.time()
+    tracker.flush()
+    run = find_run(tracker.run_id)
+    assert float(run.tags[names.TAG_HEARTBEAT]) == pytest.approx(before, abs=60)
+    assert state_of(run, before) == "running"
 
 
 def test_system_metrics_are_sampled_unless_unwanted(

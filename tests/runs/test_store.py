@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import re
 import socket
 import sqlite3
 import threading
@@ -31,7 +32,7 @@ def test_the_root_holds_mlproject(project: Path) -> None:
     (project / "MLproject").write_text("name: x\n")
     assert store.project_root() == project
     assert store.tracking_uri() == f"sqlite:///{project}/mlflow.db"
-    assert store.artifact_root(store.tracking_uri()) == project / "mlartifacts"
+    assert store.artifact_root(store.tracking_uri()) == (project / "mlartifacts").as_uri()
     assert store.spool_root() == project / "spool"
 
 
@@ -45,6 +46,29 @@ def test_the_environment_names_another_store(
     assert store.spool_root(f"sqlite:///{tmp_path}/other/mlflow.db") == tmp_path / "other" / "spool"
     monkeypatch.setenv("CLEW_SPOOL", str(tmp_path / "elsewhere"))
     assert store.spool_root() == tmp_path / "elsewhere"
+
+
+def test_a_database_server_has_its_artifacts_where_all_find_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CLEW_ARTIFACTS", raising=False)
+    (project / "MLproject").touch()
+    uri = "postgresql://user:secret@host/base"
+    assert store.artifact_root(uri) == (project / "mlartifacts").as_uri()  # not the folder in use
+    monkeypatch.setenv("CLEW_ARTIFACTS", "s3://bucket/clew/")
+    assert store.artifact_root(uri) == "s3://bucket/clew"
+    monkeypatch.setenv("CLEW_ARTIFACTS", "/shared/clew files")
+    assert store.artifact_root(uri) == "file:///shared/clew%20files"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://host")
+    assert store.artifact_root(store.tracking_uri()) is None  # the server decides
+
+
+def test_folders_have_names_that_need_no_quoting() -> None:
+    assert [store.folder_name(name) for name in ("clew", "my-runs_2.0")] == ["clew", "my-runs_2.0"]
+    names = ["50% off", "50_ off", "a%20b", "../up", ".", "a/b", "x" * 300, "é"]
+    folders = [store.folder_name(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,99}", f) for f in folders)
 
 
 @pytest.mark.parametrize(

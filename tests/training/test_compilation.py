@@ -14,9 +14,10 @@ from clew.errors import ConfigError
 from clew.training import compilation
 from clew.training.checkpoints import load_tensors
 from clew.training.compilation import warm_up
+from clew.training.flops import count_flops
 from clew.training.precision import Precision
 from clew.training.setup import measure_before_training
-from clew.training.throughput import WARM_UP_STEPS, count_flops
+from clew.training.step_timing import WARM_UP_STEPS
 from clew.workflows.tasks import build_task
 
 needs_compiler = pytest.mark.skipif(
@@ -24,6 +25,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_compiler
 # Inductor parses with a deprecated node of Python's own ast module.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

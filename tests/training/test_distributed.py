@@ -94,12 +94,14 @@ with joined_world() as world:
 """
 
 
+@pytest.mark.slow
 def test_the_main_process_goes_first(tmp_path: Path) -> None:
     order = tmp_path / "order"
     run_on(2, MAIN_FIRST.format(order=str(order)))
     assert order.read_text().split() == ["00", "01", "10", "11"]
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     common = {
         "optimizer__kind": "sgd",

@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from clew.config.training import TrainingConfig
-from clew.training.loaders import BatchLoader, batches_per_epoch, epoch_order
+from clew.training.loaders import (
+    BLOCKS_TOGETHER,
+    BatchLoader,
+    batches_per_epoch,
+    epoch_microbatches,
+    epoch_order,
+    microbatch_indices,
+    order_pieces,
+)
 
 
 class SaysWho:
@@ -131,3 +139,77 @@ def test_training_keeps_its_workers_and_moves_no_number(
     assert helped.losses == plain.losses
     assert len(set(workers)) == (1 if persistent else 3)
     assert os.getpid() not in workers
+
+
+@pytest.mark.parametrize(("num_examples", "block"), [(23, 5), (7000, 3), (7001, 3), (5, 100)])
+def test_an_order_in_blocks_is_all_examples_in_pieces_of_whole_blocks(
+    num_examples: int, block: int
+) -> None:
+    pieces = list(order_pieces(num_examples, seed=1, epoch=2, block=block))
+    order = np.concatenate(pieces)
+    assert (np.sort(order) == np.arange(num_examples)).all()
+    assert (order == epoch_order(num_examples, seed=1, epoch=2, block=block)).all()
+    other = epoch_order(num_examples, seed=1, epoch=3, block=block)
+    assert not (order == other).all()
+    num_blocks = -(-num_examples // block)
+    of_piece = [set((piece // block).tolist()) for piece in pieces]
+    assert sum(map(len, of_piece)) == num_blocks, "no block is in two pieces"
+    assert all(
+        min(num_blocks, BLOCKS_TOGETHER) <= len(blocks) < 2 * BLOCKS_TOGETHER for blocks in of_piece
+    )
+
+
+@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_microbatches_are_the_same_whether_the_order_is_whole_or_in_pieces(
+    block: int | None, world_size: int
+) -> None:
+    settings = TrainingConfig(batch_size=50, seed=4, shuffle_block=block)
+    for num_examples in (1, 99, 101, 1999, 2001):
+        order = epoch_order(num_examples, seed=4, epoch=1, block=block)
+        for rank in range(world_size):
+            world = {"rank": rank, "world_size": world_size}
+            whole = microbatch_indices(order, batch_size=50, **world)
+            dealt = list(epoch_microbatches(num_examples, settings, 1, **world))
+            assert [part.tolist() for part in dealt] == [part.tolist() for part in whole]
+            assert len(dealt) == batches_per_epoch(num_examples, 50, world_size)
+
+
+def test_a_loader_with_blocks_continues_at_any_cursor(source: Any) -> None:
+    whole = ids(source, seed=1, epoch=2, shuffle_block=4)
+    assert whole != ids(source, seed=1, epoch=2)
+    for cursor in range(len(whole) + 1):
+        assert ids(source, seed=1, epoch=2, cursor=cursor, shuffle_block=4) == whole[cursor:]
+
+
+def test_batches_of_a_shuffle_in_blocks_vary_as_much_as_is_stated_and_no_more() -> None:
+    """The quantity is the same within each block, which is the worst case; its variance is 1."""
+    block, num_blocks, batch_size, epochs = 8, 2048, 256, 40
+    quantity = np.repeat(np.random.default_rng(0).standard_normal(num_blocks), block)
+    quantity = (quantity - quantity.mean()) / quantity.std()
+
+    def spread(shuffle_block: int | None) -> float:
+        settings = TrainingConfig(batch_size=batch_size, shuffle_block=shuffle_block)
+        means = [
+            quantity[batch].mean()
+            for epoch in range(epochs)
+            for batch in epoch_microbatches(len(quantity), settings, epoch)
+        ]
+        return float(np.var(means)) * batch_size
+
+    bound = 1 + (batch_size - 1) / BLOCKS_TOGETHER
+    assert spread(None) == pytest.approx(1.0, abs=0.1)
+    assert 1.6 < spread(block) < bound
+    assert spread(1) == pytest.approx(1.0, abs=0.1), "blocks of one example say nothing"
+
+
+def test_an_example_comes_anywhere_in_an_epoch_of_blocks() -> None:
+    """The mean place of each tenth of the examples, over epochs, is the middle of the epoch."""
+    num_examples, epochs = 20_000, 60
+    places = np.zeros(num_examples)
+    for epoch in range(epochs):
+        order = epoch_order(num_examples, seed=0, epoch=epoch, block=8)
+        places[order] += np.arange(num_examples) / num_examples / epochs
+    tenths = places.reshape(10, -1).mean(1)
+    # 250 blocks in each tenth: the mean of a uniform place has a deviation of 0.29 / sqrt(250 * 60)
+    np.testing.assert_allclose(tenths, 0.5, atol=4 * 0.29 / np.sqrt(250 * 60))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clew.runs.base import MemoryTracker
-from clew.training.profiling import StepProfiler
+from clew.training.step_timing import StepProfiler
 
 
 class Kept(MemoryTracker):

@@ -48,3 +48,30 @@ def test_the_state_of_a_table_is_as_long_as_the_table_and_is_restored():
     step(first, optimizer)
     step(second, resumed)
     assert torch.equal(first.weight, second.weight)
+
+
+def test_sparse_gradients_move_their_rows_as_dense_ones_do():
+    """Rows that come twice are added first, and what is not named stays as it is, bit for bit."""
+    dense, sparse = (nn.Parameter(torch.arange(21.0).reshape(7, 3) / 10) for _ in range(2))
+    biases = [nn.Parameter(torch.arange(7.0)) for _ in range(2)]
+    settings = Adagrad(learning_rate=0.3, row_wise=True)
+    optimizers = [
+        build_optimizer(settings, nn.ParameterList([table, bias]))
+        for table, bias in zip((dense, sparse), biases, strict=True)
+    ]
+    rows = torch.tensor([4, 1, 4])
+    for _ in range(3):
+        values = torch.randn(3, 3)
+        dense.grad = torch.zeros(7, 3).index_add(0, rows, values)
+        biases[0].grad = torch.zeros(7).index_add(0, rows, values[:, 0])
+        sparse.grad = torch.sparse_coo_tensor(rows[None], values, (7, 3), check_invariants=True)
+        biases[1].grad = torch.sparse_coo_tensor(
+            rows[None], values[:, 0], (7,), check_invariants=True
+        )
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(sparse, dense)
+    torch.testing.assert_close(biases[1], biases[0])
+    assert torch.equal(
+        sparse[[0, 2, 3, 5, 6]], torch.arange(21.0).reshape(7, 3)[[0, 2, 3, 5, 6]] / 10
+    )

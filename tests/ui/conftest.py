@@ -41,7 +41,7 @@ def page(use: Callable[[str], None]) -> Open:
     def open_page(name: str, uri: str, **parameters: str) -> AppTest:
         use(uri)
         app = AppTest.from_string(
-            f"from ui.views import {name}\n{name}.render()", default_timeout=TIMEOUT_SECONDS
+            f"from clew.ui.views import {name}\n{name}.render()", default_timeout=TIMEOUT_SECONDS
         )
         for key, value in parameters.items():
             app.query_params[key] = value

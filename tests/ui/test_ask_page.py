@@ -9,11 +9,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
+from clew.ui.components import answers, job_view
+from clew.ui.data import jobs
+from clew.ui.data.jobs import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
 from tests.ui.conftest import Open, no_surprise, shown
-from ui.components import answers, job_view
-from ui.data import jobs
-from ui.data.jobs import Question, Why
 
 CHAMPION = f"models:/{MODEL}@champion"
 JOB_ID = "0" * 12
@@ -173,7 +173,7 @@ def test_a_guess_comes_with_a_warning(
 def large_box() -> None:
     import streamlit as st
 
-    from ui.components.entity_box import entity_box
+    from clew.ui.components.entity_box import entity_box
 
     terms = (*((f"Q{i}", f"thing {i}") for i in range(3000)), ("Q1a", "Thing 7"))
     chosen = entity_box("Head", "box", terms, start="Q2500", placeholder="")

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from clew import names
-from clew.runs.reading import comparison
-from ui.components import charts, comparison_table, graph, influence_charts, palette
-from ui.data.comparison import points as points_of
+from clew.runs.reading import comparison, layout
+from clew.ui.components import charts, comparison_table, graph, influence_charts, palette
+from clew.ui.data.comparison import points as points_of
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -63,13 +63,25 @@ def test_cost_and_quality(points: pd.DataFrame) -> None:
     [("test/mrr", ["b"], "✗ "), ("test/mean_rank_tail", ["a", "b"], "✓ "), ("test/bias", [], "")],
 )
 def test_front_and_marks_go_by_what_is_better(key: str, front: list[str], mark: str) -> None:
-    groups = [comparison.Group("a", ("a",)), comparison.Group("b", ("b",))]
-    values = {names.TIME_EPOCH_SECONDS: {"a": 2.0, "b": 1.0}, key: {"a": 3.0, "b": 5.0}}
+    groups = [comparison.Group("a", ("a", "a2")), comparison.Group("b", ("b", "b2"))]
+    values = {
+        names.TIME_EPOCH_SECONDS: {"a": 2.0, "a2": 2.0, "b": 1.0, "b2": 1.0},
+        key: {"a": 3.0, "a2": 3.0, "b": 5.0, "b2": 5.0},
+    }
     found = comparison.compare(groups, values, reference="b")
     shown = points_of(found, names.TIME_EPOCH_SECONDS, key)
     assert sorted(shown[shown["front"]]["group"]) == front
     cells = comparison_table.html(replace(found, metrics=(key,)), "ratio", {})
     assert f'">{mark}×0.600' in cells
+
+
+def test_a_doubtful_difference_is_grey_and_says_why() -> None:
+    groups = [comparison.Group("a", ("a",)), comparison.Group("b", ("b", "b2"))]
+    values = {"test/mrr": {"a": 3.0, "b": 5.0, "b2": 5.0}}
+    found = comparison.compare(groups, values, reference="b")
+    cells = comparison_table.html(found, "ratio", {})
+    assert 'clew-muted">×0.600 · one run' in cells
+    assert "✗" not in cells
 
 
 def test_equal_qualities_still_have_an_axis(points: pd.DataFrame) -> None:
@@ -223,8 +235,8 @@ def test_the_graph_is_drawn_not_written(explained: pd.Series, facts: pd.DataFram
     ],
 )
 def test_names_are_broken_between_words(text: str, lines: list[str]) -> None:
-    assert graph.name_lines(text, 2) == lines
-    assert len(graph.name_lines(text, 1)) == 1
+    assert layout.name_lines(text, 2) == lines
+    assert len(layout.name_lines(text, 1)) == 1
 
 
 def test_a_name_is_no_placeholder(explained: pd.Series, facts: pd.DataFrame) -> None:
@@ -248,28 +260,28 @@ def test_facts_of_neither_end_run_from_left_to_right(explained: pd.Series) -> No
     keys = list("abcdef")
     ends = {"head_id": keys[::2], "tail_id": keys[1::2]}
     other = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = graph.positions(explained, other)
+    places = layout.positions(explained, other)
     for head, tail in zip(keys[::2], keys[1::2], strict=True):
         assert places["H"][0] < places[head][0] < places[tail][0] < places["T"][0]
         assert places[head][1] == places[tail][1]
 
 
 def test_places_in_the_graph(explained: pd.Series, facts: pd.DataFrame) -> None:
-    places = graph.positions(explained, facts)
+    places = layout.positions(explained, facts)
     assert places["a"][0] < places["H"][0], "what hangs on the head stands on its side"
     assert places["b"][0] > places["T"][0], "what hangs on the tail stands on the other"
     assert places["H"][0] < places["c"][0] < places["T"][0], "what both share stands between"
     assert places["H"][0] < places["d"][0] < places["T"][0], "so does the rest"
     assert len(set(places.values())) == len(places), "no two lie on each other"
     assert max(abs(number) for place in places.values() for number in place) == 1
-    assert graph.positions(explained, facts) == places
+    assert layout.positions(explained, facts) == places
 
 
 def test_a_path_runs_from_left_to_right(explained: pd.Series) -> None:
     triples = [("H", "a"), ("b", "a"), ("b", "T"), ("T", "H")]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
     path = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = graph.positions(explained, path)
+    places = layout.positions(explained, path)
     assert [key for key, _ in sorted(places.items(), key=lambda item: item[1])] == list("HabT")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clew.errors import UsageError
-from ui.components.answers import traced_run
-from ui.data import jobs as jobs_module
-from ui.data.jobs import Job, Jobs
+from clew.ui.components.answers import traced_run
+from clew.ui.data import jobs as jobs_module
+from clew.ui.data.jobs import Job, Jobs
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     import subprocess
     import sys
 
-    def spawn(arguments: list[str], folder: Path) -> "subprocess.Popen[bytes]":
+    def spawn(arguments: list[str], folder: Path, person: str) -> "subprocess.Popen[bytes]":
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             return subprocess.Popen(
                 [sys.executable, "-u", "-c", program, *arguments],

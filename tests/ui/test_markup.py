@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ui.components import comparison_table, markup
-from ui.data.comparison import Comparison, Group
+from clew.ui.components import comparison_table, markup
+from clew.ui.data.comparison import Comparison, Group
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = [

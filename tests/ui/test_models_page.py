@@ -6,10 +6,10 @@ import pytest
 
 from clew import names
 from clew.runs.reading.models import Version
+from clew.ui.components import answers
+from clew.ui.components.model_tables import lineage_pairs, recorded_numbers
 from tests.recorded import FORCED, MODEL, Recorded
 from tests.ui.conftest import Open, shown
-from ui.components import answers
-from ui.components.model_tables import lineage_pairs, recorded_numbers
 
 TAGS = {
     names.TAG_VALIDATION: names.VALIDATION_PASSED,
@@ -60,7 +60,7 @@ def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(
     assert app.selectbox(key="model").value == "clew <i>x"
     (name,) = (box for box in app.text_input if box.label == "Model name")
     assert name.value == MODEL
-    monkeypatch.setattr("ui.components.job_view.find", lambda job_id: Job())
+    monkeypatch.setattr("clew.ui.components.job_view.find", lambda job_id: Job())
     app = page("models", registered.uri, model="clew <i>x", job="j1")
     assert app.selectbox(key="model").value == "clew-second"
     app.selectbox(key="model").set_value("clew <i>x").run()

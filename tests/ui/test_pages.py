@@ -143,7 +143,8 @@ def test_a_table_and_its_files_say_what_their_numbers_are(
 ) -> None:
     given: dict[str, str] = {}
     monkeypatch.setattr(
-        "ui.components.exports.button", lambda label, text, name, kind: given.update({name: text})
+        "clew.ui.components.exports.button",
+        lambda label, text, name, kind: given.update({name: text}),
     )
     runs = ",".join((many.runs["fp32 0"], many.runs["bf16 0"]))
     app = page("compare", many.uri, runs=runs)
@@ -225,7 +226,7 @@ def test_an_explanation_with_every_fact(page: Open, many: Recorded) -> None:
 
 
 def numbers_of(settings: dict[str, float]) -> None:
-    from ui.components import prediction
+    from clew.ui.components import prediction
 
     prediction.notes(settings)
 
@@ -238,7 +239,7 @@ def test_scores_that_are_not_of_the_average_say_so(kept: dict[str, float]) -> No
 
 
 def test_a_report_of_the_strongest_facts_says_so() -> None:
-    from ui.components.prediction import summary
+    from clew.ui.components.prediction import summary
 
     facts = pd.DataFrame({"influence": [2.0, 1.0, -1.0]})
     assert summary(facts, 5216).startswith("Of 5,216 training facts, the report holds the")
@@ -254,7 +255,7 @@ def test_a_report_of_the_strongest_facts_says_so() -> None:
 def test_siblings_share_the_relation_and_either_end(
     page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ui.data.influence import facts_of, report_head, report_of_run
+    from clew.ui.data.influence import facts_of, report_head, report_of_run
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
     files = report_of_run(many.runs["trace hostile"])
@@ -416,7 +417,7 @@ def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Recorded) -> N
 
 def test_verdicts_of_a_run_are_named_after_it() -> None:
     from clew.runs.reading.reviews import VerdictCount
-    from ui.components.review_tables import verdict_frame
+    from clew.ui.components.review_tables import verdict_frame
 
     frame = verdict_frame([VerdictCount("a" * 32, 2, 0, 1)], {"a" * 32: "tracin fp32"})
     assert frame.to_dict("records") == [

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from clew.ui.data import paths
+from clew.ui.data.influence import facts_of, report_head, report_of_run
 from tests.recorded import Recorded
-from ui.data import paths
-from ui.data.influence import facts_of, report_head, report_of_run
 
 Triple = tuple[str, str, str]
 DRUG, PAIN, CHANNEL, OTHER = "Gabapentin", "neuralgia", "calcium channel", "Pregabalin"

@@ -3,11 +3,11 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from clew.ui.components.review_queue import Share
+from clew.ui.data.influence import report_head, report_of_run
+from clew.ui.data.reviews import Review, Verdict, add_review, fact_of
 from tests.recorded import NUM_TESTS, Recorded
 from tests.ui.conftest import Open, no_surprise
-from ui.components.review_queue import Share
-from ui.data.influence import report_head, report_of_run
-from ui.data.reviews import Review, Verdict, add_review, fact_of
 
 
 @pytest.fixture
@@ -79,3 +79,16 @@ def test_shares_are_handed_out_and_agreement_is_shown(page: Open, store: Recorde
 
 def of_one_run(app: AppTest, store: Recorded) -> AppTest:
     return no_surprise(app.selectbox(key="run").set_value(store.runs["trace"]).run())
+
+
+def test_the_page_reviews_honours_a_run_in_the_address(page: Open, many: Recorded) -> None:
+    app = page("reviews", many.uri, run=many.runs["trace bf16"])
+    assert app.selectbox[0].value == many.runs["trace bf16"]
+    assert "Hand out" in app.expander[0].label
+    everything = page("reviews", many.uri)
+    assert everything.selectbox[0].value != many.runs["trace bf16"]
+
+
+def test_a_run_that_is_gone_is_said(page: Open, many: Recorded) -> None:
+    app = page("reviews", many.uri, run="0" * 32)
+    assert any("No run" in warning.value for warning in app.warning)

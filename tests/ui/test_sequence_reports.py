@@ -11,9 +11,9 @@ from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_PICTURE,
     SequenceInfluenceReport,
 )
+from clew.ui.data.sequences import windows_of
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown
-from ui.data.sequences import windows_of
 
 FOLDER = "influence"
 
@@ -36,7 +36,7 @@ def content(report: str, picture: str) -> None:
     from pathlib import Path
 
     from clew.runs.window_report import SequenceInfluenceReport
-    from ui.components import sequence_report
+    from clew.ui.components import sequence_report
 
     found = SequenceInfluenceReport.read(Path(report))
     sequence_report.show(found, Path(picture) if picture else None)

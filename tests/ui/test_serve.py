@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ui import serve
-from ui.data import runs
+from clew.ui import serve
+from clew.ui.data import runs
 
 
 def test_a_store_that_is_not_there_is_not_created(

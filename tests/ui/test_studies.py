@@ -10,12 +10,12 @@ import pytest
 
 from clew.config.kinds import TASK_KINDS
 from clew.errors import ConfigError
+from clew.ui.components.plan_controls import shown_fields, stacked_bars
+from clew.ui.data import jobs as jobs_module
+from clew.ui.data import studies as studies_module
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, no_surprise, shown
 from tests.ui.seed_many import copy_run
-from ui.components.plan_controls import shown_fields, stacked_bars
-from ui.data import jobs as jobs_module
-from ui.data import studies as studies_module
 
 CONFIG = "experiments/link_prediction/umls.yaml"
 PARTS = ("weights", "gradients", "optimizer", "activations")
@@ -138,7 +138,7 @@ def test_settings_start_the_planner_and_its_budget_is_drawn(
             return job if job_id == "j1" else None
 
     monkeypatch.setattr(jobs_module, "jobs", Server)
-    monkeypatch.setattr("ui.components.job_view.find", Server().find)
+    monkeypatch.setattr("clew.ui.components.job_view.find", Server().find)
     app = page("studies", single.uri, view="Memory", config=CONFIG)
     form = f"{CONFIG} conve"
     app.number_input(key=f"{form} training.batch_size").set_value(1024)

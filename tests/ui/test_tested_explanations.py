@@ -10,7 +10,7 @@ def page() -> None:
 
     from clew.runs.reading.reports import ReportHead
     from clew.runs.validation_record import ValidationSummary
-    from ui.components import prediction
+    from clew.ui.components import prediction
 
     found = ValidationSummary(
         run_id="r", form="raw", lds_other_seeds=0.35, lds_siblings=0.33, lds_ceiling=0.58

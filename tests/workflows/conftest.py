@@ -54,6 +54,16 @@ def run_of(config: RunConfig) -> str:
     return run_id
 
 
+def stored_run(template: Path, folder: Path, config: RunConfig) -> Iterator[StoredRun]:
+    """Train in a store of its own, in the folder of the data; close the store at the end."""
+    uri = copy_store(template, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, uri)
+        run_id = run_of(config)
+    yield StoredRun(uri, run_id, folder)
+    dispose_of(uri)
+
+
 @pytest.fixture
 def trained(trained_runs: TrainedStore, monkeypatch: pytest.MonkeyPatch) -> TrainedStore:
     """Return the shared store with trained runs, which is the one in use."""
@@ -64,12 +74,7 @@ def trained(trained_runs: TrainedStore, monkeypatch: pytest.MonkeyPatch) -> Trai
 @pytest.fixture(scope="session")
 def text_run(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRun]:
     folder = tmp_path_factory.mktemp("text")
-    uri = copy_store(store_template, folder)
-    with pytest.MonkeyPatch.context() as patch:
-        use_store(patch, uri)
-        run_id = run_of(text_config(folder))
-    yield StoredRun(uri, run_id, folder)
-    dispose_of(uri)
+    yield from stored_run(store_template, folder, text_config(folder))
 
 
 @pytest.fixture
@@ -84,12 +89,7 @@ def sequence_run(
     store_template: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StoredRun]:
     folder = tmp_path_factory.mktemp("sequences")
-    uri = copy_store(store_template, folder)
-    with pytest.MonkeyPatch.context() as patch:
-        use_store(patch, uri)
-        run_id = run_of(sequence_config(folder, sequence_columns()))
-    yield StoredRun(uri, run_id, folder)
-    dispose_of(uri)
+    yield from stored_run(store_template, folder, sequence_config(folder, sequence_columns()))
 
 
 @pytest.fixture

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from clew.workflows import child
+
+pytestmark = pytest.mark.slow
 
 CHILD = """
 import signal, sys

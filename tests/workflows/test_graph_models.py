@@ -11,9 +11,11 @@ from clew.__main__ import run as clew
 from clew.config.graph_models import GRAPH_MODELS
 from tests.workflows.trained import ROOT
 
+pytestmark = pytest.mark.slow
+
 KINDS = GRAPH_MODELS[1:]
 PARTS = {"entity_output", "entity_cross", "entity_input", "relation"}
-PARTS_OF = {"tucker": PARTS | {"dense", "network"}}
+PARTS_OF = {"tucker": PARTS | {"dense"}}
 FACT = "virus,causes,disease_or_syndrome"
 
 

@@ -28,6 +28,8 @@ from clew.runs import store
 from clew.training.checkpointing import Checkpointer
 from tests.workflows.guide_commands import Block, Command, blocks, commands, lines_of
 
+pytestmark = pytest.mark.slow
+
 OURS: dict[str, list[str]] = {
     "python train_pytorch.py": ["train"],
     "python run_tracin.py": ["tracin"],

@@ -17,6 +17,8 @@ from clew.workflows.child import train_in_child
 from clew.workflows.leave_one_out import train_each_group
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:

@@ -12,6 +12,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 MLFLOW = Path(sys.executable).with_name("mlflow")
 LINKED = ("MLproject", "python_env.yaml", "constraints.txt", "experiments", "platform")

@@ -15,6 +15,8 @@ from clew.runs import store
 from clew.training.checkpoints import list_checkpoints
 from tests.workflows.trained import ROOT, TrainedStore, dispose_of
 
+pytestmark = pytest.mark.slow
+
 CONFIG = str(ROOT / "experiments" / "link_prediction" / "umls.yaml")
 SMALL = (
     "model.embedding_dim=16",

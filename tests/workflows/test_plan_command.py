@@ -27,6 +27,8 @@ from clew.workflows.tasks import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

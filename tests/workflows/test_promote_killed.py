@@ -26,6 +26,8 @@ from tests.workflows.test_promote import (
 )
 from tests.workflows.trained import ROOT, TrainedStore
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["champion", "changed_run"]
 
 PROMOTION = (
@@ -39,6 +41,7 @@ PROMOTION = (
     "create_registered_model",
     "create_model_version",
     "set_model_version_tag",
+    "set_model_version_tag",
     "get_registered_model",
     "set_registered_model_tag",
     "get_registered_model",
@@ -49,7 +52,7 @@ PROMOTION = (
     "delete_registered_model_tag",
 )
 """What a promotion over a champion does, step by step."""
-DECIDED = 15
+DECIDED = 16
 """After so many steps the alias has moved."""
 
 

@@ -20,6 +20,8 @@ from tests.workflows.conftest import run_of
 from tests.workflows.test_predict_frames import new_frames
 from tests.workflows.trained import StoredRun, sequence_config, text_config
 
+pytestmark = pytest.mark.slow
+
 
 def said(model: str) -> str:
     return "".join(predict_text(model, TextRequest("3 green", 30)))

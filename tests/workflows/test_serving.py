@@ -3,17 +3,10 @@
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +14,6 @@ from clew.errors import PromotionRefused, TrackingError
 from clew.link_prediction.answers import Query
 from clew.link_prediction.model_folder import load_predictor
 from clew.link_prediction.prediction import Predictor
-from clew.runs import store
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
 from clew.workflows.model_source import SERVED_FOLDER
@@ -29,7 +21,10 @@ from clew.workflows.predict import predict
 from clew.workflows.promote import PromotionRequest, promote, rollback
 from clew.workflows.queries import asked
 from clew.workflows.train import train
+from tests.workflows.servers import check_formless, free_port, post, process, refused, serving
 from tests.workflows.trained import TrainedStore, small_config
+
+pytestmark = pytest.mark.slow
 
 ROWS = [
     {"head": "cell", "relation": "part_of"},
@@ -38,67 +33,14 @@ ROWS = [
 ]
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
-
-
-@contextmanager
-def process(command: list[str], log: Path, address: str, **environment: str) -> Iterator[None]:
-    """Start a server, wait for its first answer, and end it with all its children."""
-    variables = os.environ | environment | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            env=variables,
-            cwd=log.parent,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        while store.probe(address) is not None:
-            if child.poll() is not None:
-                raise RuntimeError(log.read_text(encoding="utf-8")[-3000:])
-            time.sleep(0.2)
-        yield
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-def post(address: str, content: object) -> tuple[int, Any]:
-    """Send a request as anybody would, without MLflow."""
-    request = urllib.request.Request(
-        f"{address}/invocations",
-        data=json.dumps(content).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 @pytest.fixture(scope="module")
 def served(trained_runs: TrainedStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve a champion with the command that the documentation names; no package on its path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", trained_runs.uri)
         promote(PromotionRequest(trained_runs.strong, name="served"))
-    port = free_port()
-    command = [str(Path(sys.executable).with_name("mlflow")), "models", "serve"]
-    command += ["-m", "models:/served@champion", "--env-manager", "local", "-p", str(port)]
-    log = tmp_path_factory.mktemp("serving") / "serve.log"
-    address = f"http://127.0.0.1:{port}"
-    environment = {
-        "MLFLOW_TRACKING_URI": trained_runs.uri,
-        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-        "OMP_NUM_THREADS": "1",
-    }
-    with process(command, log, address, **environment):
+    folder = tmp_path_factory.mktemp("serving")
+    with serving(trained_runs.uri, "served", folder / "serve.log") as address:
         yield address
 
 
@@ -132,19 +74,41 @@ def test_a_request_may_set_parameters(served: str) -> None:
     assert "tail" in prediction["answers"][0]
 
 
+QUERY = {"head": "cell", "relation": "part_of"}
+
+
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "params", "message"),
     [
-        ({"head": "zell", "relation": "part_of"}, "did you mean 'cell'"),
-        ({"head": "cell", "tail": "cell", "relation": "part_of"}, "either a head"),
-        ({"relation": "part_of"}, "either a head"),
+        ({"head": "zell", "relation": "part_of"}, {}, "did you mean 'cell'"),
+        ({"head": "cell", "relation": "part_off"}, {}, "did you mean 'part_of'"),
+        ({"head": "cell", "tail": "cell", "relation": "part_of"}, {}, "either a head"),
+        ({"relation": "part_of"}, {}, "either a head"),
+        ({"head": "cell"}, {}, "Model is missing inputs ['relation']; expected rows"),
+        ({"head": 7, "relation": "part_of"}, {}, "expected rows with the texts relation"),
+        ({"head": ["cell"], "relation": {"a": 1}}, {}, "expected rows with the texts relation"),
+        (QUERY, {"top_k": None}, "top_k: Input should be a valid integer; expected rows"),
+        (QUERY, {"top_k": 0}, "top_k: Input should be greater than or equal to 1"),
+        (QUERY, {"top_k": 10**30}, "expected rows"),
+        (QUERY, {"top_k": "ten"}, "top_k"),
+        (QUERY, {"top_k": 2.5}, "top_k"),
+        (QUERY, {"filter_known": "no"}, "filter_known"),
+        (QUERY, {"filter_known": None}, "filter_known: Input should be a valid boolean"),
     ],
 )
-def test_a_bad_request_says_what_is_wrong(served: str, row: dict[str, str], message: str) -> None:
-    status, answer = post(served, {"dataframe_records": [row]})
+def test_a_bad_request_says_what_is_wrong(
+    served: str, row: dict[str, object], params: dict[str, object], message: str
+) -> None:
+    status, line = refused(served, {"dataframe_records": [row], "params": params})
     assert status == 400
-    assert answer["error_code"] == "INVALID_PARAMETER_VALUE"
-    assert message in answer["message"]
+    assert message in line
+
+
+def test_a_request_without_form_is_refused(served: str) -> None:
+    check_formless(served)
+    status, line = refused(served, {"dataframe_records": [QUERY] * 1001})
+    assert (status, line) == (400, "1001 rows; expected at most 1000 in one request")
+    assert post(served, {"dataframe_records": ROWS})[0] == 200
 
 
 def test_a_registered_model_runs_its_own_copy_of_the_package(

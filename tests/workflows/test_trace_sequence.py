@@ -7,8 +7,8 @@ import pytest
 from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.window_report import SequenceInfluenceReport
-from clew.workflows.trace_sequence import trace_sequence
-from clew.workflows.trace_windows import WindowTrace
+from clew.workflows.trace_records import WindowTrace
+from clew.workflows.trace_sequence import trace_sequence, trace_sequences
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
 from tests.workflows.trained import sequence_config
@@ -71,3 +71,16 @@ def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text('{"schema_version": 7}')
     with pytest.raises(DataError, match="schema_version is 7"):
         SequenceInfluenceReport.read(tmp_path / "old.json")
+
+
+def test_many_windows_are_traced_in_one_pass_and_found_by_an_index(model: str) -> None:
+    exact = trace_sequences(model, [25, 27], {"influence.top_k": 2})
+    assert [result.report.last_frame for result in exact] == [25, 27]
+    settings = {"influence.search": "index", "influence.candidates": 4, "influence.top_k": 2}
+    found = trace_sequences(model, [25, 27], settings)
+    for a, b in zip(found, exact, strict=True):
+        check(a)
+        assert [w.window for w in a.report.proponents] == [w.window for w in b.report.proponents]
+        assert a.report.settings["search_by_index"]["indices_made"] == 2
+    again = trace_sequence(model, 25, settings).report
+    assert again.settings["search_by_index"]["indices_made"] == 0

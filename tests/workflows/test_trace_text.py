@@ -13,8 +13,8 @@ from clew.runs.window_report import TextInfluenceReport
 from clew.workflows.export import export
 from clew.workflows.predict import predict
 from clew.workflows.queries import asked
-from clew.workflows.trace_text import trace_text
-from clew.workflows.trace_windows import WindowTrace
+from clew.workflows.trace_records import WindowTrace
+from clew.workflows.trace_text import Text, read_texts, trace_text, trace_texts
 from tests.workflows.trained import StoredRun
 
 
@@ -121,3 +121,59 @@ def test_a_damaged_report_is_named(tmp_path: Path):
 def test_forms_of_graph_models_are_refused(model: str):
     with pytest.raises(ConfigError, match=r"influence\.score is kronecker, but training windows"):
         trace_text(model, "green", "", {"influence.score": "kronecker"})
+
+
+def test_many_texts_are_traced_in_one_pass_each_as_a_run(model: str, tmp_path: Path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "green bottles", "continuation": " on"}\n\n{"prompt": "green"}\n')
+    texts = read_texts(file)
+    assert texts == [Text("green bottles", " on"), Text("green")]
+    results = trace_texts(model, texts, {"influence.top_k": "3"})
+    assert len({result.run_id for result in results}) == 2
+    for result in results:
+        check(result)
+        assert result.report.settings["tests_in_this_pass"] == 2
+    alone = trace_text(model, "green bottles", " on", {"influence.top_k": "3"}).report
+    together = results[0].report
+    assert [w.window for w in together.proponents] == [w.window for w in alone.proponents]
+    assert together.proponents[0].influence == pytest.approx(alone.proponents[0].influence, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "holds no prompt"),
+        ('{"prompt": 3}', "line 1: prompt"),
+        ('{"text": "a"}', "line 1: "),
+        ("green", "line 1: "),
+    ],
+)
+def test_a_file_of_prompts_that_cannot_be_read(tmp_path: Path, line: str, message: str):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line)
+    with pytest.raises(DataError, match=message):
+        read_texts(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(DataError, match="cannot be read as UTF-8 text"):
+        read_texts(file)
+
+
+def test_a_search_keeps_its_index_with_the_run(model: str):
+    settings = {"influence.search": "index", "influence.candidates": 8, "influence.top_k": 2}
+    first, second = (trace_text(model, "green bottles", " on", settings).report for _ in range(2))
+    assert first.settings["search_by_index"]["indices_made"] == 2
+    assert second.settings["search_by_index"]["indices_made"] == 0
+    assert first.settings["search_by_index"]["index_bytes"] > 0
+    assert [w.window for w in first.proponents] == [w.window for w in second.proponents]
+    exact = trace_text(model, "green bottles", " on", {"influence.top_k": 2}).report
+    assert [w.window for w in first.proponents] == [w.window for w in exact.proponents]
+    with pytest.raises(ConfigError, match=r"influence.top_k is 0, but a search scores"):
+        trace_text(model, "green", "", settings | {"influence.top_k": 0})
+
+
+def test_half_precision_and_cosines_are_as_the_settings_say(model: str):
+    settings = {"influence.use_mixed_precision": True, "influence.with_cosine": False}
+    report = trace_text(model, "green bottles", " on", settings).report
+    assert report.settings["use_mixed_precision"] is True
+    assert 0 < report.settings["half_precision_deviation"]["relative_error"] < 0.1
+    assert {entry.cosine for entry in report.proponents} == {None}

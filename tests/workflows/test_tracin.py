@@ -18,7 +18,7 @@ from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json
 from clew.training.checkpoints import MANIFEST_FILE
-from clew.workflows import batch_tracin as batch_module
+from clew.workflows import batch_groups
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_tracin import BatchResult, batch_tracin
 from clew.workflows.trace_source import GivenFiles
@@ -59,10 +59,11 @@ def test_three_files_and_a_linked_run(trained: TrainedStore, triples: Path, tmp_
     first = report.tests[0]
     assert [first.test.head.id, first.test.relation.id, first.test.tail.id] == LINES[0].split("\t")
     assert len(first.proponents) == len(first.opponents) == 4
-    assert set(first.proponents[0].by_part) == set(CONVE_PARTS)
+    assert set(first.proponents[0].by_part) == set(CONVE_PARTS) - {"convolution"}
     assert first.truncated
     assert report.settings["top_k"] == 4
     assert report.settings["precision"] == "float32"
+    assert report.settings["score"] == "kronecker"  # what `auto` means
     header = (tmp_path / "out" / "influence.csv").read_text().splitlines()[0]
     assert header == ",".join(CSV_COLUMNS)
     assert pq.read_metadata(tmp_path / "out" / "influence.parquet").num_rows == 48
@@ -289,14 +290,14 @@ def test_filtered_scores_are_the_unfiltered_ones(
 def test_one_failing_triple_does_not_stop_the_rest(trained, tmp_path, monkeypatch):
     path = tmp_path / "mixed.txt"
     path.write_text(f"{LINES[0]}\nvirus\tisa\tnobody\nbroken line\n{LINES[1]}\n{LINES[2]}\n")
-    real = batch_module.explain
+    real = batch_groups.explain
 
     def failing(source, tests, **options):
         if (tests == np.array([ids_of(source, LINES[1])])).all(1).any():
             raise RuntimeError("something broke\nat length")
         return real(source, tests, **options)
 
-    monkeypatch.setattr(batch_module, "explain", failing)
+    monkeypatch.setattr(batch_groups, "explain", failing)
     result = batch(trained, path, tmp_path / "b")
     assert [outcome.status for outcome in result.outcomes] == [
         "done",
@@ -318,7 +319,7 @@ def ids_of(source, line: str) -> list[int]:
 
 
 def test_killed_batch_goes_on_behind_the_last_group(trained, triples, tmp_path, monkeypatch):
-    real = batch_module.explain
+    real = batch_groups.explain
     computed: list[int] = []
 
     def counted(source, tests, **options):
@@ -327,7 +328,7 @@ def test_killed_batch_goes_on_behind_the_last_group(trained, triples, tmp_path, 
         computed.append(len(tests))
         return real(source, tests, **options)
 
-    monkeypatch.setattr(batch_module, "explain", counted)
+    monkeypatch.setattr(batch_groups, "explain", counted)
     two = {"influence.tests_per_group": 2}
     with pytest.raises(KeyboardInterrupt):
         batch(trained, triples, tmp_path / "b", settings=two)

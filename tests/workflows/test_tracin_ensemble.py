@@ -17,6 +17,8 @@ from clew.workflows.tracin import tracin
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 
+pytestmark = pytest.mark.slow
+
 LINES = (BUNDLED / "umls" / "test.txt").read_text().splitlines()
 TEST = LINES[0].replace("\t", ",")
 

@@ -22,6 +22,8 @@ from clew.runs.mlflow_store import MlflowTracker, open_tracker
 from clew.runs.reading import runs
 from tests.runs.kept import read_run
 
+pytestmark = pytest.mark.slow
+
 START_SECONDS = 120.0
 PACE = Pace(
     flush_seconds=0.05, first_retry_seconds=0.05, longest_retry_seconds=0.5, patience_seconds=0.5

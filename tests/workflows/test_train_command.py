@@ -236,6 +236,7 @@ def test_a_log_level_that_is_none_is_one_line(store: Path) -> None:
     assert line.startswith("clew: error: CLEW_LOG_LEVEL is 'banana'; expected DEBUG, INFO, WARNING")
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_speaks_and_records(store: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
@@ -288,6 +289,7 @@ def train_until(
     )
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(clew: Clew, store: Path, tmp_path: Path) -> None:
     settings = [*SMALL, "training.num_epochs=8", "training.batch_size=64"]
     whole = clew("train", "--config", str(CONFIG), "--output-dir", "whole", *settings)
@@ -329,6 +331,7 @@ def test_resuming_with_other_data_or_another_model_is_refused(
     assert [r.info.status for r in runs_in(store)] == ["FINISHED"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint_and_exits_130(store: Path) -> None:
     settings = [*SMALL, "training.num_epochs=500", "training.checkpoint_frequency=0"]
     done = train_until(20, signal.SIGINT, settings, store)

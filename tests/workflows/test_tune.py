@@ -35,6 +35,8 @@ from clew.workflows.tune_study import LOCK_FILE, STUDY_FILE
 from clew.workflows.tune_trial import TrialWatch
 from tests.workflows.trained import ROOT, small_config
 
+pytestmark = pytest.mark.slow
+
 RATE = "optimizer.learning_rate"
 WIDE = {
     RATE: {"low": 1e-6, "high": 0.03, "log": True},
@@ -166,7 +168,7 @@ from clew.workflows.tune import tune
 class Killed(tune_trial.TrialWatch):
     def validated(self, value, epoch, *, is_last):
         super().validated(value, epoch, is_last=is_last)
-        if self.trial.number == 2 and epoch == 1:
+        if self.number == 2 and epoch == 1:
             self._tracker.flush()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -252,7 +254,7 @@ def test_a_person_who_stops_the_search_keeps_what_was_decided(
     before_step = TrialWatch.before_step
 
     def stop(self: TrialWatch) -> None:
-        if self.trial.number == 1:
+        if self.number == 1:
             os.kill(os.getpid(), signal.SIGINT)
         before_step(self)
 

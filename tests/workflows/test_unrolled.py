@@ -23,6 +23,8 @@ from clew.workflows.validation_experiment import EVERY_FORM, FORMS
 from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore, small_config
 
+pytestmark = pytest.mark.slow
+
 TEST = (BUNDLED / "umls" / "test.txt").read_text().splitlines()[0].replace("\t", ",")
 UNROLLED = {"influence.score": "unrolled"}
 

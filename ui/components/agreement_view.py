@@ -5,8 +5,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from ui.components import glossary, influence_charts
-from ui.data.influence import Agreement
+from clew.ui.components import glossary, influence_charts
+from clew.ui.data.influence import Agreement
 
 MAX_MOVED = 200
 HEIGHT = 320

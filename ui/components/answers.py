@@ -8,10 +8,10 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError
-from ui.components import links, markup, states
-from ui.components.prediction import place_text
-from ui.data.jobs import End, Job, Why
-from ui.data.models import Vocabulary
+from clew.ui.components import links, markup, states
+from clew.ui.data.jobs import End, Job, Why
+from clew.ui.data.models import ModelNames
+from clew.ui.data.paths import place_text
 
 ROW_HEIGHT = 36
 MAX_HEIGHT = 758
@@ -26,7 +26,7 @@ ABOUT = "{name} is {place} of {candidates:,} candidates{probability}{in_set}; {k
 Explain = Callable[[Why], None]
 
 
-def answers(job: Job, vocabulary: Vocabulary, explain: Explain) -> None:
+def answers(job: Job, vocabulary: ModelNames, explain: Explain) -> None:
     """Show the answers of a finished job, and offer to explain a ticked one."""
     content = job.result()
     if job.state != "done" or content is None:
@@ -38,7 +38,7 @@ def answers(job: Job, vocabulary: Vocabulary, explain: Explain) -> None:
 
 
 def _prediction(
-    prediction: dict[str, Any], vocabulary: Vocabulary, explain: Explain, *, key: str
+    prediction: dict[str, Any], vocabulary: ModelNames, explain: Explain, *, key: str
 ) -> None:
     """Show one question with its answers."""
     given = "head" if "head" in prediction else "tail"

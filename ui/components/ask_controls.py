@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from ui.components import address, markup
-from ui.components.entity_box import entity_box, shown
-from ui.data.jobs import Question
-from ui.data.models import RegisteredModel, Vocabulary
+from clew.ui.components import address, markup
+from clew.ui.components.entity_box import entity_box, shown
+from clew.ui.data.jobs import Question
+from clew.ui.data.models import ModelNames, RegisteredModel
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
 LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
@@ -24,7 +24,7 @@ def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
     return by_name[chosen] if chosen in by_name else found[0]
 
 
-def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
+def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
     """Let a person fill in a question; return it when they send it.
 
     With `again`, return at once what the address asks, if the model knows its names.
@@ -72,7 +72,7 @@ def question(vocabulary: Vocabulary, *, again: bool) -> Question | None:
     return Question(head, relation, tail, top_k, only_new, level)
 
 
-def _linked(vocabulary: Vocabulary) -> tuple[str, str, str] | None:
+def _linked(vocabulary: ModelNames) -> tuple[str, str, str] | None:
     """Return head, relation and tail of the address, None if the model cannot be asked that."""
     head, relation, tail = (address.text(key) for key in ("h", "r", "t"))
     names = {name for name, _ in vocabulary.entities} | {""}
@@ -80,7 +80,7 @@ def _linked(vocabulary: Vocabulary) -> tuple[str, str, str] | None:
     return (head, relation, tail) if known and (head or tail) else None
 
 
-def _relation(vocabulary: Vocabulary) -> str:
+def _relation(vocabulary: ModelNames) -> str:
     labels = dict(vocabulary.relations)
     if RELATION not in st.session_state and address.text("r") in labels:
         st.session_state[RELATION] = address.text("r")
@@ -94,7 +94,7 @@ def _relation(vocabulary: Vocabulary) -> str:
     return chosen or ""
 
 
-def examples(found: Sequence[tuple[str, str, str]], vocabulary: Vocabulary) -> None:
+def examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> None:
     """Offer questions to begin with; an empty end is the one that is asked for."""
     if not found:
         return

@@ -5,7 +5,7 @@ from typing import cast
 import altair as alt
 import pandas as pd
 
-from ui.components import glossary, palette, theme
+from clew.ui.components import glossary, palette, theme
 
 HEIGHT = 320
 POINT_COLUMNS = ("group", "cost", "quality", "cost_deviation", "quality_deviation", "front")
@@ -77,7 +77,7 @@ def curves(
     """Return the curves of a metric, a line a run, a colour a group.
 
     Args:
-        frame: Rows `run, group, step, seconds, value`, as `ui.data.comparison.curves` returns them.
+        frame: Rows `run, group, step, seconds, value`, as `comparison.curves` returns them.
         key: The metric.
         order: Names of the groups in the order of the table, for their colours.
         by_time: Minutes since the run started on the x axis instead of optimizer steps.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import streamlit as st
 
 from clew import names
-from ui.components import address, glossary, states
-from ui.components.comparison_table import Change
-from ui.data.comparison import (
+from clew.ui.components import address, glossary, states
+from clew.ui.components.comparison_table import Change
+from clew.ui.data.comparison import (
     IGNORED_PARAMETERS,
     Pick,
     Preset,
@@ -18,7 +18,7 @@ from ui.data.comparison import (
     quality_metrics,
     reference_of,
 )
-from ui.data.runs import RunRecord
+from clew.ui.data.runs import RunRecord
 
 PRESET_HELP = (
     "The newest training setting that was run in several variants, with the same seeds of each, "
@@ -152,8 +152,10 @@ def change() -> Change:
         default="ratios",
         required=True,
         bind="query-params",
-        help="✓ marks a change for the better, ✗ one for the worse, ≈ one that is no larger than "
-        "the scatter over seeds. What is good neither large nor small, a bias say, has no mark.",
+        help="✓ marks a change for the better, ✗ one for the worse. Grey are changes within the "
+        "noise, no larger than the scatter over seeds, and those where either side is one run, "
+        "whose scatter nobody knows. What is good neither large nor small, a bias say, has no "
+        "mark.",
     )
     return CHANGES[chosen or "ratios"]
 

@@ -5,9 +5,8 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from clew.config.directions import direction_of
-from ui.components import glossary, markup
-from ui.data.comparison import (
+from clew.ui.components import glossary, markup
+from clew.ui.data.comparison import (
     Cell,
     Comparison,
     Group,
@@ -49,7 +48,6 @@ def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
             comparison.cells[group.label, key],
             change,
             reference=reference,
-            judged=direction_of(key) is not None,
         )
         for key in comparison.metrics
     ]
@@ -62,7 +60,7 @@ def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
     )
 
 
-def _cell(cell: Cell, change: Change, *, reference: bool, judged: bool) -> Markup:
+def _cell(cell: Cell, change: Change, *, reference: bool) -> Markup:
     value = statistic_text(cell.value) or "–"
     if reference or cell.value is None:
         return markup.fill(_CELL, value=value, kind="", change="\u00a0")
@@ -71,8 +69,10 @@ def _cell(cell: Cell, change: Change, *, reference: bool, judged: bool) -> Marku
         "delta": delta_text(cell),
         "both": f"{ratio_text(cell)}  {delta_text(cell)}".strip(),
     }[change]
+    if cell.doubt:
+        doubtful = f"{shown} · {cell.doubt}"
+        return markup.fill(_CELL, value=value, kind="clew-muted", change=doubtful)
     better = cell.better
-    unmarked = "≈ " if judged else ""
-    symbol = unmarked if better is None else "✓ " if better else "✗ "
+    symbol = "" if better is None else "✓ " if better else "✗ "
     kind = "" if better is None else "clew-for" if better else "clew-against"
     return markup.fill(_CELL, value=value, kind=kind, change=f"{symbol}{shown}" or "\u00a0")

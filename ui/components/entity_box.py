@@ -2,8 +2,8 @@
 
 import streamlit as st
 
-from ui.components import states
-from ui.data.models import Terms, complete
+from clew.ui.components import states
+from clew.ui.data.models import Terms, complete
 
 MAX_LISTED = 2000
 """Names that the browser gets; of a larger graph, what a person types is looked up here."""

@@ -1,11 +1,13 @@
 """Buttons that give a table away as a file."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 import streamlit as st
 
-from ui.components import glossary
-from ui.data.comparison import Comparison, to_csv, to_latex, to_markdown
+from clew.ui.components import glossary
+from clew.ui.data.comparison import Comparison, to_csv, to_latex, to_markdown
+from clew.ui.data.sharing import Explanation, html_report, trapi_json
 
 
 def comparison(shown: Comparison, picked: Mapping[str, str]) -> None:
@@ -26,6 +28,14 @@ def comparison(shown: Comparison, picked: Mapping[str, str]) -> None:
         )
 
 
-def button(label: str, content: str, name: str, kind: str) -> None:
-    """Offer text as a file."""
+def explanation(shown: Explanation) -> None:
+    """Offer an explanation as a page to mail and as a TRAPI message."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
+    button("Report to mail (HTML)", lambda: html_report(shown), f"{name}.html", "text/html")
+    button("TRAPI message (JSON)", lambda: trapi_json(shown), f"{name}.json", "application/json")
+    st.caption("The report is one file: picture, paths, facts, how far to trust them.")
+
+
+def button(label: str, content: str | Callable[[], str], name: str, kind: str) -> None:
+    """Offer text as a file; what is called for it is called when it is wanted."""
     st.download_button(f"⤓ {label}", content, name, kind, key=f"download-{name}", on_click="ignore")

@@ -4,14 +4,24 @@ The selected fact is in the address under `fact`, by its rank. A click in one pi
 address and lets the others be drawn again.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from ui.components import address, glossary, graph, influence_charts, markup, palette
-from ui.data.comparison import number_text
-from ui.data.influence import checkpoint_columns, part_columns, strongest
+from clew.ui.components import (
+    address,
+    glossary,
+    graph,
+    identifiers,
+    influence_charts,
+    markup,
+    palette,
+)
+from clew.ui.data.comparison import number_text
+from clew.ui.data.influence import checkpoint_columns, part_columns, strongest
+from clew.ui.data.sharing import NO_KINDS
 
 MAX_ROWS = 1000
 NUM_BARS = 16
@@ -122,7 +132,15 @@ def _columns(column: str) -> dict[str, Any]:
     }
 
 
-def picture(test: pd.Series, facts: pd.DataFrame, column: str, *, number: int, key: str) -> None:
+def picture(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    column: str,
+    *,
+    number: int,
+    key: str,
+    kinds: Mapping[str, str] = NO_KINDS,
+) -> None:
     """Show the test triple with its strongest facts; a click on an edge selects its fact."""
     shown = strongest(facts, column, number)
     by_strength = shown[column].abs().sort_values(ascending=False, kind="stable").index
@@ -137,12 +155,13 @@ def picture(test: pd.Series, facts: pd.DataFrame, column: str, *, number: int, k
         _select(ranks[row] if row is not None and row < len(ranks) else None)
 
     st.echarts_chart(
-        graph.spec(test, shown, column=column, selected=chosen),
+        graph.spec(test, shown, column=column, selected=chosen, kinds=kinds),
         key=state_key,
         on_select=choose,
         height=HEIGHT,
         alt="Graph of the test triple and its strongest training facts",
     )
+    identifiers.legend(kinds, test, shown)
 
 
 def bars(facts: pd.DataFrame, column: str) -> None:

@@ -139,11 +139,20 @@ def words(key: str) -> Words:
     if key in _METRICS:
         return _METRICS[key]
     split, _, name = key.rpartition("/")
+    name, asked = _side(name)
     if split in {"valid", "test"} and name in _QUALITY:
         found = _QUALITY[name]
         data = {"valid": "validation", "test": "test"}[split]
-        return Words(f"{found.label}, {data}", found.unit, found.help)
+        return Words(f"{found.label}, {data}{asked}", found.unit, found.help)
     return Words(key, "", f"The metric {key} as the run recorded it.")
+
+
+def _side(name: str) -> tuple[str, str]:
+    """Return a metric's name without the side that it is of, and that side in words."""
+    for side in ("head", "tail"):
+        if name.endswith(f"_{side}"):
+            return name.removesuffix(f"_{side}"), f", asked for {side}s"
+    return name, ""
 
 
 def label(key: str) -> str:

@@ -5,14 +5,14 @@ short paths, outside of them what is nearer to one end. The same explanation alw
 """
 
 import math
-import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import networkx as nx
 import pandas as pd
 
-from ui.components import palette
+from clew.ui.components import palette
+from clew.ui.data.paths import Position, name_lines, node_labels, positions
+from clew.ui.data.sharing import NO_KINDS, PLAIN, looks
 
 MAX_EDGES = 60
 NUM_LABELLED = 3
@@ -21,17 +21,18 @@ NUM_NAMED = 40
 NUM_WRAPPED = 28
 """With more entities than this, a name has one line."""
 MAX_TEXT = 24
-LINE_CHARACTERS = 20
-MAX_BETWEEN = 3
-"""An entity on a path of at most so many facts from head to tail stands between them."""
 HEIGHT_WIDE, HEIGHT_NARROW = 0.66, 1.8
 """Height of the drawing in units of its width, by the window."""
 NARROW_PIXELS = 460
-Position = tuple[float, float]
 
 
 def spec(
-    test: pd.Series, facts: pd.DataFrame, *, column: str, selected: Collection[int] = ()
+    test: pd.Series,
+    facts: pd.DataFrame,
+    *,
+    column: str,
+    selected: Collection[int] = (),
+    kinds: Mapping[str, str] = NO_KINDS,
 ) -> dict[str, Any]:
     """Return the ECharts option.
 
@@ -42,6 +43,7 @@ def spec(
         facts: Training facts, strongest first.
         column: `influence` or `cosine`: the width of the edges.
         selected: Ranks of the facts that stand out.
+        kinds: Kinds of entities by their ids, as far as they are known.
     """
     facts = facts.head(MAX_EDGES)
     labels = node_labels(test, facts)
@@ -62,10 +64,10 @@ def spec(
         "edgeSymbolSize": 8,
         "emphasis": {"focus": "none", "label": {"show": True}, "lineStyle": {"opacity": 1}},
         "select": {"lineStyle": {"opacity": 1}},
-        "data": _nodes(labels, places, ends, HEIGHT_WIDE),
+        "data": _nodes(labels, places, ends, HEIGHT_WIDE, kinds),
         "links": [_test_edge(test), *_fact_edges(facts, places, column, selected)],
     }
-    narrow = {"data": _nodes(labels, places, ends, HEIGHT_NARROW)}
+    narrow = {"data": _nodes(labels, places, ends, HEIGHT_NARROW, kinds)}
     return {
         "animation": False,
         "tooltip": {"renderMode": "richText", "confine": True},
@@ -74,70 +76,42 @@ def spec(
     }
 
 
-def node_labels(test: pd.Series, facts: pd.DataFrame) -> dict[str, str]:
-    """Return the text of each entity, the test triple's first."""
-    labels = {str(test["head_id"]): str(test["head"]), str(test["tail_id"]): str(test["tail"])}
-    for side in ("head", "tail"):
-        for key, text in zip(facts[f"{side}_id"], facts[side], strict=True):
-            labels.setdefault(str(key), str(text))
-    return labels
-
-
-def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
-    """Return a place for each entity, from -1 to 1 in both directions; y points down."""
-    head, tail = str(test["head_id"]), str(test["tail_id"])
-    graph = nx.Graph()
-    graph.add_nodes_from(node_labels(test, facts))
-    sides = (facts[key].astype(str) for key in ("head_id", "tail_id"))
-    graph.add_edges_from(zip(*sides, strict=True))
-    from_head, from_tail = (
-        # Not through the other end: what hangs on the head alone is not between the two.
-        nx.single_source_shortest_path_length(graph.subgraph(graph.nodes - {other} | {end}), end)
-        for end, other in ((head, tail), (tail, head))
-    )
-    far, heads = len(graph), set(facts["head_id"].astype(str))
-    columns: dict[int, list[str]] = {}
-    for key in graph:
-        before, behind = from_head.get(key, far), from_tail.get(key, far)
-        between = before + behind <= MAX_BETWEEN
-        if key in (head, tail):
-            column = 0 if key == head else MAX_BETWEEN
-        elif between:
-            column = before
-        elif before == behind:  # joined to neither end: its facts run from left to right too
-            column = 1 if key in heads else MAX_BETWEEN - 1
-        else:
-            column = -1 if before < behind else MAX_BETWEEN + 1
-        columns.setdefault(column, []).append(key)
-    found = nx.multipartite_layout(graph, subset_key=columns)
-    # It centres on the mean of all entities; here the outer columns are as far from the middle.
-    across = [x for x, _ in found.values()]
-    left, right = min(across), max(across)
-    height = max(abs(y) for _, y in found.values()) or 1.0
-    scale = 2 / (right - left) if right > left else 0.0
-    return {
-        key: (float((x - left) * scale - 1), float(y / height)) for key, (x, y) in found.items()
-    }
-
-
 def _nodes(
-    labels: dict[str, str], places: dict[str, Position], ends: list[str], height: float
+    labels: dict[str, str],
+    places: dict[str, Position],
+    ends: list[str],
+    height: float,
+    kinds: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """Return the entities; `labels` begins with the ends, then come those of strong facts."""
     wrapped = len(labels) <= NUM_WRAPPED
+    styles = {key: _style(key in ends, PLAIN.symbol, "") for key in labels}
+    for kind, look in looks(kinds, labels).items():
+        for key in labels:
+            if kinds.get(key) == kind:
+                styles[key] = _style(key in ends, look.symbol, look.colour)
     return [
         {
             "id": key,
             "name": text,
             "x": places[key][0] * 300,
             "y": places[key][1] * 300 * height,
-            "symbol": "roundRect" if key in ends else "circle",
-            "symbolSize": 18 if key in ends else 10,
-            "itemStyle": {"color": palette.HIGHLIGHT if key in ends else palette.NEUTRAL},
+            **styles[key],
             "label": _name(text, places[key][1], number < NUM_NAMED, wrapped, key in ends),
         }
         for number, (key, text) in enumerate(labels.items())
     ]
+
+
+def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
+    """Return how an entity is drawn: by its kind, `colour` empty where that is not known."""
+    size = 18 if is_end else 10
+    if not colour:
+        plain = palette.HIGHLIGHT if is_end else palette.NEUTRAL
+        shape = "roundRect" if is_end else "circle"
+        return {"symbol": shape, "symbolSize": size, "itemStyle": {"color": plain}}
+    rim = {"borderColor": palette.HIGHLIGHT, "borderWidth": 3} if is_end else {}
+    return {"symbol": symbol, "symbolSize": size + 2, "itemStyle": {"color": colour} | rim}
 
 
 def _name(text: str, y: float, shown: bool, wrapped: bool, is_end: bool) -> dict[str, Any]:
@@ -152,18 +126,6 @@ def _name(text: str, y: float, shown: bool, wrapped: bool, is_end: bool) -> dict
         "lineHeight": 15 if is_end else 12,
         "fontWeight": "bold" if is_end else "normal",
     }
-
-
-def name_lines(text: str, num_lines: int) -> list[str]:
-    """Return a name in at most `num_lines` short lines, broken after spaces and the like."""
-    lines = [""]
-    for piece in re.findall(r"[^\s_/,-]+[\s_/,-]?|[\s_/,-]", " ".join(text.split())):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > LINE_CHARACTERS:
-            lines.append("")
-        lines[-1] += piece
-    if len(lines) > num_lines:
-        lines = [*lines[: num_lines - 1], "".join(lines[num_lines - 1 :])]
-    return [_short(line.strip()) for line in lines]
 
 
 def _test_edge(test: pd.Series) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from ui.components import glossary, palette, theme
+from clew.ui.components import glossary, palette, theme
 
 SIGNS = alt.Scale(domain=["helps", "opposes"], range=[palette.FOR, palette.AGAINST])
 
@@ -28,7 +28,7 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
     """Return the strongest facts as bars; the sign shows in colour, direction and symbol.
 
     Args:
-        facts: Rows as `ui.data.influence.facts_of` returns them, in the order to be shown.
+        facts: Rows as `influence.facts_of` returns them, in the order to be shown.
         column: `influence` or `cosine`.
         selected: Rank of the fact that is selected.
     """
@@ -132,7 +132,7 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
     """Return the influence of training windows over their places in the training text.
 
     Args:
-        windows: Rows as `ui.data.texts.windows_of` returns them.
+        windows: Rows as `texts.windows_of` returns them.
         column: `influence` or `cosine`.
         selected: Rank of the window that is read.
     """

@@ -9,14 +9,14 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from ui.components import address, glossary
-from ui.components.runs_table import utc
-from ui.data.influence import (
+from clew.ui.components import address, glossary
+from clew.ui.components.runs_table import utc
+from clew.ui.data.influence import (
     FactFilter,
     Side,
     filter_tests,
 )
-from ui.data.runs import RunRecord, variants_of
+from clew.ui.data.runs import RunRecord, variants_of
 
 ALL = "all"
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}

@@ -5,9 +5,9 @@ from typing import Any
 
 import streamlit as st
 
-from ui.components import markup, states
-from ui.components.runs_table import seconds_text
-from ui.data.jobs import Job, find
+from clew.ui.components import markup, states
+from clew.ui.components.runs_table import seconds_text
+from clew.ui.data.jobs import Job, find
 
 SECONDS_BETWEEN = 1.0
 TAIL_LINES = 30

@@ -4,9 +4,9 @@ from typing import Literal
 
 import streamlit as st
 
-from ui.components import markup
+from clew.ui.components import markup
 
-PageName = Literal["overview", "compare", "influence", "reviews", "models", "ask"]
+PageName = Literal["overview", "compare", "influence", "reviews", "models", "ask", "run"]
 
 
 def _nothing() -> None:

@@ -5,10 +5,10 @@ import time
 import streamlit as st
 
 from clew import names
-from ui.components import glossary, markup, states
-from ui.components.runs_table import seconds_text
-from ui.data.comparison import number_text
-from ui.data.runs import (
+from clew.ui.components import glossary, markup, states
+from clew.ui.components.runs_table import seconds_text
+from clew.ui.data.comparison import number_text
+from clew.ui.data.runs import (
     EpochProgress,
     RunRecord,
     headline_key,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import streamlit as st
 
 from clew import names
-from ui.components import address
-from ui.components.influence_controls import run_labels
-from ui.data.models import RegisteredModel
-from ui.data.runs import RunQuery, runs_by_id, runs_page
+from clew.ui.components import address
+from clew.ui.components.influence_controls import run_labels
+from clew.ui.data.models import RegisteredModel
+from clew.ui.data.runs import RunQuery, runs_by_id, runs_page
 
 NUM_CANDIDATES = 100
 

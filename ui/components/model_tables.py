@@ -6,12 +6,12 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from ui.components import glossary, markup
-from ui.components.runs_table import utc
-from ui.data import models
-from ui.data.comparison import number_text
-from ui.data.jobs import Job
-from ui.data.models import RegisteredModel, Version
+from clew.ui.components import glossary, markup
+from clew.ui.components.runs_table import utc
+from clew.ui.data import models
+from clew.ui.data.comparison import number_text
+from clew.ui.data.jobs import Job
+from clew.ui.data.models import RegisteredModel, Version
 
 QUALITY = (names.metric("test", names.MRR), names.metric("valid", names.MRR))
 ROW_HEIGHT = 36
@@ -26,6 +26,8 @@ LINEAGE = {
     "Temperature of its probabilities": names.TAG_TEMPERATURE,
     "Promoted by run": names.TAG_PROMOTE_RUN,
     "Refused because": names.TAG_REFUSED_BECAUSE,
+    "Promoted by": names.TAG_PROMOTED_BY,
+    "Rolled back by": names.TAG_ROLLED_BACK_BY,
     "Overruled because": names.TAG_FORCED_BECAUSE,
 }
 """What a version's origin is called, and the tag that has it."""

@@ -3,20 +3,28 @@
 The selected path is in the address under `path`, by its place in the list.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import streamlit as st
 
-from ui.components import address, graph, markup, states
-from ui.components.facts import HEIGHT, ROW_HEIGHT
-from ui.data.paths import MAX_STEPS, FactPath, facts_of_paths
+from clew.ui.components import address, graph, identifiers, markup, states
+from clew.ui.components.facts import HEIGHT, ROW_HEIGHT
+from clew.ui.data.paths import MAX_STEPS, FactPath, facts_of_paths
+from clew.ui.data.sharing import NO_KINDS
 
 NUM_DRAWN = 8
 """So many paths are drawn; one further down is drawn beside them when it is selected."""
 
 
-def show(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath], *, key: str) -> None:
+def show(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    paths: Sequence[FactPath],
+    *,
+    key: str,
+    kinds: Mapping[str, str] = NO_KINDS,
+) -> None:
     """Show paths as a picture beside their sentences; a click on either selects one."""
     if not paths:
         states.note(
@@ -28,13 +36,19 @@ def show(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath], *, key
     place = place if place < len(paths) else 0
     left, right = st.columns([1.3, 1])
     with left:
-        _picture(test, facts, paths, place, key=f"{key}-paths-{place}")
+        _picture(test, facts, paths, place, key=f"{key}-paths-{place}", kinds=kinds)
     with right:
         _table(paths, place, key=f"{key}-sentences-{place}")
 
 
 def _picture(
-    test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath], place: int, *, key: str
+    test: pd.Series,
+    facts: pd.DataFrame,
+    paths: Sequence[FactPath],
+    place: int,
+    *,
+    key: str,
+    kinds: Mapping[str, str],
 ) -> None:
     drawn = [*paths[:NUM_DRAWN], *([paths[place]] if place >= NUM_DRAWN else [])]
     shown = facts_of_paths(facts, drawn)
@@ -47,12 +61,13 @@ def _picture(
             address.write("path", next(through))
 
     st.echarts_chart(
-        graph.spec(test, shown, column="influence", selected=paths[place].ranks),
+        graph.spec(test, shown, column="influence", selected=paths[place].ranks, kinds=kinds),
         key=key,
         on_select=choose,
         height=HEIGHT,
         alt="Graph of the paths of training facts between the two ends of the test triple",
     )
+    identifiers.legend(kinds, test, shown)
 
 
 def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:

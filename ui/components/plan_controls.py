@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from clew.config.base import TRAIN_FLAG, Section
 from clew.config.kinds import TASK_KINDS
 from clew.config.schema import RunConfig
-from ui.components import markup, palette, states
-from ui.data.jobs import Job
+from clew.ui.components import markup, palette, states
+from clew.ui.data.jobs import Job
 
 NUM_COLUMNS = 4
 TRAINING = ("batch_size", "gradient_accumulation")

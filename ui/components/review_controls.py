@@ -5,20 +5,27 @@ from typing import Literal
 
 import streamlit as st
 
-from ui.components.influence_controls import ALL, run_labels
-from ui.data.runs import RunRecord
+from clew.ui.components import address
+from clew.ui.components.influence_controls import ALL, run_labels
+from clew.ui.data.runs import RunRecord
 
 
 def run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Let a person choose one trace run, or all of them."""
+    """Let a person choose one trace run, or all of them.
+
+    The chosen run is in the address under `run`, by its id: pages link here with that.
+    """
     labels = run_labels(runs)
+    choices = [ALL, *labels]
+    linked = address.text("run")
     chosen = st.selectbox(
         "Explanations",
-        [ALL, *labels],
+        choices,
+        index=choices.index(linked) if linked in choices else 0,
         format_func=lambda run_id: labels.get(run_id, "all of the latest runs"),
         key="run",
-        bind="query-params",
     )
+    address.write("run", None if chosen == ALL else chosen)
     return [run for run in runs if chosen in (ALL, run.run_id)]
 
 

@@ -4,10 +4,10 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError
-from ui.components import markup, palette, states
-from ui.components.influence_charts import fact_texts
-from ui.data.influence import strongest
-from ui.data.reviews import (
+from clew.ui.components import markup, palette, sign_in, states
+from clew.ui.components.influence_charts import fact_texts
+from clew.ui.data.influence import strongest
+from clew.ui.data.reviews import (
     VERDICTS,
     Fact,
     Review,
@@ -65,12 +65,16 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
             },
         )
         comment = st.text_area("Comment", key=f"{key}-comment", max_chars=10_000)
-        reviewer = st.text_input(
-            "Your name",
-            key="reviewer",
-            persist_state="session",
-            help="Kept with the review, so that others can ask you.",
-        )
+        reviewer = sign_in.person()
+        if reviewer:
+            st.caption(f"Saved as {markup.markdown(reviewer)}")
+        else:
+            reviewer = st.text_input(
+                "Your name",
+                key="reviewer",
+                persist_state="session",
+                help="Kept with the review, so that others can ask you.",
+            )
         sent = st.form_submit_button("Save review", type="primary")
     if not sent:
         return

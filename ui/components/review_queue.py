@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from ui.components import address, links
-from ui.data.reviews import fact_of, latest_of_each, reviews_of
+from clew.ui.components import address, links, sign_in
+from clew.ui.data.reviews import fact_of, latest_of_each, reviews_of
 
 MAX_SHARES = 20
 SHARE = re.compile(r"([1-9]\d?)/([1-9]\d?)")
@@ -44,7 +44,7 @@ def bar(run_id: str, tests: pd.DataFrame, place: int) -> None:
     if share is None:
         return
     places = share.places(tests)
-    reviewer = str(st.session_state.get("reviewer") or "").strip()
+    reviewer = sign_in.person() or str(st.session_state.get("reviewer") or "").strip()
     judged = {
         review.test
         for review in latest_of_each(reviews_of(run_id).reviews)

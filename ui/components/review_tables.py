@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from ui.components import palette
-from ui.components.influence_charts import fact_text
-from ui.data.reviews import VERDICTS, Fact, Review, VerdictCount, reviewer_agreement
+from clew.ui.components import palette
+from clew.ui.components.influence_charts import fact_text
+from clew.ui.data.reviews import VERDICTS, Fact, Review, VerdictCount, reviewer_agreement
 
 ROW_HEIGHT = 36
 

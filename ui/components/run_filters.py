@@ -3,7 +3,7 @@
 import streamlit as st
 
 from clew import names
-from ui.data.runs import RunQuery, choices, experiments
+from clew.ui.data.runs import RunQuery, choices, experiments
 
 ORDERS = {
     "newest first": "attributes.start_time DESC",

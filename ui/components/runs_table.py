@@ -8,9 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from ui.components import glossary, palette
-from ui.data.comparison import number_text
-from ui.data.runs import RunPage, RunRecord, headline_key, state_of, variants_of
+from clew.ui.components import glossary, palette
+from clew.ui.data.comparison import number_text
+from clew.ui.data.runs import RunPage, RunRecord, headline_key, state_of, variants_of
 
 ROW_HEIGHT = 36
 NUMBERS = {

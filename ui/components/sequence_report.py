@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from ui.components import exports, glossary, markup, palette, prediction, states
-from ui.data.sequences import SequenceInfluenceReport, windows_of
+from clew.ui.components import exports, glossary, markup, palette, prediction, states
+from clew.ui.data.sequences import SequenceInfluenceReport, windows_of
 
 _CARD = (
     '<div class="clew-card"><h4>Window that ends at frame {frame} of {group}</h4>'

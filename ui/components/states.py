@@ -7,11 +7,10 @@ from contextlib import contextmanager
 import streamlit as st
 
 from clew.errors import ClewError
-from ui.components import markup
+from clew.runs import store
+from clew.ui.components import markup
 
 logger = logging.getLogger(__name__)
-
-FIRST_COMMANDS = "make demo\nmake ui"
 
 
 @contextmanager
@@ -62,11 +61,11 @@ def nothing(title: str, message: str, *, commands: str = "") -> None:
 
 
 def empty_store(shown_uri: str) -> None:
-    """Say that there are no runs, with the two commands that change it."""
+    """Say that there are no runs, with the command that changes it."""
+    in_a_clone = (store.project_root() / store.PROJECT_FILE).is_file()
     nothing(
         "No runs yet",
-        f"The tracking store {shown_uri} holds no runs. The first command trains two models on a "
-        "small bundled graph, explains predictions and compares the runs; the second opens this "
-        "dashboard over them.",
-        commands=FIRST_COMMANDS,
+        f"The tracking store {shown_uri} holds no runs. This command trains two models on a small "
+        "bundled graph, explains predictions and compares the runs.",
+        commands="make demo" if in_a_clone else "clew demo",
     )

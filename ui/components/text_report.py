@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from ui.components import (
+from clew.ui.components import (
     address,
     exports,
     facts,
@@ -20,10 +20,10 @@ from ui.components import (
     prediction,
     states,
 )
-from ui.components.influence_controls import SIDES
-from ui.data.comparison import number_text
-from ui.data.influence import FactFilter, value_column
-from ui.data.texts import (
+from clew.ui.components.influence_controls import SIDES
+from clew.ui.data.comparison import number_text
+from clew.ui.data.influence import FactFilter, value_column
+from clew.ui.data.texts import (
     TextInfluenceReport,
     filter_windows,
     shared_passages,

@@ -33,7 +33,7 @@ from clew.runs.reading.tables import (
     to_latex,
     to_markdown,
 )
-from ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
+from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
 
 __all__ = [
     "COST_METRICS",

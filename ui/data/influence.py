@@ -19,8 +19,8 @@ from clew.runs.reading.agreement import Agreement, agreement
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
 from clew.runs.window_report import TEXT_INFLUENCE_JSON
-from ui.data.paths import FactPath, find_paths
-from ui.data.runs import RunQuery, RunRecord, runs_page
+from clew.ui.data.paths import FactPath, find_paths
+from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement"]
 

@@ -139,9 +139,16 @@ class Jobs:
         atexit.register(self.close)
 
     def start(
-        self, arguments: Sequence[str], *, title: str, files: dict[str, str] | None = None
+        self,
+        arguments: Sequence[str],
+        *,
+        title: str,
+        files: dict[str, str] | None = None,
+        person: str = "",
     ) -> Job:
         """Start `clew` with arguments; `{folder}` in them is where `files` are written first.
+
+        What it records names `person`, or else the system's user.
 
         Raises:
             UsageError: too many jobs are running.
@@ -159,7 +166,7 @@ class Jobs:
             for name, content in (files or {}).items():
                 (folder / name).write_text(content, encoding="utf-8")
             placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
-            job = Job(job_id, title, folder, _spawn(placed, folder))
+            job = Job(job_id, title, folder, _spawn(placed, folder, person))
             self._jobs[job_id] = job
             self._forget_old()
             return job
@@ -193,8 +200,9 @@ def find(job_id: str) -> Job | None:
     return jobs().find(job_id)
 
 
-def _spawn(arguments: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+def _spawn(arguments: Sequence[str], folder: Path, person: str) -> subprocess.Popen[bytes]:
     more = {"MLFLOW_TRACKING_URI": store.tracking_uri(), "PYTHONUNBUFFERED": "1"}
+    more |= {store.PERSON_VARIABLE: person} if person else {}
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "clew", *arguments],
@@ -228,20 +236,19 @@ def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
                     yield content
 
 
-def promote(run_id: str, name: str, *, dry_run: bool, force: str = "") -> Job:
-    """Start the promotion of a run under a registered model's name."""
+def promote(run_id: str, name: str, *, dry_run: bool, force: str = "", person: str = "") -> Job:
+    """Start the promotion of a run under a registered model's name, by a person."""
     arguments = ["promote", f"--run-id={run_id}", f"--name={name}", "--json"]
     arguments += ["--dry-run"] if dry_run else []
     arguments += [f"--force={force}"] if force else []
     title = f"{'Check' if dry_run else 'Promote'} run {run_id[:8]} as {name}"
-    return jobs().start(arguments, title=title)
+    return jobs().start(arguments, title=title, person=person)
 
 
-def roll_back(name: str) -> Job:
+def roll_back(name: str, person: str = "") -> Job:
     """Start giving the alias `champion` back to the version before."""
-    return jobs().start(
-        ["promote", f"--name={name}", "--rollback", "--json"], title=f"Roll back {name}"
-    )
+    arguments = ["promote", f"--name={name}", "--rollback", "--json"]
+    return jobs().start(arguments, title=f"Roll back {name}", person=person)
 
 
 def predict(model: str, asked: Question) -> Job:

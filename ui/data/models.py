@@ -9,19 +9,19 @@ from clew import names
 from clew.errors import ClewError
 from clew.runs import store
 from clew.runs.reading.models import (
+    ModelNames,
     RegisteredModel,
     Terms,
     Version,
-    Vocabulary,
     complete,
     list_models,
     list_versions,
     read_examples,
     read_vocabulary,
 )
-from ui.data.runs import store_exists
+from clew.ui.data.runs import store_exists
 
-__all__ = ["RegisteredModel", "Terms", "Version", "Vocabulary", "complete"]
+__all__ = ["ModelNames", "RegisteredModel", "Terms", "Version", "complete"]
 
 
 @st.cache_data(ttl=5, max_entries=8, show_spinner=False)
@@ -36,7 +36,7 @@ def _versions(uri: str, model: RegisteredModel) -> list[Version]:
 
 # One vocabulary may hold a hundred thousand names: shared by all sessions, not copied.
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _vocabulary(uri: str, run_id: str) -> Vocabulary:
+def _vocabulary(uri: str, run_id: str) -> ModelNames:
     with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
         return read_vocabulary(run_id, Path(folder), uri=uri)
 
@@ -76,7 +76,7 @@ def champion_uri(model: RegisteredModel) -> str:
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 
-def vocabulary(run_id: str) -> Vocabulary:
+def vocabulary(run_id: str) -> ModelNames:
     """Return the names that a run's model knows."""
     return _vocabulary(store.tracking_uri(), run_id)
 

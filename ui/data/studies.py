@@ -16,7 +16,7 @@ from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
 from clew.runs import store
 from clew.runs.reading.studies import StudyResult, read_study
-from ui.data.runs import RunQuery, runs_page
+from clew.ui.data.runs import RunQuery, runs_page
 
 logger = logging.getLogger(__name__)
 

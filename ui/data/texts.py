@@ -7,7 +7,7 @@ import streamlit as st
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.texts import read_text_report, windows_of
 from clew.runs.window_report import TextInfluenceReport
-from ui.data.influence import FactFilter, Identity
+from clew.ui.data.influence import FactFilter, Identity
 
 __all__ = ["TextInfluenceReport", "windows_of"]
 

@@ -4,10 +4,10 @@ from typing import cast
 
 import streamlit as st
 
-from ui.components import address, answers, ask_controls, job_view, markup, states
-from ui.data import jobs, models
-from ui.data.jobs import End, Why
-from ui.data.models import RegisteredModel, Vocabulary
+from clew.ui.components import address, answers, ask_controls, job_view, markup, states
+from clew.ui.data import jobs, models
+from clew.ui.data.jobs import End, Why
+from clew.ui.data.models import ModelNames, RegisteredModel
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
@@ -34,7 +34,7 @@ def render() -> None:
                 _answers(model, vocabulary)
 
 
-def _question(model: RegisteredModel, vocabulary: Vocabulary) -> None:
+def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
     """Let a person ask, and start the command that answers.
 
     An address may come from another day: what it asks is asked again if its answer is gone.
@@ -50,7 +50,7 @@ def _question(model: RegisteredModel, vocabulary: Vocabulary) -> None:
         st.rerun()
 
 
-def _answers(model: RegisteredModel, vocabulary: Vocabulary) -> None:
+def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
     """Show the answers; explain the one that a person asks about."""
     answer_id = address.text("answer")
     if not answer_id:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from clew import names
 from clew.runs import store
-from ui.components import (
+from clew.ui.components import (
     address,
     charts,
     compare_controls,
@@ -17,7 +17,7 @@ from ui.components import (
     runs_table,
     states,
 )
-from ui.data.comparison import (
+from clew.ui.data.comparison import (
     Comparison,
     Setting,
     compared,
@@ -28,7 +28,7 @@ from ui.data.comparison import (
     points,
     preset,
 )
-from ui.data.runs import RunQuery, RunRecord, number_of_runs, runs_by_id, runs_page
+from clew.ui.data.runs import RunQuery, RunRecord, number_of_runs, runs_by_id, runs_page
 
 MAX_RUNS = 60
 

@@ -1,13 +1,16 @@
 """Influence: which training facts made the model believe a triple."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from clew.names import TAG_TASK
 from clew.runs import store
-from ui.components import (
+from clew.ui.components import (
     agreement_view,
+    exports,
     facts,
     influence_charts,
     influence_controls,
@@ -19,9 +22,9 @@ from ui.components import (
     states,
     text_report,
 )
-from ui.components import paths as paths_view
-from ui.data import sequences, texts
-from ui.data.influence import (
+from clew.ui.components import paths as paths_view
+from clew.ui.data import sequences, texts
+from clew.ui.data.influence import (
     ReportFiles,
     agreement,
     facts_of,
@@ -36,7 +39,9 @@ from ui.data.influence import (
     triple_at,
     value_column,
 )
-from ui.data.runs import RunRecord
+from clew.ui.data.paths import scored as scored_facts
+from clew.ui.data.runs import RunRecord
+from clew.ui.data.sharing import kinds_of, shared
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
 
@@ -85,16 +90,19 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
         return
     test, found = triple_at(head, place), facts_of(files, place)
     paths = paths_of(files, place)
-    prediction.card(test, found, paths, head)
-    left, more = st.columns([4, 1])
+    kinds = kinds_of(head)
+    prediction.card(test, found, paths, head, kinds)
+    left, more, share = st.columns([4, 1, 0.7])
+    with share.popover("Share", width="stretch"), states.guarded("What can be shared"):
+        exports.explanation(shared(run_id, head, test, found, paths))
     with left:
         section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
     with states.guarded(section):
         match section:
             case "Paths":
-                paths_view.show(test, found, paths, key=f"{run_id}-{place}")
+                paths_view.show(test, found, paths, key=f"{run_id}-{place}", kinds=kinds)
             case "Training facts":
-                _facts(run_id, place, test, found, more)
+                _facts(test, found, more, kinds, key=f"{run_id}-{place}")
             case "Groups":
                 _groups(test, found, more)
             case "Another run":
@@ -108,7 +116,12 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
 
 
 def _facts(
-    run_id: str, place: int, test: pd.Series, found: pd.DataFrame, more: DeltaGenerator
+    test: pd.Series,
+    found: pd.DataFrame,
+    more: DeltaGenerator,
+    kinds: Mapping[str, str],
+    *,
+    key: str,
 ) -> None:
     """Show the facts that pass the filters as graph or bars beside their table."""
     with more.popover("Filter facts", width="stretch"):
@@ -119,13 +132,13 @@ def _facts(
         states.note("No training fact passes these filters; clear one of them.")
         return
     column = value_column(found, cosine=wanted.cosine)
-    key = f"{run_id}-{place}-{hash(wanted)}"
+    key = f"{key}-{hash(wanted)}"
     left, right = st.columns([1.1, 1.2])
     with left:
         if form == "bars":
             facts.bars(shown, column)
         else:
-            facts.picture(test, shown, column, number=number, key=key)
+            facts.picture(test, shown, column, number=number, key=key, kinds=kinds)
     with right:
         facts.table(shown, column, key=key)
     facts.details(shown, column)
@@ -141,7 +154,7 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
         states.note("No training fact passes these filters; clear one of them.")
         return
     st.altair_chart(influence_charts.group_bars(groups), width="stretch")
-    scored = prediction.scored(test, found)
+    scored = scored_facts(test, found)
     if scored > len(found):
         states.note(
             f"Sums of the {len(found):,} facts that this report holds; the other "

@@ -2,10 +2,19 @@
 
 import streamlit as st
 
-from ui.components import address, job_view, links, markup, model_controls, model_tables, states
-from ui.data import jobs, models
-from ui.data.models import RegisteredModel, Version
-from ui.data.runs import runs_by_id
+from clew.ui.components import (
+    address,
+    job_view,
+    links,
+    markup,
+    model_controls,
+    model_tables,
+    sign_in,
+    states,
+)
+from clew.ui.data import jobs, models
+from clew.ui.data.models import RegisteredModel, Version
+from clew.ui.data.runs import runs_by_id
 
 REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
@@ -45,7 +54,7 @@ def _model(model: RegisteredModel) -> None:
     if ticked is not None:
         _version(ticked)
     if model_controls.roll_back(model):
-        address.write("job", jobs.roll_back(model.name).job_id)
+        address.write("job", jobs.roll_back(model.name, sign_in.person()).job_id)
         st.rerun()
 
 
@@ -68,7 +77,13 @@ def _promote() -> None:
         message = f"no run {wanted.run_id} in the store; it may have been deleted"
         states.problem("The run", message, done="promoted")
         return
-    job = jobs.promote(wanted.run_id, wanted.name, dry_run=wanted.dry_run, force=wanted.force)
+    job = jobs.promote(
+        wanted.run_id,
+        wanted.name,
+        dry_run=wanted.dry_run,
+        force=wanted.force,
+        person=sign_in.person(),
+    )
     address.write("job", job.job_id)
     st.rerun()
 

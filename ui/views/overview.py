@@ -4,8 +4,8 @@ import streamlit as st
 
 from clew import names
 from clew.runs import store
-from ui.components import links, live, markup, run_filters, runs_table, states
-from ui.data.runs import (
+from clew.ui.components import links, live, markup, run_filters, runs_table, states
+from clew.ui.data.runs import (
     RunQuery,
     counts,
     number_of_runs,
@@ -67,10 +67,11 @@ def _actions(run_ids: list[str]) -> None:
         st.caption("Tick runs to compare them, to read their explanations or to promote one.")
         return
     with st.container(horizontal=True):
-        if trained:
+        if len(runs) == 1:
+            links.to("run", "Open this run", id=runs[0].run_id)
+        if len(trained) > 1:
             ids = ",".join(run.run_id for run in trained)
-            label = f"Compare {len(trained)} runs" if len(trained) > 1 else "Open this run"
-            links.to("compare", label, runs=ids)
+            links.to("compare", f"Compare {len(trained)} runs", runs=ids)
         if traced:
             links.to("influence", "Read explanations", run=traced[0].run_id)
         if len(trained) == 1:

@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from ui.components import (
+from clew.ui.components import (
+    address,
     exports,
     influence_charts,
     links,
@@ -12,9 +13,9 @@ from ui.components import (
     review_tables,
     states,
 )
-from ui.components.influence_controls import run_labels
-from ui.data.influence import report_head, report_of_run, same_test, trace_runs
-from ui.data.reviews import (
+from clew.ui.components.influence_controls import run_labels
+from clew.ui.data.influence import report_head, report_of_run, same_test, trace_runs
+from clew.ui.data.reviews import (
     Review,
     by_data,
     count_verdicts,
@@ -24,7 +25,7 @@ from ui.data.reviews import (
     wrong_facts,
     wrong_facts_tsv,
 )
-from ui.data.runs import RunRecord
+from clew.ui.data.runs import RunRecord, runs_by_id
 
 MAX_RUNS = 50
 
@@ -43,6 +44,12 @@ def render() -> None:
                 commands="clew tracin --model RUN_ID --test head,relation,tail",
             )
             return
+        wanted = address.text("run")
+        if wanted and wanted not in [run.run_id for run in runs]:
+            older = runs_by_id([wanted])
+            if not older:
+                states.warning(f"No run {wanted} is in the store; it may have been deleted.")
+            runs = [*older, *runs]
         chosen = review_controls.run_filter(runs)
         found = reviews_of_all([run.run_id for run in chosen])
         if len(chosen) == 1:

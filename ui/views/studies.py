@@ -3,9 +3,9 @@
 import streamlit as st
 
 from clew.runs import store
-from ui.components import address, job_view, markup, plan_controls, states
-from ui.data import jobs
-from ui.data.studies import (
+from clew.ui.components import address, job_view, markup, plan_controls, states
+from clew.ui.data import jobs
+from clew.ui.data.studies import (
     claims_frame,
     configuration,
     configurations,

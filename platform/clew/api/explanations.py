@@ -14,6 +14,7 @@ from tqdm import tqdm
 from clew.api.models import Model, Recorded, reference_of
 from clew.api.tables import FACT, TEST, frame_table, text_table, triple_table
 from clew.errors import ConfigError
+from clew.extras import extra
 from clew.files import working_folder
 from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX, InfluenceReport
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
@@ -71,7 +72,8 @@ class Attribution:
         Args:
             num_examples: How many proponents and how many opponents to draw at most.
         """
-        from clew.api.charts import influence_chart
+        with extra("ui"):
+            from clew.api.charts import influence_chart
 
         return influence_chart(self._frame, self._titles(), num_examples=num_examples)
 

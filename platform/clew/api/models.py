@@ -3,13 +3,16 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, overload
 
 import pandas as pd
 
 from clew import names
+from clew.api.predictions import continued, predicted
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError
+from clew.image_sequences.errors import CONFIDENCE
+from clew.language_modeling.generation import Sampling
 from clew.link_prediction.answers import Query
 from clew.link_prediction.prediction import Predictor
 from clew.workflows.evaluate import EvaluateResult
@@ -46,6 +49,7 @@ class Model:
     """The configuration that it was trained with."""
     _predictor: Predictor | None = field(repr=False)
 
+    @overload
     def predict(
         self,
         *,
@@ -55,14 +59,49 @@ class Model:
         top_k: int = 10,
         filter_known: bool = False,
         conformal: float | None = None,
-    ) -> pd.DataFrame:
-        """Return the best tails of a head and a relation, or the best heads of a tail.
+    ) -> pd.DataFrame: ...
 
-        A row is an answer, the best first: `rank` from 1, `name` as in the data, `label` for
+    @overload
+    def predict(
+        self,
+        *,
+        prompt: str,
+        max_tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str: ...
+
+    @overload
+    def predict(self, *, frames: str | Path, conformal: float | None = None) -> pd.DataFrame: ...
+
+    def predict(
+        self,
+        *,
+        relation: str | None = None,
+        head: str | None = None,
+        tail: str | None = None,
+        top_k: int = 10,
+        filter_known: bool = False,
+        conformal: float | None = None,
+        prompt: str | None = None,
+        max_tokens: int = 200,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        frames: str | Path | None = None,
+    ) -> pd.DataFrame | str:
+        """Return answers of a graph model, a language model's text, or predictions from frames.
+
+        Of a graph, the best tails of a head and a relation, or the best heads of a tail. A row is
+        an answer, the best first: `rank` from 1, `name` as in the data, `label` for
         people, `score` (the model's own, a logit), `probability` that this is the answer given
         that it is not one known from training, and `known`, whether training holds it.
         Probabilities are calibrated when a model is promoted. The column is NaN before that, and
         for known answers.
+
+        Of a prompt, the text that follows. Of frames, a row for each complete window, as
+        `clew predict --frames` writes it; `attrs` holds `unit`, `target_name` and `intervals`.
 
         Args:
             relation: Name or label of the relation.
@@ -72,13 +111,36 @@ class Model:
             filter_known: Leave out answers that training holds.
             conformal: Add the column `in_set`: whether an answer is in the set that holds a new one
                 with this probability (0.9 for 90 %). `frame.attrs["answer_set"]` says how large the
-                set is, what it was calibrated on, and its coverage of test triples.
+                set is, what it was calibrated on, and its coverage of test triples. Of frames: the
+                share of targets that intervals are meant to hold (default: 0.9).
+            prompt: Text to continue.
+            max_tokens: Tokens to write.
+            temperature: 0: always the likeliest token; 1: as the model says.
+            top_p: Draw only from the likeliest tokens that have this probability together.
+            seed: Of the draws.
+            frames: An HDF5 file or a folder of NumPy arrays, as for training, without targets.
 
         Raises:
-            ConfigError: the model predicts no links, or not exactly one end is given.
+            ConfigError: the model is of another kind than what is asked, or not exactly one end is
+                given.
             DataError: a name is unknown; the message lists near ones. Or an answer set is asked
                 for, and the model's data are not here to calibrate one.
         """
+        given = {"relation": relation, "prompt": prompt, "frames": frames}
+        asked = [name for name, value in given.items() if value is not None]
+        if len(asked) != 1:
+            raise ConfigError(
+                f"{' and '.join(asked) or 'nothing'} given; expected one of relation (with head or "
+                "tail), prompt, and frames"
+            )
+        if prompt is not None:
+            sampling = Sampling(temperature=temperature, top_p=top_p)
+            return continued(
+                self.reference, prompt, max_tokens=max_tokens, sampling=sampling, seed=seed
+            )
+        if frames is not None:
+            return predicted(self.reference, Path(frames), confidence=conformal or CONFIDENCE)
+        assert relation is not None
         query = Query(relation, head=head or None, tail=tail or None)
         answering = self._answering
         if conformal is not None and answering.answer_sets is None:
@@ -136,8 +198,8 @@ class Model:
         """
         if self._predictor is None:
             raise ConfigError(
-                f"{self.title} is a {self.task} model; predict answers queries about a graph: load "
-                "a link prediction model"
+                f"{self.title} is a {self.task} model, which knows no triples; give prompt to a "
+                "language model and frames to a model of image sequences, or load a graph model"
             )
         return self._predictor
 

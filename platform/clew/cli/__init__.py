@@ -30,6 +30,7 @@ for verb in (
     explanations.batch_tracin,
     explanations.trace_text,
     explanations.trace_sequence,
+    explanations.report,
     explanations.validate_influence,
     project.data,
     project.pretokenize,

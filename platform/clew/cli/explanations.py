@@ -3,14 +3,16 @@
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 from pydantic import Field, field_validator
 
+from clew.cli.cluster_options import ClusterOptions
 from clew.cli.options import Configured, JsonFlag, Option, Options, command
 from clew.cli.progress import progress_bar
 from clew.config.services import Question, TestLoss
+from clew.errors import ConfigError
 
 ModelToExplain = Annotated[str, Option(also=("model_path",))]
 
@@ -61,7 +63,7 @@ def tracin(options: TracinOptions) -> int:
     return 0
 
 
-class BatchTracinOptions(ExplainOptions):
+class BatchTracinOptions(ExplainOptions, ClusterOptions):
     """Options of `clew batch-tracin`."""
 
     test_triples: Annotated[str, Option(also=("test",))] = ""
@@ -98,7 +100,7 @@ def batch_tracin(options: BatchTracinOptions) -> int:
         node_name_dict=options.node_name_dict,
     )
     progress = progress_bar("tests", as_json=options.as_json)
-    result = workflow.batch_tracin(request, progress=progress)
+    result = workflow.batch_tracin(request, cluster=options.cluster_request(), progress=progress)
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
@@ -109,7 +111,8 @@ class TraceWindowsOptions(Configured):
     num_last_layers: Annotated[int | None, Field(ge=1)] = None
     """Use only this many modules, counted from the end (default: all)."""
     output: Path | None = None
-    """Also write the report to this JSON file."""
+    """Also write the report to this JSON file; of several explanations, one file each to this
+    folder."""
 
 
 class TraceSequenceOptions(TraceWindowsOptions):
@@ -117,24 +120,35 @@ class TraceSequenceOptions(TraceWindowsOptions):
 
     model: str
     """Run id or a folder of checkpoints of image sequences."""
-    frame: int | None = None
-    """Last frame of the test window (default: of the window with the largest error)."""
+    frame: str = ""
+    """Last frame of the test window, or of several, separated by commas (default: of the window
+    with the largest error)."""
+
+    @field_validator("frame")
+    @classmethod
+    def _are_frames(cls, value: str) -> str:
+        if value and not all(part.strip().isdigit() for part in value.split(",")):
+            raise ValueError("numbers of frames, such as 1200 or 1200,1208")
+        return value
 
 
 @command(TraceSequenceOptions)
 def trace_sequence(options: TraceSequenceOptions) -> int:
     """Find the training windows that drive a prediction from a sequence of frames."""
-    from clew.workflows.trace_sequence import trace_sequence as trace
+    from clew.workflows.trace_records import check_outputs, write_outputs
+    from clew.workflows.trace_sequence import trace_sequences
 
-    result = trace(
+    frames = [int(part) for part in options.frame.split(",")] if options.frame else [None]
+    check_outputs(options.output, len(frames))
+    results = trace_sequences(
         options.model,
-        options.frame,
+        frames,
         options.overrides,
         num_last_layers=options.num_last_layers,
-        output=options.output,
         progress=progress_bar("windows", as_json=False),
     )
-    click.echo(result.table())
+    write_outputs(results, options.output)
+    click.echo("\n\n".join(result.table() for result in results))
     return 0
 
 
@@ -143,27 +157,36 @@ class TraceTextOptions(TraceWindowsOptions):
 
     model: str
     """Run id or a folder of checkpoints of a language model."""
-    prompt: str
+    prompt: str = ""
     """Text before the continuation."""
     continuation: str = ""
     """Text to explain (default: what the model writes)."""
+    prompts: Path | None = None
+    """File of many to explain in one pass over the training windows: JSON objects with prompt and,
+    where it is given, continuation, one a line."""
 
 
 @command(TraceTextOptions)
 def trace_text(options: TraceTextOptions) -> int:
     """Find the training windows that made a language model's continuation likely."""
-    from clew.workflows.trace_text import trace_text as trace
+    from clew.workflows.trace_records import check_outputs, write_outputs
+    from clew.workflows.trace_text import Text, read_texts, trace_texts
 
-    result = trace(
+    if options.prompts is not None and (options.prompt or options.continuation):
+        raise ConfigError("--prompts and --prompt are both given; leave one of them out")
+    texts = [Text(options.prompt, options.continuation)]
+    if options.prompts is not None:
+        texts = read_texts(options.prompts)
+    check_outputs(options.output, len(texts))
+    results = trace_texts(
         options.model,
-        options.prompt,
-        options.continuation,
+        texts,
         options.overrides,
         num_last_layers=options.num_last_layers,
-        output=options.output,
         progress=progress_bar("windows", as_json=False),
     )
-    click.echo(result.table())
+    write_outputs(results, options.output)
+    click.echo("\n\n".join(result.table() for result in results))
     return 0
 
 
@@ -223,4 +246,27 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
     progress = progress_bar("retrainings", as_json=False)
     result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())
+    return 0
+
+
+class ReportOptions(Options):
+    """Options of `clew report`."""
+
+    explanation: str
+    """Run of kind trace, a folder that `clew tracin --output` wrote, or its JSON file."""
+    output: Path
+    """File to write."""
+    test: Annotated[int, Field(ge=0)] = 0
+    """Place of the explained triple in the report, from 0."""
+    format: Literal["html", "trapi"] = "html"
+    """A page to mail (html), or a message of the Translator Reasoner API (trapi)."""
+
+
+@command(ReportOptions)
+def report(options: ReportOptions) -> int:
+    """Write an explanation as one HTML file to mail, or as a TRAPI message."""
+    from clew.workflows.report import write_report
+
+    said = write_report(options.explanation, options.test, options.output, options.format)
+    click.echo(said)
     return 0

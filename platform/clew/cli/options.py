@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from clew.config.base import Section
 from clew.config.flags import flagged_fields
 from clew.config.load import parse_assignments
-from clew.errors import ConfigError
+from clew.errors import ConfigError, quoted
 
 ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
@@ -168,7 +168,7 @@ def _describe(error: ValidationError, typed: Mapping[str, str]) -> str:
         return reason
     if problem["type"] == "missing":
         return f"{dashed(field)} is missing; it is required"
-    return f"{dashed(typed.get(field, field))} is {problem['input']!r}; expected {reason}"
+    return f"{dashed(typed.get(field, field))} is {quoted(problem['input'])}; expected {reason}"
 
 
 class Verb(click.Command):

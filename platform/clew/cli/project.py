@@ -1,10 +1,10 @@
 """Commands for data and for the project as a whole: data, pretokenize, sync, demo, ui."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import click
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from clew.cli.options import Option, Options, command
 
@@ -16,13 +16,46 @@ class DataOptions(Options):
     """YAML file, or the name of a configuration that ships with Clew; its data set is read."""
     name: str = ""
     """Name of a data set instead: umls, or a folder under $CLEW_DATA."""
+    pack: Path | None = None
+    """Pack the triples into this new folder, for data.packed: training then reads them from the
+    disk."""
+    kgx: Path | None = None
+    """Folder with nodes and edges in KGX (TSV or JSON Lines) instead, to make a data set of."""
+    output_dir: Path | None = None
+    """With --kgx: new folder for the data set."""
+    qualifiers: bool = False
+    """With --kgx: edges whose qualifiers differ are of different relations."""
+    valid_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """With --kgx: share of the triples to validate with."""
+    test_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """With --kgx: share of the triples to test with."""
+    seed: int = 0
+    """With --kgx: seed of the choice."""
+
+    @model_validator(mode="after")
+    def _kgx_has_a_folder(self) -> Self:
+        if (self.kgx is None) != (self.output_dir is None):
+            given = "--kgx" if self.output_dir is None else "--output-dir"
+            raise ValueError(f"{given} alone is given; --kgx and --output-dir go together")
+        if self.kgx is not None and (self.config or self.name):
+            raise ValueError("--kgx comes instead of --config and --name; give one of them")
+        return self
 
 
 @command(DataOptions)
 def data(options: DataOptions) -> int:
-    """Read a data set, check it and describe its content."""
-    from clew.workflows.describe_data import describe_data
+    """Read a data set, check it and describe its content; or make one of KGX files."""
+    if options.kgx is not None and options.output_dir is not None:
+        from clew.workflows.convert_kgx import KgxRequest, convert_kgx
 
+        chosen = options.model_dump(exclude={"config", "name", "kgx", "pack"})
+        click.echo(convert_kgx(KgxRequest(options.kgx, **chosen)))
+        return 0
+    from clew.workflows.describe_data import describe_data, pack_data
+
+    if options.pack is not None:
+        click.echo(pack_data(options.config or None, options.name or None, options.pack))
+        return 0
     click.echo(describe_data(options.config or None, options.name or None))
     return 0
 

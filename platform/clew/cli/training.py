@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 from pydantic import Field, field_validator
 
+from clew.cli.cluster_options import ClusterOptions
 from clew.cli.options import HIDDEN, Configured, JsonFlag, Option, Options, command, is_main_process
 from clew.config.load import load
 from clew.errors import ConfigError
@@ -111,6 +112,8 @@ class PlanOptions(Configured):
     """Plan for this many entities, without the data."""
     num_relations: Annotated[int | None, Field(ge=1)] = None
     """Plan for this many relations, without inverses and without the data."""
+    num_triples: Annotated[int | None, Field(ge=1)] = None
+    """With both, this many training triples: for the time of an epoch."""
     vocabulary_size: Annotated[int | None, Field(ge=1)] = None
     """Plan for a vocabulary of this size (default: of the packed text or its tokenizer)."""
     frame_shape: Annotated[str, Field(pattern=r"^([1-9]\d*x[1-9]\d*x[1-9]\d*)?$")] = ""
@@ -134,6 +137,7 @@ def plan(options: PlanOptions) -> int:
         sizes=DataSizes(
             num_entities=options.num_entities,
             num_relations=options.num_relations,
+            num_triples=options.num_triples,
             vocabulary_size=options.vocabulary_size,
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),
@@ -142,7 +146,7 @@ def plan(options: PlanOptions) -> int:
     return 0
 
 
-class TuneOptions(Configured):
+class TuneOptions(Configured, ClusterOptions):
     """Options of `clew tune`."""
 
     config: str = DEFAULT_CONFIG
@@ -185,7 +189,8 @@ def tune(options: TuneOptions) -> int:
             bar.set_postfix_str(found, refresh=False)
             bar.update(min(seconds / 60, options.minutes) - bar.n)
 
-        result = workflow(request, say=tqdm.write, progress=show)
+        cluster = options.cluster_request()
+        result = workflow(request, cluster=cluster, say=tqdm.write, progress=show)
     click.echo(result.table())
     return 0
 
@@ -214,7 +219,7 @@ def evaluate(options: EvaluateOptions) -> int:
     return 0
 
 
-class CompareOptions(Options):
+class CompareOptions(ClusterOptions):
     """Options of `clew compare`."""
 
     study: str
@@ -242,6 +247,6 @@ def compare(options: CompareOptions) -> int:
 
     seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
     loaded = load_study(options.study, seeds=seeds, size=options.size or None)
-    for line in run_study(loaded, output=options.output):
+    for line in run_study(loaded, output=options.output, cluster=options.cluster_request()):
         click.echo(line)
     return 0

@@ -1,8 +1,9 @@
 """The base class of every section of the configuration."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 
 class Section(BaseModel):
@@ -15,6 +16,22 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*")
+    @classmethod
+    def _is_plain_text(cls, value: Any) -> Any:
+        """Refuse text that can be no name and no path, and that no file can hold."""
+        if isinstance(value, str) and ("\0" in value or not _can_be_written(value)):
+            raise ValueError("text that a file can hold, without NUL and half characters")
+        return value
+
+
+def _can_be_written(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # one half of a character
+        return False
+    return True
 
 
 @dataclass(frozen=True)

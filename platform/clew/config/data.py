@@ -15,6 +15,8 @@ class TripleData(Section):
     """Triples `head<TAB>relation<TAB>tail`; plain text, gzip or zstd."""
     name: str | None = None
     """A named data set: `umls` is bundled, others are folders under `$CLEW_DATA`."""
+    packed: str | None = None
+    """Folder that `clew data --pack` wrote (instead of `name`): its triples stay on the disk."""
     train: Annotated[str | None, TRAIN_FLAG] = None
     """File of training triples (instead of `name`)."""
     valid: Annotated[str | None, TRAIN_FLAG] = None
@@ -39,17 +41,30 @@ class TripleData(Section):
     @property
     def source(self) -> str:
         """Where the examples come from."""
-        return self.name or self.train or ""
+        return self.name or self.train or self.packed or ""
 
     @model_validator(mode="after")
     def _one_source(self) -> "TripleData":
-        if (self.name is None) == (self.train is None):
-            given = "both" if self.name is not None else "neither"
+        sources = {"data.name": self.name, "data.train": self.train, "data.packed": self.packed}
+        given = [key for key, value in sources.items() if value is not None]
+        if len(given) != 1:
+            shown = " and ".join(given) if given else "none of data.name, data.train, data.packed"
             raise ValueError(
-                f"{given} of data.name and data.train given; give exactly one of them: a named "
-                "data set (for example umls) or a file of training triples"
+                f"{shown} given; give exactly one of them: a named data set (for example umls), a "
+                "file of training triples, or a folder of clew data --pack"
             )
+        if self.packed is not None:
+            _refuse_files(self)
         return self
+
+
+def _refuse_files(data: TripleData) -> None:
+    for key in ("valid", "test", "entity_to_id", "relation_to_id"):
+        if getattr(data, key):
+            raise ValueError(
+                f"data.{key} and data.packed given, but a packed folder has its own splits and "
+                f"ids; leave data.{key} out, or give it when you pack"
+            )
 
 
 class TokenData(Section):

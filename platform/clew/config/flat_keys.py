@@ -8,7 +8,7 @@ otherwise.
 from collections.abc import Mapping
 from typing import Any
 
-from clew.errors import ConfigError
+from clew.errors import ConfigError, quoted
 
 FLAT_KEYS: dict[str, str] = {
     "architecture": "model.architecture",
@@ -46,7 +46,7 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
             )
         if name == "memory_optimized":
             if not isinstance(value, bool):
-                raise ConfigError(f"memory_optimized is {value!r}; expected true or false")
+                raise ConfigError(f"memory_optimized is {quoted(value)}; expected true or false")
             target[key] = REDUCED_CHANNELS if value else FULL_CHANNELS
         else:
             target[key] = value
@@ -56,5 +56,5 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, Any]:
     target = content.setdefault(section, {})
     if not isinstance(target, dict):
-        raise ConfigError(f"{section}: is {target!r}, expected keys because {name} is given")
+        raise ConfigError(f"{section}: is {quoted(target)}, expected keys because {name} is given")
     return target

@@ -14,10 +14,11 @@ from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
 from clew.config.suggestions import valid_names
 from clew.config.yaml_text import MAX_CHARACTERS, parse_yaml
-from clew.errors import ConfigError
+from clew.errors import ConfigError, described, quoted
 
 Overrides = Mapping[str, Any]
 
+SHOWN_PROBLEMS = 8
 GRAPH_FILES = (
     "valid",
     "test",
@@ -55,8 +56,10 @@ def from_mapping(
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        problems = "; ".join(_describe(dict(problem)) for problem in error.errors())
-        raise ConfigError(f"{source}: {problems}") from None
+        problems = [_describe(dict(problem)) for problem in error.errors()]
+        more = len(problems) - SHOWN_PROBLEMS
+        shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+        raise ConfigError(f"{source}: {shown}") from None
 
 
 def with_settings(
@@ -92,7 +95,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     try:
         content = parse_yaml(text)
     except ConfigError as error:
@@ -114,7 +117,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or "." not in key:
-            raise ConfigError(f"{text!r} is not an assignment; write section.key=value")
+            raise ConfigError(f"{quoted(text)} is not an assignment; write section.key=value")
         overrides[key.strip()] = _read_value(value.strip())
     return overrides
 
@@ -142,26 +145,38 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
     for key, value in overrides.items():
         section, _, name = key.partition(".")
         if section not in RunConfig.model_fields:
-            raise ConfigError(f"{key}: no section {section!r}; {valid_names(section, _sections())}")
+            known = valid_names(section, _sections())
+            raise ConfigError(f"{quoted(key)[1:-1]}: no section {quoted(section)}; {known}")
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"{section}: is {target!r}, expected keys such as {name!r}")
+            raise ConfigError(
+                f"{section}: is {quoted(target)}, expected keys such as {quoted(name)}"
+            )
         if name == "kind":
             _keep_common_keys(target, section, value)
-        if key == "data.train" and "data.name" not in overrides:
-            for stale in ("name", *GRAPH_FILES):
-                target.pop(stale, None)
-        if key == "data.name":
-            for stale in ("train", "dataset", *GRAPH_FILES):
-                target.pop(stale, None)
-        if key == "data.dataset" and "data.name" not in overrides:
-            target.pop("name", None)
+        _replace_source(target, key, overrides)
         target[name] = None if value in ("null", "None") else value
     # Path options may come in any order, so this restores what `data.train` has cleared.
     for key, value in overrides.items():
         if key.startswith("data."):
             merged["data"][key.partition(".")[2]] = None if value in ("null", "None") else value
     return merged
+
+
+def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> None:
+    """Remove what a newly given source of the data stands for instead; a name wins."""
+    if key != "data.name" and "data.name" in overrides:
+        return
+    is_graph = overrides.get("data.kind", target.get("kind", "triples")) == "triples"
+    packed = ("packed",) if is_graph else ()
+    replaced = {
+        "data.name": ("train", "dataset", *packed, *GRAPH_FILES),
+        "data.train": ("name", *packed, *GRAPH_FILES),
+        "data.dataset": ("name",),
+        "data.packed": ("name", "train", *GRAPH_FILES) if is_graph else (),
+    }
+    for stale in replaced.get(key, ()):
+        target.pop(stale, None)
 
 
 def _fill_kind(target: Any, section: str, fitting: TaskKind | None) -> None:
@@ -207,7 +222,7 @@ def _model_classes(annotation: Any) -> list[type[BaseModel]]:
 def _describe(problem: dict[str, Any]) -> str:
     """Return a problem in one line; an unknown key is followed by the valid ones."""
     # A tagged union adds its tag to the location: data -> (triples) -> name.
-    location = [str(part) for part in problem["loc"]]
+    location = [quoted(str(part))[1:-1] for part in problem["loc"]]
     section = location[0] if location else ""
     kinds = [_kind_of(c) for c in _classes_or_none(section)]
     path = ".".join(p for i, p in enumerate(location) if not (i == 1 and p in kinds))
@@ -218,14 +233,14 @@ def _describe(problem: dict[str, Any]) -> str:
             return f"{path}: unknown key; {valid_names(location[-1], names)}"
         case "union_tag_invalid" | "union_tag_not_found":
             tag = given.get("kind") if isinstance(given, Mapping) else given
-            return f"{path}.kind: {tag!r} is not valid; {valid_names(str(tag), kinds)}"
+            return f"{path}.kind: {quoted(tag)} is not valid; {valid_names(str(tag), kinds)}"
         case "value_error":
             return f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
         case "missing":
             return f"{path}: missing; it has no default"
         case _:
             reason = problem["msg"].removeprefix("Input should be ")
-            return f"{path}: {given!r} given, expected {reason}"
+            return f"{path}: {quoted(given)} given, expected {reason}"
 
 
 def _classes_or_none(section: str) -> list[type[BaseModel]]:

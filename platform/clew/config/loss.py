@@ -29,6 +29,15 @@ class EntityLoss(Section):
     """Factor of a second task: softmax cross entropy of a triple's relation among all relations,
     inverse ones included (Chen et al., 2021). For complex, cp, distmult and rescal."""
 
+    negatives: int | None = Field(default=None, ge=1)
+    """Number of entities that a batch is compared with in place of all: one sample for the whole
+    batch, corrected so that the loss over all entities is what it estimates. For graphs of tens of
+    millions of entities. Unset: all entities. With `optimizer.kind=adagrad` and
+    `optimizer.row_wise=true` only the rows that a batch touches are updated."""
+    negative_sampling: Literal["uniform", "degree"] = "uniform"
+    """Which entities a sample holds: all alike, or in proportion to
+    (1 + number of training triples)^0.75."""
+
     @property
     def needs_factorization(self) -> str | None:
         """The key of a term that only tensor factorizations have, if one is in force."""

@@ -5,10 +5,12 @@ that the links point to, so a preset and its file in `experiments/` cannot diffe
 """
 
 import logging
+import os
 from pathlib import Path
 
 from clew.config.suggestions import valid_names
-from clew.errors import ConfigError
+from clew.errors import ConfigError, quoted
+from clew.folders import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +67,14 @@ def find_space(given: str | Path) -> Path:
 
 
 def _find(given: str | Path, shipped: dict[str, Path], what: str) -> Path:
-    path = Path(given).expanduser()
-    if path.is_file():
+    path = expanded(given)
+    if os.path.isfile(path):  # Path.is_file raises for what can be no path
         return path
     name = path.stem if path.suffix in SUFFIXES else path.name
     found = shipped.get(name)
     if found is None:
         raise ConfigError(
-            f"{given}: no such {what}, and Clew ships with none of that name; "
+            f"{quoted(str(given))[1:-1]}: no such {what}, and Clew ships with none of that name; "
             f"{valid_names(name, list(shipped))}"
         )
     here = Path("experiments", found.parent.name, found.name)

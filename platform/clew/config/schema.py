@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
-from clew.config.data import DataConfig
+from clew.config.data import DataConfig, TripleData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.graph_models import (
     ConvEModel,
@@ -18,9 +18,9 @@ from clew.config.graph_models import (
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
 from clew.config.kinds import check_kinds, fill_sections
 from clew.config.loss import EntityLoss, LossConfig, OneVsAllLoss
-from clew.config.optimizer import Adam, ConstantSchedule, OptimizerConfig, ScheduleConfig
+from clew.config.optimizer import Adagrad, Adam, ConstantSchedule, OptimizerConfig, ScheduleConfig
 from clew.config.services import EvaluationConfig, InfluenceConfig, TrackingConfig
-from clew.config.training import OptimizationsConfig, TrainingConfig
+from clew.config.training import AUTO_BATCH_SIZE, OptimizationsConfig, TrainingConfig
 
 ModelConfig = Annotated[
     GraphModelConfig | EigenstateLMModel | SequenceRegressionModel, Field(discriminator="kind")
@@ -81,6 +81,9 @@ class RunConfig(Section):
             )
         if isinstance(self.loss, EntityLoss):
             self._refuse_terms_without_factors(self.loss)
+            self._refuse_whole_tables(self.loss)
+        if self.training.shard_entities:
+            self._refuse_unsharded()
         if self.data.kind == "image_sequences":
             self._refuse_unused_groups(self.data)
         check_kinds(self.data.kind, self.model.kind, self.loss.kind, self.evaluation.metric)
@@ -94,6 +97,45 @@ class RunConfig(Section):
                 f"but model.kind is {self.model.kind!r}; it is defined for complex, cp, distmult "
                 "and rescal"
             )
+
+    def _refuse_whole_tables(self, loss: EntityLoss) -> None:
+        """Refuse what would touch every row where only those of a batch are to be updated."""
+        if not self.updates_rows:
+            return
+        if self.optimizer.weight_decay:
+            raise ValueError(
+                f"optimizer.weight_decay is {self.optimizer.weight_decay}, but with "
+                f"loss.negatives={loss.negatives} and optimizer.row_wise only the rows of a batch "
+                "are updated; set it to 0, or use loss.regularizer"
+            )
+        if self.optimizations.torch_compile:
+            raise ValueError(
+                "optimizations.torch_compile is true, but the gradients of single rows "
+                f"(loss.negatives={loss.negatives}, optimizer.row_wise) cannot be compiled; set it "
+                "to false"
+            )
+
+    def _refuse_unsharded(self) -> None:
+        """Refuse what needs the whole table of entities in one process."""
+        data, model = self.data, self.model
+        if not (isinstance(data, TripleData) and isinstance(model, GraphModelSettings)):
+            raise ValueError(
+                f"training.shard_entities is true, but data.kind is {data.kind!r}; only link "
+                "prediction has a table of entities: set it to false"
+            )
+        unfit = {
+            "data.inverse_relations": (data.inverse_relations, True),
+            "loss.implementation": (getattr(self.loss, "implementation", "") == "plain", False),
+            "model.warm_start": (bool(model.warm_start), False),
+            "optimizations.torch_compile": (self.optimizations.torch_compile, False),
+            "training.batch_size=auto": (self.training.batch_size == AUTO_BATCH_SIZE, False),
+        }
+        for key, (value, fit) in unfit.items():
+            if value != fit:
+                raise ValueError(
+                    f"training.shard_entities is true, which does not go with {key}"
+                    f"{'=false' if fit else ''}; change that, or set training.shard_entities=false"
+                )
 
     def _refuse_unused_groups(self, data: ImageSequenceData) -> None:
         """Refuse held-out groups that are never tested, or that both choose and test a model."""
@@ -115,6 +157,12 @@ class RunConfig(Section):
                 f"evaluation.every_epochs to training.num_epochs ({self.training.num_epochs}) or "
                 "more, without early stopping and without schedule.kind=plateau"
             )
+
+    @property
+    def updates_rows(self) -> bool:
+        """Whether a step updates only the rows of the entity table that its batch touches."""
+        sampled = isinstance(self.loss, EntityLoss) and self.loss.negatives is not None
+        return sampled and isinstance(self.optimizer, Adagrad) and self.optimizer.row_wise
 
     @property
     def smallest_batch_size(self) -> int:

@@ -11,6 +11,9 @@ Question = Literal["tail", "head", "both"]
 """Which answer of a triple is explained."""
 TestLoss = Literal["trained", "filtered"]
 
+WINDOW_FLAG = Flag(("trace_text", "trace_sequence"))
+ANY_EXPLAIN_FLAG = Flag((*EXPLAIN_FLAG.verbs, *WINDOW_FLAG.verbs))
+
 
 class EvaluationConfig(Section):
     """Quality on validation and test examples."""
@@ -35,17 +38,18 @@ class EvaluationConfig(Section):
 
 
 class InfluenceConfig(Section):
-    """How `tracin` and `batch_tracin` explain predictions."""
+    """How `tracin`, `batch_tracin`, `trace_text` and `trace_sequence` explain predictions."""
 
-    top_k: Annotated[int, Flag((*EXPLAIN_FLAG.verbs, "trace_text", "trace_sequence"))] = Field(
-        default=10, ge=0
-    )
+    top_k: Annotated[int, ANY_EXPLAIN_FLAG] = Field(default=10, ge=0)
     """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
     score: Annotated[
-        Literal["raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled"],
+        Literal["auto", "raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled"],
         EXPLAIN_FLAG,
-    ] = "raw"
-    """`raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
+    ] = "auto"
+    """`auto`: the form that was measured to predict retraining best, `kronecker`; `cosine` for the
+    graph models and losses that it is not defined for; `raw` for text and frames.
+
+    `raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
     training example wins by the size of its gradient alone; `deflated`: without convolution and
     normalisation and without the mean directions that all examples share, divided by the training
     gradient's norm; `kronecker`: with every factor of a gradient whitened, without convolution and
@@ -60,15 +64,26 @@ class InfluenceConfig(Section):
     test_loss: Annotated[TestLoss, EXPLAIN_FLAG] = "trained"
     """Loss of the test triple: `trained`: as in training, smoothed, every other entity a wrong
     answer; `filtered`: not smoothed, without the other known answers, as ranks are."""
-    with_cosine: bool = True
-    """Report the cosine next to every raw score; takes about 10 % more time."""
+    with_cosine: Annotated[bool, WINDOW_FLAG] = True
+    """Report the cosine next to every raw score; takes about 10 % more time for triples and, for
+    windows that are all scored for a single prompt, as much as a third."""
+    search: Annotated[Literal["all", "index"], WINDOW_FLAG] = "all"
+    """Training windows whose scores are computed: `all` of them, or the best `candidates` of an
+    `index`: random projections of every window's gradient, which are made the first time, kept
+    beside each checkpoint, and made again where they are of other weights or data."""
+    candidates: Annotated[int, WINDOW_FLAG] = Field(default=20, ge=1)
+    """Windows with the largest, and as many with the smallest estimates, whose scores are computed
+    after a search by index; at least `top_k`."""
+    projection_rank: int = Field(default=64, ge=1)
+    """Directions on each side to which the index projects the gradient of a matrix: its size grows
+    with the square, the error of estimates falls in proportion."""
     batch_size: Annotated[int | None, EXPLAIN_FLAG] = Field(default=None, ge=1)
     """Training triples computed at once; unset: chosen by `memory_budget_mib`."""
     memory_budget_mib: float = Field(default=512.0, gt=0)
     """Memory, in addition to models and results, that the engine may use; it sets its tiles. For
     `unrolled`, memory for the states between two checkpoints: where they do not fit, the steps are
     taken a second time."""
-    use_mixed_precision: Annotated[bool, EXPLAIN_FLAG] = False
+    use_mixed_precision: Annotated[bool, ANY_EXPLAIN_FLAG] = False
     """Compute large matrix products with half-precision operands; the deviation from float32 on a
     sample is measured and recorded."""
     mixed_precision_dtype: Literal["auto", "float16", "bfloat16"] = "auto"

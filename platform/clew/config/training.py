@@ -9,6 +9,7 @@ from clew.config.base import TRAIN_FLAG, Flag, Section
 AUTO_BATCH_SIZE = 0
 """The number that stands for `training.batch_size: auto`."""
 DEFAULT_BATCH_SIZE = 256
+DEFAULT_TIMEOUT_SECONDS = 1800.0
 
 
 def _read_auto(value: Any) -> Any:
@@ -42,6 +43,10 @@ class TrainingConfig(Section):
     """Largest norm of a step's gradients; larger ones are scaled down; unset: no clipping."""
     seed: Annotated[int, TRAIN_FLAG] = Field(default=0, ge=0, lt=2**32)
     """Seed for the initial weights, dropout and the order of examples."""
+    shuffle_block: int | None = Field(default=None, ge=1)
+    """Shuffle in blocks of this many consecutive examples, 256 blocks or more at a time, so that
+    data on the disk are read in pieces and the order of an epoch is never in memory as a whole.
+    Unset: all examples are shuffled together."""
     deterministic: bool = False
     """Use only deterministic algorithms of torch; slower on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -49,6 +54,12 @@ class TrainingConfig(Section):
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of torch on the CPU; unset: one for each core that the process may use, by its
     affinity and its control group's quota, or as `OMP_NUM_THREADS` says."""
+    shard_entities: bool = False
+    """Spread the rows of the entity table over the processes of `torchrun`: each holds its rows,
+    their optimizer state and their part of the loss. For link prediction with inverse relations."""
+    peer_timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, gt=0)
+    """Under `torchrun`, how long a process waits for the others before it stops and names the one
+    that died or hangs. Longer than an evaluation, for which the others wait."""
     checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
     """Epochs between two checkpoints; 0: only the last one. TracIn sums over these."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from clew.errors import ConfigError, described
+from clew.errors import ConfigError, described, printable, quoted
 
 MAX_CHARACTERS = 2**20
 MAX_NODES = 100_000
@@ -30,7 +30,8 @@ def parse_yaml(text: str) -> Any:
     except RecursionError:
         raise ConfigError("not valid YAML (brackets within brackets without end)") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML ({' '.join(str(error).split())[:300]})") from None
+        said = printable(" ".join(str(error).split()))
+        raise ConfigError(f"not valid YAML ({said[:300]})") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -65,6 +66,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 continue
             key = key_node.value
             if key in seen:
-                raise ConfigError(f"line {line}: key {key!r} is given twice; keep one of them")
+                raise ConfigError(
+                    f"line {line}: key {quoted(key)} is given twice; keep one of them"
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew import names
-from clew.errors import ConfigError, DataError, described
+from clew.errors import ConfigError, DataError
+from clew.parquet import read_columns
 
 BASELINE_PREFIX = "baseline_"
 QUANTILES = (0.5, 0.9, 0.95)
@@ -193,9 +194,9 @@ class HeldOutErrors:
         Raises:
             DataError: it is no such file.
         """
-        try:
-            table = pq.read_table(path, columns=["split", "error"])
-        except (pa.ArrowInvalid, KeyError, OSError) as error:
-            raise DataError(f"{path}: not a file of errors ({described(error)})") from None
+        types = {"split": pa.string(), "error": pa.float64()}
+        table = read_columns(path, types, "a file of errors")
         split, values = np.array(table["split"]), table["error"].to_numpy()
+        if not np.isfinite(values).all():
+            raise DataError(f"{path}: not a file of errors (an error is missing or infinite)")
         return cls(values[split == "valid"], values[split == "test"])

@@ -23,8 +23,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import ConfigError, DataError, described
-from clew.folders import DATA_VARIABLE, data_folder
+from clew.errors import ConfigError, DataError, described, quoted
+from clew.extras import extra
+from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
 from clew.image_sequences.stores import (
     ArrayFrames,
     ChannelAxis,
@@ -98,7 +99,7 @@ def find_frames(config: ImageSequenceData) -> Path:
         ConfigError: there is none.
     """
     if config.path is not None:
-        path = Path(config.path).expanduser()
+        path = expanded(config.path)
         if not path.exists():
             raise ConfigError(
                 f"data.path {config.path}: no such file or folder; expected an HDF5 file or a "
@@ -108,7 +109,8 @@ def find_frames(config: ImageSequenceData) -> Path:
     root = data_folder()
     if root is None:
         raise ConfigError(f"data.name is {config.name!r}; set {DATA_VARIABLE} to its folder")
-    candidates = [root / f"{config.name}{s}" for s in ("", *HDF5_SUFFIXES)]
+    name = check_data_name(str(config.name))
+    candidates = [root / f"{name}{s}" for s in ("", *HDF5_SUFFIXES)]
     found = next((path for path in candidates if path.exists()), None)
     if found is None:
         raise ConfigError(
@@ -161,7 +163,7 @@ def _target_ahead(path: Path, value: Any) -> float:
     except (TypeError, ValueError):
         ahead = -1.0
     if not 0 <= ahead < math.inf:
-        raise DataError(f"{path}: target_ahead is {value!r}; expected a number from 0 on")
+        raise DataError(f"{path}: target_ahead is {quoted(value)}; expected a number from 0 on")
     return ahead
 
 
@@ -226,12 +228,13 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 def _read_hdf5(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    import h5py
+    with extra("images"):
+        import h5py
 
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise DataError(f"{path}: not a readable HDF5 file ({error})") from None
+        raise DataError(f"{path}: not a readable HDF5 file ({described(error)})") from None
     with file:
         try:
             links = set(file)  # a link that leads nowhere among them
@@ -240,7 +243,7 @@ def _read_hdf5(
             if wrong or "images" not in sets or sets["images"].shape is None:
                 raise DataError(
                     f"{path}: no data set {(*wrong, 'images')[0]} (it has "
-                    f"{', '.join(file) or 'nothing'})"
+                    f"{', '.join(file)[:200] or 'nothing'})"
                 )
             images = sets.pop("images")
             check_pixels(path, images.dtype)
@@ -284,6 +287,7 @@ def _groups(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarra
             "number or a text for each frame"
         )
     if column.dtype.kind == "f":
+        column = column.astype(np.float64)  # half precision does not reach MAX_GROUP
         broken = np.flatnonzero(~(np.abs(column) < MAX_GROUP) | (column != np.trunc(column)))
         if len(broken):
             raise DataError(

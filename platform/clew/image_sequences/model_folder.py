@@ -10,8 +10,9 @@ A run keeps the second beside its checkpoints, so that its data need not be ther
 
 import shutil
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
 from clew.config.load import from_mapping
@@ -25,12 +26,15 @@ SEQUENCES_FILE = "sequences.json"
 HELD_OUT_FILE = "held_out_errors.parquet"
 
 
+Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+
+
 class SequencesRecord(BaseModel):
     """What a run says of the data that it was trained on."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    frames: tuple[int, int, int, int]
+    frames: tuple[Size, Size, Size, Size]
     """(frame, channel, height, width)."""
     unit: str
     target_name: str

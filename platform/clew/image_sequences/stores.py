@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from clew.errors import DataError, described
+from clew.extras import extra
 
 ChannelAxis = Literal["first", "last"]
 FrameShape = tuple[int, int, int, int]
@@ -151,7 +152,7 @@ class FileFrames:
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""
-        return self.layout.frames(np.stack([np.load(self.paths[int(i)]) for i in frames]))
+        return self.layout.frames(np.stack([open_array(self.paths[int(i)]) for i in frames]))
 
 
 @dataclass
@@ -169,13 +170,17 @@ class HDF5Frames:
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""
-        import h5py
+        with extra("images"):
+            import h5py
 
-        if self._file is None:
-            self._file = h5py.File(self.path, "r")
         # HDF5 reads ascending indices, each once.
         ordered, place = np.unique(frames, return_inverse=True)
-        return self.layout.frames(self._file["images"][ordered][place])
+        try:
+            if self._file is None:
+                self._file = h5py.File(self.path, "r")
+            return self.layout.frames(self._file["images"][ordered][place])
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the open file behind: each process opens its own."""

@@ -68,8 +68,11 @@ def outer_or_explicit(left: Tensor, right: Tensor) -> Factor:
     """Keep P positions factored only if 2 P^2 <= number of weights; otherwise materialise them.
 
     A pair of factored examples costs 2 P^2 (row + column) FLOP, a pair of materialised ones
-    2 row column, and one materialisation pays for all pairs.
+    2 row column, and one materialisation pays for all pairs. Under autocast one side may be in
+    half precision; from here on both have the wider type.
     """
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    left, right = left.to(dtype), right.to(dtype)
     num_positions, num_weights = left.shape[1], left.shape[2] * right.shape[2]
     if num_positions > 1 and 2 * num_positions**2 > num_weights:
         return Explicit(torch.einsum("npr,npc->nrc", left, right).flatten(1))

@@ -1,13 +1,8 @@
-"""What influence refuses to build on: missing checkpoints or weights, scores that overflowed."""
+"""What influence refuses to build on: missing checkpoints, and checkpoints without weights."""
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from scipy.stats import spearmanr
-
-from clew.errors import CheckpointError, NonFiniteLossError
-from clew.influence.scores import Scored
+from clew.errors import CheckpointError
 from clew.training.checkpoints import CheckpointRecord
 
 
@@ -65,33 +60,3 @@ def without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[Ch
             )
         reached = record.step
     return kept
-
-
-def clean_up(device: torch.device) -> None:
-    """Return cached memory to the driver."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def require_finite(*results: Scored) -> None:
-    """Raise an error if a score is NaN or infinite."""
-    for scored in results:
-        if not np.isfinite(scored.influence).all():
-            raise NonFiniteLossError(
-                "influence scores contain NaN or infinity; a checkpoint or a half-precision "
-                "product overflowed. Compute without use_mixed_precision, or omit that checkpoint"
-            )
-
-
-def deviation(half: np.ndarray, exact: np.ndarray) -> dict[str, float]:
-    """Return how far scores `(test, train)` in half precision are from exact ones."""
-    correlations = []
-    for a, b in zip(half, exact, strict=True):
-        top = np.argsort(-np.abs(b))[:100]
-        if len(top) > 1:
-            correlations.append(spearmanr(a[top], b[top]).statistic)
-    error = np.abs(half - exact).max() / np.abs(exact).max()
-    return {
-        "relative_error": float(error),
-        "spearman_top_100": float(np.mean(correlations)) if correlations else 1.0,
-    }

@@ -7,7 +7,7 @@ torch.func) and is listed in `explicit_parameters`. If neither works, an error n
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic
 
@@ -46,6 +46,9 @@ class FactoredGradients(Generic[B]):
         model: Its trainable parameters are those with `requires_grad`; set to evaluation mode.
         examples: At least one example; needed to see how parameters are used.
         select: Whether to include a parameter, by name; the others are treated as frozen.
+        half: Half-precision type of the network's matrix products; None: the parameters' own type.
+        examined: `explicit_parameters` of the same model with other weights, which need not be
+            found and checked again; None: find and check them.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class FactoredGradients(Generic[B]):
         examples: ExampleSource[B],
         *,
         select: Callable[[str], bool] = lambda name: True,
+        half: torch.dtype | None = None,
+        examined: Mapping[str, str] | None = None,
     ) -> None:
         self.task, self.model = task, model.eval()
         self.parameters = {
@@ -65,6 +70,17 @@ class FactoredGradients(Generic[B]):
         ]
         if not self.parameters:
             raise InfluenceError("no trainable parameter is selected; select at least one layer")
+        self.half: torch.dtype | None = None  # what is examined is examined in full precision
+        if examined is None:
+            self._examine(examples)
+        else:
+            self.explicit_parameters = {n: r for n, r in examined.items() if n in self.parameters}
+        self.half = half
+
+    @torch.enable_grad()
+    def _examine(self, examples: ExampleSource[B]) -> None:
+        """Find how parameters are used, and compare gradients with plain backward passes."""
+        task, model = self.task, self.model
         device = next(model.parameters()).device
         indices = np.array([0, min(1, len(examples) - 1)])
         singles = [examples.batch(indices[i : i + 1]).to(device) for i in range(2)]
@@ -86,12 +102,16 @@ class FactoredGradients(Generic[B]):
         explicit = frozenset(self.explicit_parameters)
         with self._trainable(explicit), torch.enable_grad():
             recorder = Recorder(self.parameters, explicit)
-            with recorder:
+            with recorder, self._precision():
                 losses = self.task.example_losses(self.model, batch)
             self._require_known(recorder)
             grads = _edge_gradients(losses, recorder.uses, retain=bool(explicit))
             dense = {name: self._explicit_gradients(losses, name) for name in explicit}
         return self._assemble(recorder.uses, grads, dense, len(losses))
+
+    def _precision(self) -> torch.autocast:
+        device = next(self.model.parameters()).device.type
+        return torch.autocast(device, self.half, enabled=self.half is not None)
 
     def _assemble(
         self, uses: list[Use], grads: list[Tensor | None], dense: Factors, num_examples: int

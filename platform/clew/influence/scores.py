@@ -11,7 +11,10 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.stats import spearmanr
 from torch import Tensor
+
+from clew.errors import NonFiniteLossError
 
 Sign = Literal[1, -1]
 
@@ -193,3 +196,27 @@ def side_by_side(*parts: Scored) -> Scored:
         cosine=np.concatenate(cosines, axis=1) if cosines else None,
         by_run=np.concatenate(runs, axis=2) if runs else None,
     )
+
+
+def require_finite(*results: Scored) -> None:
+    """Raise an error if a score is NaN or infinite."""
+    for scored in results:
+        if not np.isfinite(scored.influence).all():
+            raise NonFiniteLossError(
+                "influence scores contain NaN or infinity; a checkpoint or a half-precision "
+                "product overflowed. Compute without use_mixed_precision, or omit that checkpoint"
+            )
+
+
+def deviation(half: np.ndarray, exact: np.ndarray) -> dict[str, float]:
+    """Return how far scores `(test, train)` in half precision are from exact ones."""
+    correlations = []
+    for a, b in zip(half, exact, strict=True):
+        top = np.argsort(-np.abs(b))[:100]
+        if len(top) > 1:
+            correlations.append(spearmanr(a[top], b[top]).statistic)
+    error = np.abs(half - exact).max() / np.abs(exact).max()
+    return {
+        "relative_error": float(error),
+        "spearman_top_100": float(np.mean(correlations)) if correlations else 1.0,
+    }

@@ -12,7 +12,7 @@ import codecs
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clew.errors import DataError
+from clew.errors import DataError, described, quoted
+from clew.folders import expanded
 from clew.text_blocks import COMPRESSIONS
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
@@ -33,6 +34,8 @@ SUFFIXES: dict[str, UnitKind] = {
 }
 SHORT_NAMES = {"finewebedu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
 """Short name to a Hugging Face data set and the part of it that is meant."""
+TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view())
+SHOWN_NAMES = 10
 UNIT_BYTES = 8 * 2**20
 PIECE_BYTES = 2**20
 LONGEST_LINE_BYTES = 8 * PIECE_BYTES
@@ -67,7 +70,7 @@ def plan_units(dataset: str, *, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
     Raises:
         DataError: there is no such data set, or nothing in it that can be read.
     """
-    path = Path(dataset).expanduser()
+    path = expanded(dataset)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and _kind_of(p) is not None)
         if not files:
@@ -79,7 +82,7 @@ def plan_units(dataset: str, *, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
     if path.suffix or path.is_absolute() or importlib.util.find_spec("datasets") is None:
         raise DataError(
             f"{dataset}: no such file or folder, nor one under $CLEW_DATA; for a Hugging Face data "
-            "set of this name, pip install 'clew[huggingface]'"
+            "set of this name, pip install 'clew[language]'"
         )
     return [Unit("huggingface", dataset)]
 
@@ -211,13 +214,13 @@ def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> It
     place = f"{unit.path}, line {number}" + (f" after byte {unit.start}" if unit.start else "")
     try:
         content = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{place}: {line[:60]!r} is not JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: {line[:60]!r} is not JSON ({described(error)})") from None
     text = content.get(text_column) if isinstance(content, dict) else None
     if not isinstance(text, str):
-        keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
+        keys = _listed(content) if isinstance(content, dict) else type(content).__name__
         raise DataError(
-            f"{place}: no text under {text_column!r}; it has {keys}: set data.text_column"
+            f"{place}: no text under {quoted(text_column)}; it has {keys}: set data.text_column"
         )
     yield Piece(text.encode("utf-8", "replace"), ends_document=True)
 
@@ -225,23 +228,37 @@ def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> It
 def _parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path}: not a readable Parquet file ({error})") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not a readable Parquet file ({described(error)})") from None
 
 
 def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
     with _parquet(Path(unit.path)) as file:
-        columns = file.schema_arrow.names
-        if text_column not in columns:
+        schema = file.schema_arrow
+        if schema.names.count(text_column) != 1:
             raise DataError(
-                f"{unit.path}: no column {text_column!r}; it has {', '.join(columns)}: set "
-                "data.text_column"
+                f"{unit.path}: no column {quoted(text_column)}; it has {_listed(schema.names)}: "
+                "set data.text_column"
             )
-        batches = file.iter_batches(row_groups=[unit.start], columns=[text_column])
-        for batch in batches:
-            for value in batch.column(0):
-                if value.is_valid:
-                    yield Piece(str(value.as_py()).encode("utf-8", "replace"), ends_document=True)
+        kind = schema.field(text_column).type
+        if kind not in TEXT_TYPES:
+            raise DataError(
+                f"{unit.path}: column {quoted(text_column)} holds {str(kind)[:60]}; expected text: "
+                "set data.text_column"
+            )
+        try:
+            for batch in file.iter_batches(row_groups=[unit.start], columns=[text_column]):
+                column = batch.column(0).cast(pa.large_string())
+                column.validate(full=True)  # it is UTF-8
+                for value in column.drop_null():
+                    yield Piece(value.as_py().encode(), ends_document=True)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{unit.path}: cannot be read ({described(error)})") from None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the first names of many, for a message."""
+    return ", ".join(quoted(name)[1:-1] for name in itertools.islice(names, SHOWN_NAMES))
 
 
 def _read_huggingface(name: str, text_column: str) -> Iterator[Piece]:
@@ -258,5 +275,5 @@ def _read_huggingface(name: str, text_column: str) -> Iterator[Piece]:
         ) from None
     for row in rows:
         if text_column not in row:
-            raise DataError(f"{name}: no column {text_column!r}; it has {', '.join(row)}")
+            raise DataError(f"{name}: no column {text_column!r}; it has {_listed(row)}")
         yield Piece(str(row[text_column]).encode("utf-8", "replace"), ends_document=True)

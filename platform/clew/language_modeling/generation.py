@@ -1,6 +1,7 @@
 """Continue a text token by token, carrying the state: a step costs the same however long it is."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clew.errors import ConfigError
 from clew.language_modeling.model import CarriedState, EigenstateLM
 
 PROMPT_SEGMENT = 4096
@@ -34,6 +36,13 @@ class Sampling:
     top_p: float = 1.0
     """Draw only among the fewest of the most likely tokens that together have this probability
     (nucleus sampling; Holtzman et al., 2020, arXiv 1904.09751, section 3.1)."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.temperature < math.inf and 0 < self.top_p <= 1):
+            raise ConfigError(
+                f"temperature is {self.temperature:g} and top_p {self.top_p:g}; expected a number "
+                "from 0 on, and one above 0 up to 1"
+            )
 
     def draw(
         self, logits: Float[Tensor, "batch token"], generator: torch.Generator | None

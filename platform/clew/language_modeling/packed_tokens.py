@@ -13,15 +13,18 @@ Windows are read where they lie, through the system's page cache: nothing is cop
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from clew.errors import DataError
+from clew.errors import DataError, described
 from clew.files import write_whole
 from clew.language_modeling.tokenizers import BYTES, Tokenizer
 
 SCHEMA_VERSION = 2
+MAX_MANIFEST_BYTES = 2**20
 TOKENS_FILE = "tokens.bin"
 LENGTHS_FILE = "bytes.bin"
 LENGTH_TYPE = np.dtype("<u4")
@@ -29,25 +32,28 @@ MANIFEST_FILE = "manifest.json"
 TOKENS_AT_ONCE = 2**22
 
 
-@dataclass(frozen=True)
+Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PackManifest:
     """What a packed corpus says of itself."""
 
     dataset: str
     tokenizer: str
     tokenizer_fingerprint: str
-    vocabulary_size: int
-    end_of_text: int
-    dtype: str
-    num_tokens: int
-    num_documents: int
-    num_bytes: int
+    vocabulary_size: Annotated[int, Field(strict=True, ge=1, le=2**32)]
+    end_of_text: Count
+    dtype: Annotated[str, Field(pattern=r"\A(uint|<u)(2|4|16|32)\z")]
+    num_tokens: Count
+    num_documents: Count
+    num_bytes: Count
     """Bytes of text, before tokenization."""
-    chunk_size: int
+    chunk_size: Count
     """Tokens in a window, as asked for when packing; reading may choose another."""
     fingerprint: str
     """Hash of tokens and tokenizer."""
-    tokenizer_tokens: int = 0
+    tokenizer_tokens: Count = 0
     """Tokens at the start whose text the tokenizer was trained on."""
     has_lengths: bool = False
     """Whether the bytes of each token are kept beside it."""
@@ -56,6 +62,9 @@ class PackManifest:
     def write(self, folder: Path) -> None:
         """Write the manifest whole or not at all."""
         write_whole(folder / MANIFEST_FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+_MANIFESTS = TypeAdapter(PackManifest)
 
 
 def is_packed(folder: Path) -> bool:
@@ -71,14 +80,15 @@ def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
     """
     path = folder / name
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        manifest = PackManifest(**content)
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise DataError(f"{path}: larger than {MAX_MANIFEST_BYTES:,} bytes, which it never is")
+        manifest = _MANIFESTS.validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
             f"{folder}: no {name} there; pack a corpus into it with clew pretokenize"
         ) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: not a manifest of packed tokens ({error})") from None
+    except (OSError, ValidationError) as error:
+        raise DataError(f"{path}: not a manifest of packed tokens ({described(error)})") from None
     # Version 1 differs in what packs of other tokenizers hold.
     if manifest.schema_version != SCHEMA_VERSION and (
         manifest.schema_version != 1 or manifest.tokenizer != BYTES
@@ -176,7 +186,7 @@ def _memory_map(path: Path, dtype: np.dtype, manifest: PackManifest) -> np.ndarr
             f"{path}: {size:,} bytes, but the manifest promises {manifest.num_tokens:,} tokens of "
             f"{dtype.itemsize} bytes, {expected:,}; the file is damaged: pack again with force"
         )
-    return np.memmap(path, dtype=dtype, mode="r")
+    return np.memmap(path, dtype=dtype, mode="r") if expected else np.empty(0, dtype)
 
 
 def token_type(vocabulary_size: int) -> np.dtype:

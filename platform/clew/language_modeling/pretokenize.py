@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from clew.errors import DataError
 from clew.files import write_whole
+from clew.folders import expanded
 from clew.language_modeling.documents import Unit, plan_units, read_unit
 from clew.language_modeling.pack_parts import PARTS_FOLDER, Part, join_parts, tokenize_unit
 from clew.language_modeling.pack_settings import PackSettings, plan_text
@@ -114,7 +115,7 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
         train_bpe(texts, settings.vocabulary_size, output / TOKENIZER_FILE)
     elif settings.tokenizer not in {BPE, BYTES}:
         load_tokenizer(settings.tokenizer)
-        shutil.copyfile(Path(settings.tokenizer).expanduser(), output / TOKENIZER_FILE)
+        shutil.copyfile(expanded(settings.tokenizer), output / TOKENIZER_FILE)
     write_whole(path, plan)
     return load_tokenizer(settings.kept_tokenizer, output)
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clew.errors import CheckpointError, DataError
+from clew.errors import CheckpointError, DataError, described, quoted
 from clew.files import replacing
 from clew.language_modeling.generation import TextState, read_text
 from clew.language_modeling.model import EigenstateLM
@@ -55,20 +55,21 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
         with safe_open(path, framework="pt") as file:
             said = file.metadata() or {}
         tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{path}: not a readable state ({error}); expected a file that --state wrote, or a new "
-            "name"
+            f"{path}: not a readable state ({described(error)}); expected a file that --state "
+            "wrote, or a new name"
         ) from None
     if said.get(VERSION_KEY) != SCHEMA_VERSION:
         raise DataError(
             f"{path}: a safetensors file, but not the state of a text (version "
-            f"{said.get(VERSION_KEY)}, this version of Clew reads {SCHEMA_VERSION}); name another"
+            f"{quoted(said.get(VERSION_KEY))}, this version of Clew reads {SCHEMA_VERSION}); name "
+            "another"
         )
     if said.get(WEIGHTS_KEY) != weights:
         raise CheckpointError(
-            f"{path}: the state of a model with weights {said.get(WEIGHTS_KEY)}, this one has "
-            f"{weights}; ask the model that wrote it, or name another file"
+            f"{path}: the state of a model with weights {quoted(said.get(WEIGHTS_KEY))}, this one "
+            f"has {weights}; ask the model that wrote it, or name another file"
         )
     device = model.embedding.weight.device
     pattern = PausedText(

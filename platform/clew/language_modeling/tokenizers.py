@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import tokenizers
 
-from clew.errors import DataError
+from clew.errors import DataError, described
+from clew.extras import extra
 from clew.files import write_whole
+from clew.folders import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -92,16 +93,19 @@ class FileTokenizer:
     """
 
     def __init__(self, path: Path) -> None:
+        with extra("language"):
+            import tokenizers
         try:
             content = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read as a tokenizer ({error.strerror})") from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library raises plain Exception
-            reason = " ".join(str(error).split())
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception, and Rust's panics
             raise DataError(
-                f"{path}: not a tokenizer that the package tokenizers reads ({reason})"
+                f"{path}: not a tokenizer that the package tokenizers reads ({described(error)})"
             ) from None
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
@@ -212,6 +216,8 @@ def _is_byte_level(content: dict[str, Any]) -> bool:
 
 def train_bpe(texts: Iterator[str], vocabulary_size: int, path: Path) -> None:
     """Train a byte-level BPE vocabulary on texts and write its JSON file."""
+    with extra("language"):
+        import tokenizers
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -234,4 +240,4 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
         return ByteTokenizer()
     if name == BPE and folder is not None:
         return FileTokenizer(folder / TOKENIZER_FILE)
-    return FileTokenizer(Path(name).expanduser())
+    return FileTokenizer(expanded(name))

@@ -17,8 +17,14 @@ import torch
 from torch import Tensor
 
 from clew.config.data import TokenData
-from clew.errors import ConfigError, DataError
-from clew.folders import DATA_VARIABLE, cache_folder, data_folder
+from clew.errors import ConfigError, DataError, quoted
+from clew.folders import (
+    DATA_VARIABLE,
+    cache_folder,
+    check_data_name,
+    data_folder,
+    expanded,
+)
 from clew.language_modeling.documents import plan_units
 from clew.language_modeling.pack_settings import PackSettings, plan_text
 from clew.language_modeling.packed_tokens import (
@@ -93,8 +99,8 @@ def continuation_batch(tokenizer: Tokenizer, prompt: str, continuation: str) -> 
     before, after = (tokenizer.encode(text.encode()) for text in (prompt, continuation))
     if not len(before) or not len(after):
         raise DataError(
-            f"prompt {prompt!r} and continuation {continuation!r} given; expected text in both: "
-            "the continuation is explained, given the prompt"
+            f"prompt {quoted(prompt)} and continuation {quoted(continuation)} given; expected text "
+            "in both: the continuation is explained, given the prompt"
         )
     tokens = np.concatenate([before, after]).astype(np.int64)
     counted = np.arange(1, len(tokens)) >= len(before)
@@ -139,6 +145,12 @@ class TokenWindows:
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = self.start + index * self.stride
             row[:] = self.packed.tokens[start : start + self.length + 1]
+        size = self.packed.manifest.vocabulary_size
+        if rows.size and rows.max() >= size:
+            raise DataError(
+                f"{self.packed.folder}: token {rows.max()}, but the vocabulary has {size:,}; the "
+                "file is damaged: pack again with force"
+            )
         return TokenBatch(torch.from_numpy(rows), torch.from_numpy(indices.astype(np.int64)))
 
 
@@ -210,7 +222,7 @@ def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
     """Return the folder with the packed corpus, packing it if that is not done yet."""
     dataset = find_text(config.name) if config.name else config.dataset
     if dataset is None:
-        return Path(str(config.packed)).expanduser()
+        return expanded(str(config.packed))
     settings = PackSettings(
         dataset=str(dataset),
         chunk_size=window,
@@ -220,7 +232,7 @@ def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
         max_chunks=config.max_chunks,
         held_out_fraction=config.valid_fraction + config.test_fraction,
     )
-    folder = Path(config.packed).expanduser() if config.packed else _folder_of(settings)
+    folder = expanded(config.packed) if config.packed else _folder_of(settings)
     pretokenize(settings, folder, num_proc=config.num_proc, force=force)
     return folder
 
@@ -228,6 +240,7 @@ def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
 def find_text(name: str) -> Path:
     """Return the folder of a named text under $CLEW_DATA."""
     root = data_folder()
+    check_data_name(name)
     if root is None or not (root / name).is_dir():
         where = f"{DATA_VARIABLE} is {root}" if root else f"{DATA_VARIABLE} is not set"
         raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from clew.errors import ConfigError, DataError
+from clew.errors import ConfigError, DataError, quoted
 from clew.language_modeling.generation import Sampling, TextState, read_text, write_text
 from clew.language_modeling.model_folder import TextModel
 from clew.language_modeling.state_file import PausedText
@@ -106,10 +106,10 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
     unknown = tokenizer.first_unknown(prompt)
     if unknown is not None:
         raise DataError(
-            f"the prompt holds {unknown!r}, for which the model's tokenizer has no token; leave it "
-            "out, or train with a tokenizer that knows it, such as bytes"
+            f"the prompt holds {quoted(unknown)}, for which the model's tokenizer has no token; "
+            "leave it out, or train with a tokenizer that knows it, such as bytes"
         )
     tokens = tokenizer.encode(text)
     if not len(tokens):
-        raise ConfigError(f"the prompt {prompt!r} has no token; expected text to continue")
+        raise ConfigError(f"the prompt {quoted(prompt)} has no token; expected text to continue")
     return tokens

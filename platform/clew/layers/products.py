@@ -10,6 +10,7 @@ watches which functions are called.
 Both libraries sum in float32; results differ in the last digits.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,38 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     result: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """How the influence engine computes large matrix products.
+
+    `operand` None keeps the tensors' own type; float16 or bfloat16 round the operands first, and
+    sums are still accumulated in float32 (by the hardware). Gradients are never computed with a
+    loss scale: it would enter every score squared.
+    """
+
+    operand: torch.dtype | None = None
+
+    def prepare(self, matrix: Tensor) -> Tensor:
+        """Return a matrix in the operands' type, so that it is converted once."""
+        return matrix if self.operand is None else matrix.to(self.operand)
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return `a @ b` in float32, or in the tensors' own type if `operand` is None."""
+        if self.operand is None:
+            return product(a, b)
+        a, b = self.prepare(a), self.prepare(b)
+        if a.is_cuda:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return (a @ b).float()
+
+    def affine(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return `x @ weight.T + bias`."""
+        if self.operand is None:
+            return linear(x, weight, bias)
+        result = self(x, weight.T)
+        return result if bias is None else result.add_(bias)
 
 
 def is_vectorised() -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from clew.errors import ConfigError
+from clew.errors import ConfigError, quoted
 from clew.link_prediction.conformal import AnswerSet
 
 Side = Literal["head", "tail"]
@@ -37,8 +37,9 @@ class Query:
         """
         if not self.relation or bool(self.head) == bool(self.tail):
             raise ConfigError(
-                f"query with head {self.head!r}, relation {self.relation!r}, tail {self.tail!r}; "
-                "give a relation and either a head (to ask for tails) or a tail (to ask for heads)"
+                f"query with head {quoted(self.head)}, relation {quoted(self.relation)}, tail "
+                f"{quoted(self.tail)}; give a relation and either a head (to ask for tails) or a "
+                "tail (to ask for heads)"
             )
         return "tail" if self.head else "head"
 

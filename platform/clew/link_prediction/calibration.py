@@ -14,14 +14,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float
+from pydantic import Field, TypeAdapter, ValidationError
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from clew import names
-from clew.errors import CheckpointError
+from clew.errors import CheckpointError, described
 from clew.layers.shapes import Ids, Scores
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
@@ -47,7 +49,7 @@ class Calibration:
     is 1 then, after equals before, and `not_fitted_because` says why.
     """
 
-    temperature: float
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     num_queries: int
     nll_before: float
     nll_after: float
@@ -80,15 +82,10 @@ class Calibration:
             CheckpointError: If the file does not contain a calibration.
         """
         try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise CheckpointError(f"{path}: not a calibration ({error}); promote again") from None
-        if not (math.isfinite(found.temperature) and found.temperature > 0):
-            raise CheckpointError(
-                f"{path}: temperature is {found.temperature}, expected a positive number; "
-                "promote again"
-            )
-        return found
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = described(error)
+            raise CheckpointError(f"{path}: not a calibration ({reason}); promote again") from None
 
 
 def log_likelihood(scores: Scores, answers: Ids, temperature: float) -> Values:

@@ -32,7 +32,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float64, Int
 
-from clew.errors import ConfigError, DataError, described
+from clew.errors import ConfigError, DataError
+from clew.parquet import read_columns
 
 MIN_TRIPLES = 20
 """A relation with fewer validation triples uses those of all relations."""
@@ -190,11 +191,12 @@ class AnswerSets:
         Raises:
             DataError: it is none.
         """
-        try:
-            table = pq.read_table(path, columns=["split", "relation", "surprise"])
-            num_relations = int((table.schema.metadata or {})[b"num_relations"])
-        except (pa.ArrowInvalid, KeyError, ValueError, OSError) as error:
-            raise DataError(f"{path}: no file of answer sets ({described(error)})") from None
+        types = {"split": pa.string(), "relation": pa.int64(), "surprise": pa.float64()}
+        table = read_columns(path, types, "a file of answer sets")
+        said = (table.schema.metadata or {}).get(b"num_relations", b"")
+        if not said.isdigit() or len(said) > 10 or any(c.null_count for c in table.columns):
+            raise DataError(f"{path}: not a file of answer sets (a number is missing)")
+        num_relations = max(int(said), 1)
         split, relation, value = (column.to_numpy() for column in table.columns)
         valid, test = (
             Surprises(relation[split == name], value[split == name]) for name in (VALID, TEST)

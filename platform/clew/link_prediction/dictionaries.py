@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clew.errors import DataError
-from clew.link_prediction.fields import Layout, quoted, read_coded
+from clew.errors import DataError, quoted
+from clew.link_prediction.fields import Layout, read_coded
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 DICTIONARY = Layout(("name", "id"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from clew import names
-from clew.errors import DataError
+from clew.errors import DataError, quoted
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     if missing:
         number = min(named[row] for row in missing)
         raise DataError(
-            f"{path}, line {number}: {lines[number - 1]!r} is no training triple of {graph.name}; "
-            "only these can be left out"
+            f"{path}, line {number}: {quoted(lines[number - 1])} is no training triple of "
+            f"{graph.name}; only these can be left out"
         )
     if len(found) == len(graph.train):
         raise DataError(f"{path}: names every training triple of {graph.name}; none would be left")
@@ -78,8 +78,9 @@ def _check_origin(path: Path, lines: list[str], graph: KnowledgeGraph) -> int:
     if given != graph.fingerprint:
         data_set = said.get(names.LIST_DATA_SET_PREFIX, "unknown data")
         raise DataError(
-            f"{path}: its facts are from {data_set} with fingerprint {given}, but {graph.name} "
-            f"here has fingerprint {graph.fingerprint}; expected a list from these data"
+            f"{path}: its facts are from {quoted(data_set)[1:-1]} with fingerprint "
+            f"{quoted(given)[1:-1]}, but {graph.name} here has fingerprint "
+            f"{graph.fingerprint}; expected a list from these data"
         )
     return len(said)
 
@@ -89,8 +90,8 @@ def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
     fields = line.split("\t")
     if len(fields) != NUM_COLUMNS:
         raise DataError(
-            f"{path}, line {number}: {line!r} has {len(fields)} tab-separated columns; expected "
-            "head<TAB>relation<TAB>tail"
+            f"{path}, line {number}: {quoted(line)} has {len(fields)} tab-separated columns; "
+            "expected head<TAB>relation<TAB>tail"
         )
     head, relation, tail = fields
     try:

@@ -9,19 +9,21 @@ There are no quotes, escapes, comments, header lines or blank lines: everything 
 the value, including spaces.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clew.errors import DataError
+from clew.errors import DataError, quoted
 from clew.text_blocks import BLOCK_BYTES, line_blocks
 
 TAB, NEWLINE = ord("\t"), ord("\n")
-SHOWN_CHARACTERS = 120
+MERGED_BLOCKS = 16
+"""Blocks whose values are compared with all known ones together, which takes long for many."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,6 @@ class Layout:
 
     def __str__(self) -> str:
         return "<TAB>".join(self.columns)
-
-
-def quoted(text: str) -> str:
-    """Return text from a file, quoted and short enough for a one-line message."""
-    shown = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
-    return repr(shown)
 
 
 def read_coded(
@@ -60,6 +56,39 @@ def read_coded(
     values = pc.utf8_slice_codeunits(unified.chunk(0).dictionary, 0, -1)
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in unified.chunks])
     return np.split(codes.reshape(-1, width), ends[:-1]), values
+
+
+def stream_coded(
+    paths: Sequence[Path],
+    layout: Layout,
+    write: Callable[[int, np.ndarray], object],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+) -> pa.StringArray:
+    """Hand over what `read_coded` returns, some blocks of lines at a time.
+
+    Of the files, some blocks and the distinct values are in memory at a time, never all codes.
+
+    Args:
+        paths: Files of one layout.
+        layout: Their columns.
+        write: Receives the number of a file and codes `(line, column)`, int32, in order.
+        block_bytes: Size of a block.
+
+    Returns:
+        The distinct values `(code,)`.
+    """
+    known = pa.array([], pa.string())
+    for number, path in enumerate(paths):
+        blocks = (f.dictionary_encode() for f in _field_blocks(path, layout, block_bytes))
+        while some := list(islice(blocks, MERGED_BLOCKS)):
+            # Values keep the codes that they have: those that are known come first.
+            earlier = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
+            merged = pa.chunked_array([earlier, *some]).unify_dictionaries()
+            known = merged.chunk(0).dictionary
+            for chunk in merged.chunks[1:]:
+                write(number, chunk.indices.to_numpy().reshape(-1, len(layout.columns)))
+    return pc.utf8_slice_codeunits(known, 0, -1)
 
 
 def _field_blocks(path: Path, layout: Layout, block_bytes: int) -> Iterator[pa.StringArray]:

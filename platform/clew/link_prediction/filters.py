@@ -6,7 +6,15 @@ from typing import Self
 import numpy as np
 from jaxtyping import Int, Int32, Int64
 
-from clew.link_prediction.triples import HEAD, RELATION, SPLITS, TAIL, KnowledgeGraph, Triples
+from clew.link_prediction.triples import (
+    HEAD,
+    RELATION,
+    SPLITS,
+    TAIL,
+    KnowledgeGraph,
+    Triples,
+    row_blocks,
+)
 
 Ids = Int[np.ndarray, "query"]
 Coordinates = tuple[Int64[np.ndarray, "pair"], Int64[np.ndarray, "pair"]]
@@ -35,8 +43,7 @@ class FilterIndex:
     @classmethod
     def from_triples(cls, triples: Triples, num_relations: int) -> Self:
         """Index triples, ignoring duplicates."""
-        keys = triples[:, HEAD].astype(np.int64) * num_relations + triples[:, RELATION]
-        keys, tails = _sorted_distinct_pairs(keys, triples[:, TAIL])
+        keys, tails = _sorted_distinct_pairs(_keys(triples, num_relations), triples[:, TAIL])
         is_first = np.ones(len(keys), bool)
         is_first[1:] = keys[1:] != keys[:-1]
         starts = np.flatnonzero(is_first)
@@ -47,6 +54,22 @@ class FilterIndex:
         """Index all three splits in both directions: relation r + R asks for the heads of r."""
         known = np.concatenate([graph.split(split) for split in SPLITS])
         return cls.from_triples(graph.with_inverses(known), 2 * graph.num_relations)
+
+    @classmethod
+    def of_questions(cls, graph: KnowledgeGraph, asked: Triples) -> Self:
+        """Index all three splits, but only what answers the two questions of some triples.
+
+        It takes memory for these answers, whatever the number of triples of the graph.
+        """
+        num_relations = 2 * graph.num_relations
+        wanted = np.unique(_keys(graph.with_inverses(asked), num_relations))
+        found = [graph.with_inverses(asked)[:0]]
+        for split in SPLITS:
+            triples = graph.split(split)
+            for rows in row_blocks(len(triples)):
+                block = graph.with_inverses(triples[rows])
+                found.append(block[np.isin(_keys(block, num_relations), wanted)])
+        return cls.from_triples(np.concatenate(found), num_relations)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -82,6 +105,11 @@ class FilterIndex:
         rows = np.repeat(np.arange(len(queries)), counts)
         within = np.arange(len(rows)) - np.repeat(ends - counts, counts)
         return rows, self.tails[np.repeat(starts, counts) + within].astype(np.int64)
+
+
+def _keys(triples: Triples, num_relations: int) -> Int64[np.ndarray, "_triple"]:
+    keys: np.ndarray = triples[:, HEAD].astype(np.int64) * num_relations + triples[:, RELATION]
+    return keys
 
 
 def _sorted_distinct_pairs(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from clew.errors import DataError
+from clew.errors import DataError, described
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triple_scores import Candidates, CandidateScores, score_heads, score_tails
@@ -42,7 +42,12 @@ def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary
             not in the graph.
     """
     arrays = _read_arrays(path)
-    count = len(arrays["head"])
+    for key, values in arrays.items():
+        if values.dtype.kind not in "iuUS":
+            raise DataError(
+                f"{path}, array {key}: type {values.dtype}; expected names as text or whole numbers"
+            )
+    count = arrays["head"].size
     for key, values in arrays.items():
         expected = 2 if key in NEGATIVE_KEYS else 1
         if values.ndim != expected or len(values) != count:
@@ -80,13 +85,12 @@ def _ranks(scores: CandidateScores) -> np.ndarray:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             found = {
                 k: content[k] for k in (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS) if k in content
             }
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: not an .npz file of plain arrays ({reason})") from None
+    except Exception as error:  # zip files and NumPy's headers raise nearly everything
+        raise DataError(f"{path}: not an .npz file of plain arrays ({described(error)})") from None
     missing = [key for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS) if key not in found]
     if missing:
         raise DataError(
@@ -97,13 +101,17 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary) -> np.ndarray:
     """Return the ids of an array's names, in its shape."""
-    texts = arrays[key].astype(str)
-    kind = arrays.get(f"{key.removesuffix('_neg')}_type")
-    if kind is not None:
-        prefix = kind.astype(str).reshape(-1, *[1] * (texts.ndim - 1))
-        texts = np.char.add(np.char.add(prefix, ":"), texts)
-    distinct, places = np.unique(texts, return_inverse=True)
-    ids = vocabulary.find(pa.array(distinct.tolist(), pa.string()))
+    try:
+        texts = arrays[key].astype(str)
+        kind = arrays.get(f"{key.removesuffix('_neg')}_type")
+        if kind is not None:
+            prefix = kind.astype(str).reshape(-1, *[1] * (texts.ndim - 1))
+            texts = np.char.add(np.char.add(prefix, ":"), texts)
+        distinct, places = np.unique(texts, return_inverse=True)
+        names = pa.array(distinct.tolist(), pa.string())
+    except ValueError as error:
+        raise DataError(f"{path}, array {key}: no text ({described(error)})") from None
+    ids = vocabulary.find(names)
     if (ids < 0).any():
         name = str(distinct[int(np.argmin(ids))])
         raise DataError(f"{path}, array {key}: {vocabulary.unknown_name_message(name)}")

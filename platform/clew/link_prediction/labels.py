@@ -1,7 +1,7 @@
 r"""Readable labels of entities and relations.
 
-A table contains `id<TAB>name`, or `id<TAB>name<TAB>kind` (the kind is not used); relations may also
-have a JSON edge map from predicate to label. `id` and predicate are written as in the triples:
+A table contains `id<TAB>name`, or `id<TAB>name<TAB>kind` (`Drug`, `Disease`); relations may
+also have a JSON edge map from predicate to label. `id` and predicate are written as in the triples:
 names, or ids if a dictionary was given. A file may contain more or fewer entries than the graph;
 an entity or relation without a label is shown by its name.
 
@@ -17,15 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from clew.errors import DataError
+from clew.errors import DataError, described, quoted
 from clew.link_prediction.dictionaries import fields_to_ids
-from clew.link_prediction.fields import Layout, quoted, read_coded
+from clew.link_prediction.fields import Layout, read_coded
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.text_blocks import line_blocks
 
 log = logging.getLogger(__name__)
 
+MAX_EDGE_MAP_BYTES = 2**26
 TWO_COLUMNS = Layout(("id", "name"), empty_fields=True)
 THREE_COLUMNS = Layout(("id", "name", "kind"), empty_fields=True)
 
@@ -36,7 +38,13 @@ def read_labels(path: Path, vocabulary: Vocabulary) -> Vocabulary:
     layout = THREE_COLUMNS if first_line.count(b"\t") == 2 else TWO_COLUMNS
     (codes,), values = read_coded([path], layout)
     ids = fields_to_ids(values.take(pa.array(codes[:, 0])), vocabulary)
-    return _labelled(path, vocabulary, ids, values.take(pa.array(codes[:, 1])), unit="line")
+    labels = values.take(pa.array(codes[:, 1]))
+    labelled = _labelled(path, vocabulary, ids, labels, unit="line")
+    if layout is TWO_COLUMNS:
+        return labelled
+    kinds = values.take(pa.array(codes[:, 2]))
+    kinds = pc.if_else(pc.equal(kinds, ""), None, kinds)
+    return labelled.with_categories(kinds.take(_places(ids, len(vocabulary))))
 
 
 def read_edge_map(path: Path, relations: Vocabulary) -> Vocabulary:
@@ -63,12 +71,18 @@ def _labelled(
             f"for example {vocabulary.name(0)!r}; expected labels of the same graph"
         )
     _refuse_two_labels(path, vocabulary, ids, labels, unit=unit)
-    source = np.full(len(vocabulary), -1)
-    source[ids[known]] = known
-    taken = labels.take(pa.array(source, mask=source < 0))
+    taken = labels.take(_places(ids, len(vocabulary)))
     found = len(vocabulary) - taken.null_count
     log.info("%s: labels of %d of %d %s names", path, found, len(vocabulary), vocabulary.kind)
     return vocabulary.with_labels(taken)
+
+
+def _places(ids: np.ndarray, num_names: int) -> pa.Array:
+    """Return for each name its place in `ids`, null where it is not there."""
+    known = np.flatnonzero(ids >= 0)
+    source = np.full(num_names, -1)
+    source[ids[known]] = known
+    return pa.array(source, mask=source < 0)
 
 
 def _refuse_two_labels(
@@ -99,11 +113,17 @@ def _ids_of(names: list[str], vocabulary: Vocabulary) -> np.ndarray:
 
 
 def _read_json_object(path: Path) -> dict[str, object]:
+    if path.is_file() and path.stat().st_size > MAX_EDGE_MAP_BYTES:
+        raise DataError(
+            f"{path}: larger than {MAX_EDGE_MAP_BYTES:,} bytes; expected an object from predicate "
+            "to label"
+        )
     text = b"".join(line_blocks(path))
     try:
         content = json.loads(text)
+        json.dumps(content, ensure_ascii=False).encode()  # halves of characters are no text
     except json.JSONDecodeError as error:
-        line = text.splitlines()[error.lineno - 1].decode("utf-8", "replace")
+        line = text.split(b"\n")[error.lineno - 1].decode("utf-8", "replace")
         raise DataError(
             f"{path}, line {error.lineno}: not JSON ({error.msg}) in {quoted(line)}; expected an "
             "object from predicate to label"
@@ -114,6 +134,8 @@ def _read_json_object(path: Path) -> dict[str, object]:
             f"{path}, line {number}: byte 0x{text[error.start]:02x} is not UTF-8; save the file as "
             "UTF-8"
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON that can be used ({described(error)})") from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected a JSON object from predicate to label")
     return content
@@ -123,7 +145,7 @@ def _parsed_object(key: str) -> object:
     """Return the object written in a key of a reversed edge map, or the key itself."""
     try:
         content = json.loads(key)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key
     return content if isinstance(content, dict) else key
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from clew.config.data import TripleData
 from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.load import from_mapping
-from clew.errors import CheckpointError, DataError, described
+from clew.errors import CheckpointError, DataError
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.conformal import AnswerSets
 from clew.link_prediction.filters import FilterIndex
@@ -28,7 +28,8 @@ from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, load_model, read_manifest
+from clew.parquet import read_columns
+from clew.training.checkpoints import MANIFEST_FILE, copy_weights, load_model, read_manifest
 
 VOCABULARY_FOLDER = "vocabulary"
 ENTITIES_FILE = "entities.parquet"
@@ -48,8 +49,7 @@ def write_model_folder(
 ) -> Path:
     """Copy a checkpoint and everything else that prediction needs into a new folder."""
     folder.mkdir(parents=True)
-    for name in (MODEL_FILE, MANIFEST_FILE):
-        shutil.copy2(checkpoint / name, folder / name)
+    copy_weights(checkpoint, folder)
     (folder / VOCABULARY_FOLDER).mkdir()
     for name in (ENTITIES_FILE, RELATIONS_FILE):
         shutil.copy2(vocabulary / name, folder / VOCABULARY_FOLDER / name)
@@ -70,14 +70,22 @@ def load_predictor(folder: Path) -> Predictor:
     entities, relations = read_vocabularies(folder / VOCABULARY_FOLDER)
     calibration, answer_sets = folder / CALIBRATION_FILE, folder / ANSWER_SETS_FILE
     known = folder / KNOWN_FILE
+    triples = read_known(known) if known.is_file() else None
+    if triples is not None and not _are_ids(triples, len(entities), len(relations)):
+        raise DataError(f"{known}: a triple of other names than those of the model")
     return Predictor(
         load_graph_model(folder, len(entities), len(relations)),
         entities,
         relations,
-        known=index_known(read_known(known), len(relations)) if known.is_file() else None,
+        known=None if triples is None else index_known(triples, len(relations)),
         calibration=Calibration.read(calibration) if calibration.is_file() else None,
         answer_sets=AnswerSets.read(answer_sets) if answer_sets.is_file() else None,
     )
+
+
+def _are_ids(triples: Triples, num_entities: int, num_relations: int) -> bool:
+    limits = [num_entities, num_relations, num_entities]
+    return bool(((triples >= 0) & (triples < limits)).all())
 
 
 def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
@@ -117,11 +125,11 @@ def write_known(path: Path, triples: Triples) -> None:
 
 def read_known(path: Path) -> Triples:
     """Read a file written by `write_known`."""
-    try:
-        table = pq.read_table(path, columns=["head", "relation", "tail"])
-    except (pa.ArrowInvalid, KeyError, OSError) as error:
-        raise DataError(f"{path}: not a file of known triples ({described(error)})") from None
-    return np.stack([column.to_numpy() for column in table.columns], axis=1).astype(np.int32)
+    types = dict.fromkeys(("head", "relation", "tail"), pa.int32())
+    table = read_columns(path, types, "a file of known triples")
+    if any(column.null_count for column in table.columns):
+        raise DataError(f"{path}: an id is missing; expected three in each row")
+    return np.stack([column.to_numpy() for column in table.columns], axis=1)
 
 
 def index_known(triples: Triples, num_relations: int) -> FilterIndex:

@@ -1,4 +1,4 @@
-"""Finds and reads the knowledge graph of a configuration: a named data set, or files.
+"""Finds and reads the knowledge graph of a configuration: a named data set, files, or packed.
 
 A named data set is a folder with `train.txt` and, if it has them, `valid.txt` and `test.txt`, each
 also as `.gz` or `.zst`. `umls` comes with the package; others are in the folder that the
@@ -12,9 +12,10 @@ from pathlib import Path
 
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
-from clew.folders import DATA_VARIABLE, data_folder
+from clew.folders import DATA_VARIABLE, data_folder, expanded
 from clew.link_prediction.exclusion import leave_out
-from clew.link_prediction.triple_files import GraphFiles, read_graph
+from clew.link_prediction.packed import read_packed
+from clew.link_prediction.triple_files import GraphFiles, labelled, read_graph
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.text_blocks import COMPRESSIONS
 
@@ -31,20 +32,36 @@ RELATION_LABELS = [
 def load_graph(config: TripleData) -> KnowledgeGraph:
     """Read the graph that a configuration asks for, with its labels, without excluded facts."""
     graph = _read(config)
-    return leave_out(graph, Path(config.exclude).expanduser()) if config.exclude else graph
+    return leave_out(graph, expanded(config.exclude)) if config.exclude else graph
 
 
 def _read(config: TripleData) -> KnowledgeGraph:
+    if config.packed is not None:
+        graph = read_packed(Path(config.packed).expanduser())
+        given = _with_config(GraphFiles(Path(config.packed)), config)
+        entities, relations = labelled(graph.entities, graph.relations, given)
+        return replace(graph, entities=entities, relations=relations)
+    return read_graph(*find_files(config))
+
+
+def find_files(config: TripleData) -> tuple[str, GraphFiles]:
+    """Return the name of a configuration's data set and its files.
+
+    Raises:
+        ConfigError: it names none, or a packed folder.
+    """
+    if config.packed is not None:
+        raise ConfigError(f"data.packed is {config.packed}; it is packed already")
     if config.name is not None:
         folder = find_data_set(config.name)
-        return read_graph(config.name, _with_config(files_of_folder(folder), config))
+        return config.name, _with_config(files_of_folder(folder), config)
     if not config.train:
         raise ConfigError(f"data.train is {config.train!r}; expected a file of training triples")
-    train = Path(config.train).expanduser()
+    train = expanded(config.train)
     # A file `train.txt` has the name of its folder, another one its own without suffixes.
     stem = train.name.split(".")[0] or train.name
     name = train.resolve().parent.name if stem == "train" else stem
-    return read_graph(name, _with_config(GraphFiles(train), config))
+    return name, _with_config(GraphFiles(train), config)
 
 
 def named_data_sets() -> dict[str, Path]:
@@ -97,7 +114,7 @@ def _with_config(files: GraphFiles, config: TripleData) -> GraphFiles:
         "entity_labels": config.node_name_dict,
         "relation_labels": config.edge_map,
     }
-    return replace(files, **{k: Path(text).expanduser() for k, text in named.items() if text})
+    return replace(files, **{k: expanded(text) for k, text in named.items() if text})
 
 
 def _split_names(split: str) -> list[str]:

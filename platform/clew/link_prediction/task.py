@@ -9,15 +9,19 @@ from torch import Tensor, nn
 from clew import names
 from clew.config.data import TripleData
 from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
-from clew.config.loss import KvsAllLoss, OneVsAllLoss
+from clew.config.loss import EntityLoss, KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.negatives import NegativeSampler, degree_weights
 from clew.link_prediction.losses.one_vs_all import (
     OneVsAll,
     one_vs_all_loss,
     one_vs_all_row_losses,
 )
+from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
+from clew.link_prediction.losses.sharded import sharded_loss
+from clew.link_prediction.losses.targets import smoothed_targets
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.models.factorization import Factorization
@@ -25,7 +29,11 @@ from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
 from clew.link_prediction.triples import KnowledgeGraph, Split
+from clew.training.sharding.table import ShardedTable
 from clew.training.task import LossSum
+
+SAMPLED = "sampled"
+"""Name of the implementation where a loss is estimated from a sample of entities."""
 
 
 class LinkPrediction:
@@ -56,7 +64,7 @@ class LinkPrediction:
         self.inverse_relations = data.inverse_relations
         examples = KvsAllExamples if isinstance(loss, KvsAllLoss) else OneVsAllExamples
         self._examples = examples.from_graph(graph, inverse_relations=self.inverse_relations)
-        self._known = FilterIndex.from_graph(graph)
+        self._known: dict[str, FilterIndex] = {}
         self._ranking = RankingSettings(
             config.evaluation.batch_size, int(config.evaluation.chunk_mib * 1024**2)
         )
@@ -67,12 +75,16 @@ class LinkPrediction:
             chunk_bytes=int(loss.chunk_mib * 1024**2),
         )
         self.terms = TripleTerms.from_config(loss)
+        self.sampler = _sampler_of(graph, loss, config.training.seed)
+        self._updates_rows = config.updates_rows
         self._batch_size = config.training.batch_size
         self._results: dict[str, RankingResult] = {}
 
     def describe(self) -> dict[str, str]:
         """Return the automatic choices: the implementation of the loss."""
-        implementation = self._loss.chosen(self._batch_size, self.graph.num_entities)
+        implementation: str = self._loss.chosen(self._batch_size, self.graph.num_entities)
+        if self.sampler is not None:
+            implementation = SAMPLED
         return {names.TAG_LOSS_IMPLEMENTATION: implementation}
 
     @property
@@ -82,9 +94,12 @@ class LinkPrediction:
 
     def build_model(self) -> GraphModel:
         """Build the model with fresh weights, on the CPU."""
-        return build_graph_model(
+        model = build_graph_model(
             self.model_config, self.graph.num_entities, self.num_model_relations
         )
+        if self._updates_rows:
+            model.use_row_gradients()
+        return model
 
     def train_examples(self) -> OneVsAllExamples | KvsAllExamples:
         """Return the training rows; each is one triple or one query."""
@@ -92,7 +107,16 @@ class LinkPrediction:
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows; `count` is the number of rows."""
-        total = self._compare(one_vs_all_loss, model, batch)
+        graph_model = _as_graph_model(model)
+        if isinstance(graph_model.entity, ShardedTable):
+            queries = model(batch.head, batch.relation)
+            total = sharded_loss(
+                graph_model, queries, batch, settings=self._loss, sampler=self.sampler
+            )
+        elif self.sampler is None:
+            total = self._compare(one_vs_all_loss, model, batch)
+        else:
+            total = self._sampled_losses(self.sampler, model, batch).sum()
         if self.terms is not None:
             total = total + self._triple_losses(self.terms, model, batch).sum()
         return LossSum(total, batch.count)
@@ -106,7 +130,33 @@ class LinkPrediction:
 
     def prediction_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return the loss of each row without regularizer and relation prediction, `(batch,)`."""
+        if self.sampler is not None:
+            return self._sampled_losses(self.sampler, model, batch)
         return self._compare(one_vs_all_row_losses, model, batch)
+
+    def _sampled_losses(
+        self, sampler: NegativeSampler, model: nn.Module, batch: TripleBatch
+    ) -> Tensor:
+        """Return the estimate of each row's loss from a sample of entities, `(batch,)`."""
+        graph_model, queries = _as_graph_model(model), model(batch.head, batch.relation)
+        negatives = sampler.draw(batch.example)
+        positive = EntityRows(*graph_model.tails(batch.entity))
+        return sampled_row_losses(
+            queries,
+            graph_model.query_bias(queries),
+            Sample(negatives, EntityRows(*graph_model.tails(negatives.entity))),
+            positive,
+            smoothed_targets(
+                batch.row,
+                batch.entity,
+                batch=len(queries),
+                entities=graph_model.entity.num_embeddings,
+                function=self._loss.function,
+                label_smoothing=self._loss.label_smoothing,
+                dtype=torch.promote_types(positive.rows.dtype, torch.float32),
+            ),
+            function=self._loss.function,
+        )
 
     @staticmethod
     def _triple_losses(terms: TripleTerms, model: nn.Module, batch: TripleBatch) -> Tensor:
@@ -145,11 +195,18 @@ class LinkPrediction:
         result = rank_triples(
             _as_graph_model(model),
             self.graph.split(_as_split(split)),
-            self._known,
+            self._known_of(split),
             settings=self._ranking,
         )
         self._results[split] = result
         return result
+
+    def _known_of(self, split: str) -> FilterIndex:
+        """Return what is known of a split's questions; built once, when it is first asked."""
+        if split not in self._known:
+            asked = self.graph.split(_as_split(split))
+            self._known[split] = FilterIndex.of_questions(self.graph, asked)
+        return self._known[split]
 
     def write_artifacts(self, folder: Path) -> None:
         """Write `vocabulary/`: ids, names and labels of entities and relations."""
@@ -166,6 +223,16 @@ class LinkPrediction:
         self._results[split].write_by_relation(
             folder / f"{split}_by_relation.parquet", self.graph.relations
         )
+
+
+def _sampler_of(graph: KnowledgeGraph, loss: EntityLoss, seed: int) -> NegativeSampler | None:
+    """Return what draws the entities of a batch; None where the loss is over all."""
+    if loss.negatives is None:
+        return None
+    weights = None
+    if loss.negative_sampling == "degree":
+        weights = degree_weights(graph.train, graph.num_entities)
+    return NegativeSampler(graph.num_entities, loss.negatives, seed=seed, weights=weights)
 
 
 def _as_graph_model(model: nn.Module) -> GraphModel:

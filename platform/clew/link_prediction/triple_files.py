@@ -28,6 +28,7 @@ from clew.link_prediction.triples import (
     KnowledgeGraph,
     Triples,
     no_triples,
+    row_blocks,
 )
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
@@ -54,30 +55,56 @@ def read_graph(name: str, files: GraphFiles) -> KnowledgeGraph:
     """Read a graph; entities that occur only in validation or test triples are allowed."""
     given = {s: p for s in SPLITS if (p := getattr(files, s)) is not None}
     paths = list(given.values())
-    _refuse_same_file(paths)
-    entities = read_dictionary(files.entity_to_id, "entity") if files.entity_to_id else None
-    relations = read_dictionary(files.relation_to_id, "relation") if files.relation_to_id else None
+    refuse_same_file(paths)
+    given_names = read_dictionaries(files)
     tables, values = read_coded(paths, TRIPLE)
-    entities = entities or _sorted_vocabulary("entity", tables, values)
-    relations = relations or _sorted_vocabulary("relation", tables, values)
-    triples = _translate(paths, tables, values, entities, relations)
+    entities, relations = vocabularies_of(given_names, tables, values)
+    triples = translate(paths, tables, values, (entities, relations))
     del tables
-    _refuse_same_triples(paths, triples)
+    refuse_same_triples(paths, triples)
     for path, rows in zip(paths, triples, strict=True):
         _warn_of_duplicates(path, rows, len(relations))
+    entities, relations = labelled(entities, relations, files)
+    splits = {split: no_triples() for split in SPLITS} | dict(zip(given, triples, strict=True))
+    return KnowledgeGraph(name, entities, relations, **splits)
+
+
+def read_dictionaries(files: GraphFiles) -> tuple[Vocabulary | None, Vocabulary | None]:
+    """Return entities and relations of the dictionaries that are given."""
+    entities = read_dictionary(files.entity_to_id, "entity") if files.entity_to_id else None
+    relations = read_dictionary(files.relation_to_id, "relation") if files.relation_to_id else None
+    return entities, relations
+
+
+def vocabularies_of(
+    given: tuple[Vocabulary | None, Vocabulary | None],
+    tables: Sequence[np.ndarray],
+    values: pa.Array,
+) -> tuple[Vocabulary, Vocabulary]:
+    """Return entities and relations: those of dictionaries, or the names in code point order."""
+    entities, relations = given
+    return (
+        entities or _sorted_vocabulary("entity", tables, values),
+        relations or _sorted_vocabulary("relation", tables, values),
+    )
+
+
+def labelled(
+    entities: Vocabulary, relations: Vocabulary, files: GraphFiles
+) -> tuple[Vocabulary, Vocabulary]:
+    """Return entities and relations with the labels of the files that are given."""
     if files.entity_labels:
         entities = read_labels(files.entity_labels, entities)
     if files.relation_labels:
         is_json = files.relation_labels.suffix == ".json"
         relations = (read_edge_map if is_json else read_labels)(files.relation_labels, relations)
-    splits = {split: no_triples() for split in SPLITS} | dict(zip(given, triples, strict=True))
-    return KnowledgeGraph(name, entities, relations, **splits)
+    return entities, relations
 
 
 def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Triples:
     """Read a file of triples over known names; an unknown name is an error."""
     tables, values = read_coded([path], TRIPLE)
-    return _translate([path], tables, values, entities, relations)[0]
+    return translate([path], tables, values, (entities, relations))[0]
 
 
 def count_duplicates(triples: Triples, num_relations: int) -> int:
@@ -94,41 +121,57 @@ def _sorted_vocabulary(kind: Kind, tables: Sequence[np.ndarray], values: pa.Arra
 def _used_codes(kind: Kind, tables: Sequence[np.ndarray], num_values: int) -> np.ndarray:
     used = np.zeros(num_values, bool)
     for table in tables:
-        for column in COLUMNS[kind]:
-            used[table[:, column]] = True
+        for rows in row_blocks(len(table)):
+            used[table[rows][:, COLUMNS[kind]]] = True
     return np.flatnonzero(used)
 
 
-def _translate(
+def translate(
     paths: Sequence[Path],
     tables: Sequence[np.ndarray],
     values: pa.Array,
-    entities: Vocabulary,
-    relations: Vocabulary,
+    vocabularies: Sequence[Vocabulary],
+    *,
+    in_place: bool = False,
 ) -> list[Triples]:
-    """Replace codes of values by ids; the first unknown name is an error."""
-    translated = [np.empty_like(table) for table in tables]
-    for vocabulary in (entities, relations):
+    """Replace codes of values by ids; the first unknown name is an error.
+
+    Args:
+        paths: Files that the tables are of.
+        tables: Codes `(triple, 3)` of each.
+        values: What each code stands for.
+        vocabularies: Of the entities and of the relations.
+        in_place: Write ids over the codes.
+    """
+    ids = {}
+    for vocabulary in vocabularies:
         used = _used_codes(vocabulary.kind, tables, len(values))
-        ids = np.full(len(values), -1, np.int32)
-        ids[used] = fields_to_ids(values.take(pa.array(used)), vocabulary)
-        for table, triples in zip(tables, translated, strict=True):
-            for column in COLUMNS[vocabulary.kind]:
-                triples[:, column] = ids[table[:, column]]
+        ids[vocabulary.kind] = np.full(len(values), -1, np.int32)
+        ids[vocabulary.kind][used] = fields_to_ids(values.take(pa.array(used)), vocabulary)
+    translated = [table if in_place else np.empty_like(table) for table in tables]
     for path, table, triples in zip(paths, tables, translated, strict=True):
-        unknown = np.argwhere(triples < 0)
-        if len(unknown):
-            row, column = map(int, unknown[0])
-            vocabulary = relations if column == RELATION else entities
-            name = values[int(table[row, column])].as_py()
-            message = f"{path}, line {row + 1}: {vocabulary.unknown_name_message(name)}"
-            if name.isdecimal() and not vocabulary.fields_may_be_ids:
-                message += "; ids need a dictionary in which no name is a whole number"
-            raise DataError(message)
+        for rows in row_blocks(len(table)):
+            codes = np.array(table[rows])
+            for kind, columns in COLUMNS.items():
+                triples[rows, columns] = ids[kind][codes[:, columns]]
+            unknown = np.argwhere(triples[rows] < 0)
+            if len(unknown):
+                row, column = map(int, unknown[0])
+                vocabulary = vocabularies[1 if column == RELATION else 0]
+                name = values[int(codes[row, column])].as_py()
+                raise _unknown(path, rows.start + row, name, vocabulary)
     return translated
 
 
-def _refuse_same_file(paths: Sequence[Path]) -> None:
+def _unknown(path: Path, row: int, name: str, vocabulary: Vocabulary) -> DataError:
+    message = f"{path}, line {row + 1}: {vocabulary.unknown_name_message(name)}"
+    if name.isdecimal() and not vocabulary.fields_may_be_ids:
+        message += "; ids need a dictionary in which no name is a whole number"
+    return DataError(message)
+
+
+def refuse_same_file(paths: Sequence[Path]) -> None:
+    """Refuse a file that is given for two splits."""
     for first, second in combinations(paths, 2):
         if first.exists() and second.exists() and first.samefile(second):
             raise DataError(
@@ -137,7 +180,8 @@ def _refuse_same_file(paths: Sequence[Path]) -> None:
             )
 
 
-def _refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> None:
+def refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> None:
+    """Refuse two files of the same triples in the same order."""
     for (first, rows), (second, others) in combinations(zip(paths, triples, strict=True), 2):
         if np.array_equal(rows, others):
             raise DataError(

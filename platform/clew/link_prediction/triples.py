@@ -1,6 +1,7 @@
 """A knowledge graph as arrays of integers, with the names behind them."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -13,6 +14,7 @@ from clew.link_prediction.vocabulary import Vocabulary
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 HEAD, RELATION, TAIL = 0, 1, 2
+BLOCK_ROWS = 2**20
 
 Triples = Int32[np.ndarray, "_triple 3"]
 """Rows `[head, relation, tail]`; the underscore lets three splits differ in length."""
@@ -54,7 +56,8 @@ class KnowledgeGraph:
     def num_unseen_entities(self) -> int:
         """Number of entities that occur in validation or test triples but in no training triple."""
         seen, held_out = (np.zeros(self.num_entities, bool) for _ in range(2))
-        seen[self.train[:, [HEAD, TAIL]]] = True
+        for rows in row_blocks(len(self.train)):
+            seen[self.train[rows][:, [HEAD, TAIL]]] = True
         for triples in (self.valid, self.test):
             held_out[triples[:, [HEAD, TAIL]]] = True
         return int((held_out & ~seen).sum())
@@ -74,13 +77,19 @@ class KnowledgeGraph:
         for split in SPLITS:
             triples = self.split(split)
             digest.update(f"{split}/{len(triples)}\n".encode())
-            digest.update(np.ascontiguousarray(triples, dtype="<i4").data)
+            for rows in row_blocks(len(triples)):
+                digest.update(np.ascontiguousarray(triples[rows], dtype="<i4").data)
         return digest.hexdigest()[:16]
 
 
 def no_triples() -> Triples:
     """Return a split without triples."""
     return np.empty((0, 3), np.int32)
+
+
+def row_blocks(num_rows: int) -> Iterator[slice]:
+    """Yield slices that cover the rows of a table, which may be larger than the memory."""
+    return (slice(start, start + BLOCK_ROWS) for start in range(0, num_rows, BLOCK_ROWS))
 
 
 def add_inverses(triples: Triples, num_relations: int) -> Triples:

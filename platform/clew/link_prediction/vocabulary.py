@@ -12,10 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clew.errors import DataError, described
+from clew.errors import DataError, quoted
 from clew.link_prediction.near_matches import near_matches
+from clew.parquet import columns_of, read_columns
 
 Kind = Literal["entity", "relation"]
+LONGEST_NAME = 1_000
+"""No near matches are looked for of a longer text."""
 ID_FIELDS_KEY = b"clew.fields_may_be_ids"
 
 
@@ -35,6 +38,8 @@ class Vocabulary:
     fields_may_be_ids: bool = False
     """Whether data files may contain ids instead of names: the ids come from a dictionary, and
     none of its names is itself a whole number."""
+    category_array: pa.StringArray | None = None
+    """Kinds of entities `(id,)`, such as `Drug`; null if it is not known."""
 
     @classmethod
     def from_names(cls, kind: Kind, names: list[str]) -> Self:
@@ -72,14 +77,14 @@ class Vocabulary:
         Raises:
             DataError: it is neither, or the label of several names.
         """
-        if text in self or self.label_array is None:
+        if text in self or self.label_array is None or not _is_text(text):
             return self.id(text)
         found = np.flatnonzero(pc.equal(self.label_array, text).fill_null(False))
         if len(found) > 1:
-            shown = " or ".join(repr(self.name(i)) for i in found[:3])
+            shown = " or ".join(quoted(self.name(i)) for i in found[:3])
             raise DataError(
-                f"{text!r} is the label of {len(found)} {self.kind} names; give the name itself, "
-                f"for example {shown}"
+                f"{quoted(text)} is the label of {len(found)} {self.kind} names; give the name "
+                f"itself, for example {shown}"
             )
         return int(found[0]) if len(found) else self.id(text)
 
@@ -102,6 +107,8 @@ class Vocabulary:
 
     def near_matches(self, text: str, *, limit: int = 3) -> list[str]:
         """Return names whose name or label is similar to a text, the most similar first."""
+        if len(text) > LONGEST_NAME:
+            return []
         found = near_matches(text, self.name_array, limit=limit)
         if self.label_array is not None and len(found) < limit:
             for label in near_matches(text, self.label_array, limit=limit - len(found)):
@@ -114,21 +121,30 @@ class Vocabulary:
         shown = [self._shown(near) for near in found]
         hint = f"; did you mean {' or '.join(shown)}?" if shown else ""
         plural = {"entity": "entities", "relation": "relations"}[self.kind]
-        return f"unknown {self.kind} {name!r}; it is not one of the {len(self):,} {plural}{hint}"
+        return (
+            f"unknown {self.kind} {quoted(name)}; it is not one of the {len(self):,} {plural}{hint}"
+        )
 
     def with_labels(self, labels: pa.StringArray) -> Self:
         """Return the same names with labels `(id,)`; null means no label."""
         return replace(self, label_array=labels)
 
+    def with_categories(self, categories: pa.StringArray) -> Self:
+        """Return the same names with kinds `(id,)`; null means that it is not known."""
+        return replace(self, category_array=categories)
+
     def write(self, path: Path) -> None:
-        """Write a Parquet file with the columns id, name and label."""
+        """Write a Parquet file with the columns id, name, label and, where known, category."""
         labels = self.label_array
+        columns = {
+            "id": pa.array(np.arange(len(self), dtype=np.int32)),
+            "name": self.name_array,
+            "label": labels if labels is not None else pa.nulls(len(self), pa.string()),
+        }
+        if self.category_array is not None:
+            columns["category"] = self.category_array
         table = pa.table(
-            {
-                "id": pa.array(np.arange(len(self), dtype=np.int32)),
-                "name": self.name_array,
-                "label": labels if labels is not None else pa.nulls(len(self), pa.string()),
-            },
+            columns,
             metadata={ID_FIELDS_KEY: str(int(self.fields_may_be_ids)).encode()},
         )
         pq.write_table(table, path)
@@ -138,22 +154,26 @@ class Vocabulary:
         """Read a file written by `write`."""
         if not path.is_file():
             raise DataError(f"{path}: no such file; expected the {kind} vocabulary of a run")
-        try:
-            table = pq.read_table(path)
-            names, labels = (_single_array(table.column(c)) for c in ("name", "label"))
-        except (pa.ArrowInvalid, KeyError, OSError) as error:
-            raise DataError(f"{path}: not a vocabulary of a run ({described(error)})") from None
+        types = {"name": pa.string(), "label": pa.string()}
+        if "category" in columns_of(path, "a vocabulary of a run"):
+            types["category"] = pa.string()
+        table = read_columns(path, types, "a vocabulary of a run")
+        names, labels, *rest = (_single_array(table.column(name)) for name in types)
+        categories = rest[0] if rest else None
+        if not len(names) or names.null_count:
+            raise DataError(f"{path}: not a vocabulary of a run (a name is missing)")
         metadata = table.schema.metadata or {}
         return cls(
             kind,
             names,
             labels if labels.null_count < len(labels) else None,
             fields_may_be_ids=metadata.get(ID_FIELDS_KEY) == b"1",
+            category_array=categories,
         )
 
     def _shown(self, name: str) -> str:
         label = self.label(self.id(name))
-        return f"{name!r} ({label})" if label != name else repr(name)
+        return f"{quoted(name)} ({quoted(label)[1:-1]})" if label != name else quoted(name)
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -165,6 +185,15 @@ class Vocabulary:
         if place < len(self) and self.name(self._order[place]) == name:
             return int(self._order[place])
         return None
+
+
+def _is_text(text: str) -> bool:
+    """Whether a text can be written: an argument of other bytes, or JSON, may hold halves."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _single_array(column: pa.ChunkedArray) -> pa.StringArray:

@@ -51,6 +51,8 @@ from clew.runs.messages import (
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = ("model.safetensors", "manifest.json")
+ROWS_PREFIX = "rows-"
+"""Files with the rows of sharded tables."""
 LAST_FILE = "manifest.json"  # whoever sees it sees a whole checkpoint
 
 VALUES_PER_GROUP = 1000
@@ -187,7 +189,7 @@ class Delivery:
         if model.status == LoggedModelStatus.READY:
             return
         for path in files:
-            if path.name in MODEL_FILES:
+            if path.name in MODEL_FILES or path.name.startswith(ROWS_PREFIX):
                 self._put_model_file(model, path, message.folder)
         self._link_to_run(model, message)
         self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)

@@ -58,6 +58,11 @@ class Forwarder(threading.Thread):
         self._run_is_gone = False
         self._next_beat = 0.0
 
+    @property
+    def client(self) -> MlflowClient:
+        """MLflow's client of the store."""
+        return self._delivery.client
+
     def run(self) -> None:
         """Send and wait, until closed; wait longer after each failure."""
         while not self._closing.is_set():

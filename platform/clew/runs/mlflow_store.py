@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import TracebackType
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -20,6 +21,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
+from clew.files import working_folder
+from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import FiniteFilter, Status, Tracker, check_key, parameter_key
 from clew.runs.delivery import Delivery
@@ -37,6 +40,7 @@ from clew.runs.messages import (
     Tags,
 )
 from clew.runs.opening import connect, open_run
+from clew.runs.run_log import RunLog
 from clew.runs.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
@@ -73,6 +77,8 @@ def open_tracker(
     all_tags = {names.TAG_KIND: kind} | dict(tags or {})
     if parent_run_id is not None:
         all_tags[MLFLOW_PARENT_RUN_ID] = parent_run_id
+    if run_id is None and (typed := typed_command.get()):
+        all_tags[names.TAG_COMMAND] = store.shown(typed)
 
     client = connect(uri)
     if run_id is None and kind != names.KIND_TRAIN:  # people find a dead training, to resume it
@@ -94,6 +100,8 @@ def open_tracker(
     tracker = MlflowTracker(
         client, run, journal, log_checkpoints=tracking.log_checkpoints, pace=pace or Pace()
     )
+    if run_id is not None:
+        tracker.recall()
     if tracking.log_system_metrics:
         tracker.start_system_metrics()
     return tracker
@@ -125,6 +133,7 @@ class MlflowTracker(Tracker):
         self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
         self._system_metrics: SystemMetrics | None = None
         self._process_id = os.getpid()
+        self._log = RunLog()
         self._forwarder = Forwarder(Delivery(client, journal), pace)
         self._forwarder.start()
         atexit.register(self._end_with_process)
@@ -153,6 +162,7 @@ class MlflowTracker(Tracker):
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values; they are sent every few seconds, many at once."""
         finite, warnings = self._finite(values, step)
+        finite = {k: v for k, v in finite.items() if not self._has_recorded(k, v, step)}
         if finite:
             message = Metrics(finite, step, _now_ms())
             self._write(message)
@@ -188,6 +198,22 @@ class MlflowTracker(Tracker):
         self._warnings.append(" ".join(message.split()))
         self.tags({names.TAG_WARNINGS: "\n".join(self._warnings)})
 
+    def recall(self) -> None:
+        """Read which values of validation the run has: who resumes it measures some again.
+
+        Raises:
+            TrackingError: the store does not say.
+        """
+        self.flush()  # what an earlier process left in the journal is among them
+        client = self._forwarder.client
+        with store.using(f"the validations of run {self.run_id}"):
+            for key in client.get_run(self.run_id).data.metrics:
+                if key.startswith(VALIDATION):
+                    self._recorded |= {
+                        (key, point.step): Metrics({key: point.value}, point.step, point.timestamp)
+                        for point in client.get_metric_history(self.run_id, key)
+                    }
+
     def start_system_metrics(self) -> None:
         """Sample the machine, once the run has lasted a minute."""
         self._system_metrics = SystemMetrics(self.metrics)
@@ -207,11 +233,35 @@ class MlflowTracker(Tracker):
         try:
             if self._system_metrics is not None:
                 self._system_metrics.stop()
+            self._keep_log()
             self._forwarder.flush()
             if refused := self._journal.num_refused:
                 self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
         finally:
             self._end(Finish(status, _now_ms()))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._log.end(error)
+        super().__exit__(kind, error, trace)
+
+    def _keep_log(self) -> None:
+        """Store what was said; a full disk must not change how the run ends."""
+        self._log.end()
+        text = self._log.text()
+        if not text:
+            return
+        try:
+            with working_folder("log") as folder:
+                path = folder / names.ARTIFACT_LOG
+                path.write_text(text, encoding="utf-8", errors="backslashreplace")
+                self.artifact(path)
+        except OSError as error:
+            logger.warning("the log of run %s is not kept (%s)", self.run_id, error)
 
     def _end(self, end: Finish) -> None:
         """Write the end to the journal, and send that; on a full disk, without the journal."""
@@ -248,10 +298,13 @@ class MlflowTracker(Tracker):
 
     def _time_of(self, key: str, value: float, step: int) -> int:
         """Return when the run recorded this value: repeated with that time, it stays one point."""
+        return (
+            self._recorded[key, step].time_ms if self._has_recorded(key, value, step) else _now_ms()
+        )
+
+    def _has_recorded(self, key: str, value: float, step: int) -> bool:
         recorded = self._recorded.get((key, step))
-        if recorded is None or recorded.values[key] != value:
-            return _now_ms()
-        return recorded.time_ms
+        return recorded is not None and recorded.values[key] == value
 
     def _end_with_process(self) -> None:
         if os.getpid() == self._process_id:

@@ -3,7 +3,6 @@
 What cannot be used is one `TrackingError` within seconds, and no run is left behind.
 """
 
-import getpass
 import os
 import re
 import shutil
@@ -108,14 +107,14 @@ def _create_database(uri: str) -> None:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as work:
         new = Path(work) / path.name
-        made = SqlAlchemyStore(f"{store.SQLITE_PREFIX}{quote(str(new))}", artifacts.as_uri())  # type: ignore[no-untyped-call]
+        made = SqlAlchemyStore(f"{store.SQLITE_PREFIX}{quote(str(new))}", artifacts)  # type: ignore[no-untyped-call]
         made.engine.dispose()
         new.replace(path)
 
 
 def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     artifacts = store.artifact_root(client.tracking_uri)
-    location = None if artifacts is None else (artifacts / quote(name, safe="")).as_uri()
+    location = None if artifacts is None else f"{artifacts}/{store.folder_name(name)}"
     try:
         return client.get_experiment(client.create_experiment(name, artifact_location=location))
     except MlflowException as error:
@@ -152,12 +151,8 @@ def _continue_run(
 
 def _source_tags() -> dict[str, str]:
     """Say who started the run, with what, as MLflow does it."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "unknown"
     tags = {
-        mlflow_tags.MLFLOW_USER: user,
+        mlflow_tags.MLFLOW_USER: store.acting_person(),
         mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
         mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
     }

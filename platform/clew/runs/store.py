@@ -3,6 +3,7 @@
 Importing this does not import mlflow: a store that cannot be used is refused in milliseconds.
 """
 
+import getpass
 import hashlib
 import os
 import re
@@ -23,6 +24,9 @@ from clew.errors import TrackingError, described
 PROJECT_FILE = "MLproject"
 PROBE_SECONDS = 5.0
 SQLITE_PREFIX = "sqlite:///"
+PERSON_VARIABLE = "CLEW_USER"
+"""Environment variable: who acts, where the dashboard acts for somebody who signed in."""
+ARTIFACTS_VARIABLE = "CLEW_ARTIFACTS"
 DATABASE_SERVERS = ("postgresql", "mysql", "mssql")
 
 # What a person sets in the environment wins over these.
@@ -46,7 +50,8 @@ def project_root(start: Path | None = None) -> Path:
 
 def tracking_uri() -> str:
     """Return `MLFLOW_TRACKING_URI`, else the database at the project's root."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE_PREFIX}{project_root() / 'mlflow.db'}"
+    own = f"{SQLITE_PREFIX}{quote(str(project_root() / 'mlflow.db'))}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or own
 
 
 def database_path(uri: str) -> Path | None:
@@ -56,10 +61,40 @@ def database_path(uri: str) -> Path | None:
     return Path(unquote(uri[len(SQLITE_PREFIX) :].partition("?")[0])).absolute()
 
 
-def artifact_root(uri: str) -> Path | None:
-    """Return where an sqlite store keeps artifacts: `mlartifacts` beside it; None elsewhere."""
-    database = database_path(uri)
-    return None if database is None else database.parent / "mlartifacts"
+def artifact_root(uri: str) -> str | None:
+    """Return the address under which a store keeps artifacts; None: its server decides.
+
+    It is `mlartifacts` beside an sqlite store. A database server has no place of its own: it is
+    `$CLEW_ARTIFACTS`, which all who share the database set to an address that all can reach, else
+    `mlartifacts` at the project's root.
+    """
+    if (database := database_path(uri)) is not None:
+        return (database.parent / "mlartifacts").as_uri()
+    if not uri.startswith(DATABASE_SERVERS):
+        return None
+    given = os.environ.get(ARTIFACTS_VARIABLE)
+    if given and "://" in given:
+        return given.rstrip("/")
+    return (Path(given) if given else project_root() / "mlartifacts").absolute().as_uri()
+
+
+def acting_person() -> str:
+    """Return who acts: `$CLEW_USER`, else the system's user."""
+    try:
+        return os.environ.get(PERSON_VARIABLE) or getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "unknown"
+
+
+def folder_name(name: str) -> str:
+    """Return a name as that of a folder, in letters that mean the same in a path and an address.
+
+    MLflow takes a path with `%20` in it for an address, and looks elsewhere.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name).strip(".")
+    if plain == name and len(name) <= 100:
+        return name
+    return f"{plain[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def spool_root(uri: str | None = None) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from clew.extras import extra
 from clew.runs.base import FiniteFilter, Status, Tracker
 
 
@@ -19,7 +20,8 @@ class TensorBoardTracker(Tracker):
     """
 
     def __init__(self, inner: Tracker, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        with extra("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
 
         self.inner = inner
         name = inner.run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

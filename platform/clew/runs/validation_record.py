@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clew.config.services import Question, TestLoss
-from clew.errors import DataError
+from clew.errors import DataError, described
 
 SIBLINGS = "siblings"
 Seeds = Literal["same", "other"]
@@ -179,9 +179,7 @@ def read_validation(path: Path) -> ValidationRecord:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(f"{path}: {place}: {first['msg']}; expected a validation result") from None
+        raise DataError(f"{path}: {described(error)}; expected a validation result") from None
 
 
 def chart(record: ValidationRecord) -> dict[str, object]:

@@ -8,10 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from clew import names
-from clew.errors import NonFiniteLossError
-from clew.training.checkpoints import Manifest, read_manifest, write_checkpoint
+from clew.errors import NonFiniteLossError, PlaceError
+from clew.training.checkpoints import (
+    AVERAGE,
+    MODEL,
+    OPTIMIZER,
+    Manifest,
+    TrainingState,
+    read_manifest,
+    save_tensors,
+    write_checkpoint,
+)
+from clew.training.distributed import World
+from clew.training.sharding.files import rows_file, split_rows
+from clew.training.sharding.rows import row_shards
 from clew.training.state import Resumable
 
 logger = logging.getLogger(__name__)
@@ -37,12 +50,30 @@ class Checkpointer:
         self.resumable.progress.checkpoint_step = self.resumable.progress.step
         manifest = self._manifest(metrics or {})
         state = self.resumable.capture()
-        if not self.resumable.world.is_main:
-            return
-        self.send_best()
+        if self.resumable.world.is_main:
+            self.send_best()
         path = self.folder / names.ARTIFACT_CHECKPOINTS / name
-        write_checkpoint(path, self.resumable.model, manifest, state)
+        if not self._write_files(path, manifest, state):
+            return
         self._store(path, manifest)
+
+    def _write_files(self, path: Path, manifest: Manifest, state: TrainingState | None) -> bool:
+        """Write a checkpoint, together with all processes if they share a table.
+
+        Returns:
+            Whether this process has written it, and tells others of it.
+        """
+        world, model = self.resumable.world, self.resumable.model
+
+        def write_rows(folder: Path) -> None:
+            if world.exchange is not None:
+                write_own_rows(folder, model, state, world)
+
+        if world.is_main:
+            write_checkpoint(path, model, manifest, state, write_rows=write_rows)
+        else:
+            write_rows(path)
+        return world.is_main
 
     def _store(self, path: Path, manifest: Manifest) -> None:
         """Hand a checkpoint to the tracker; on the disk, only the newest stays."""
@@ -59,10 +90,7 @@ class Checkpointer:
     def write_best(self, metrics: Mapping[str, float]) -> None:
         """Write the best checkpoint so far; it is sent with the next regular one."""
         self._refuse_non_finite()
-        if not self.resumable.world.is_main:
-            return
-        write_checkpoint(self.best, self.resumable.model, self._manifest(metrics))
-        self._best_unsent = True
+        self._best_unsent = self._write_files(self.best, self._manifest(metrics), None)
 
     @property
     def best(self) -> Path:
@@ -109,10 +137,41 @@ class Checkpointer:
     def _refuse_non_finite(self) -> None:
         """A gradient can overflow while the loss is still finite; never keep its effect."""
         step = self.resumable.progress.step
+        world = self.resumable.world
         for name, parameter in self.resumable.model.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
+            finite = bool(torch.isfinite(parameter).all())
+            if world.exchange is not None:  # so that all processes stop, or none
+                finite = not bool(world.sum(float(not finite), parameter.device))
+            if not finite:
                 raise NonFiniteLossError(
                     f"parameter {name} holds NaN or infinity at step {step}; no checkpoint was "
                     "written. Lower optimizer.learning_rate or set "
                     f"training.max_grad_norm; {self.last_good()}"
                 )
+
+
+def write_own_rows(
+    folder: Path, model: nn.Module, training: TrainingState | None, world: World
+) -> None:
+    """Write this process's rows of sharded tables into `folder`, where all write theirs.
+
+    Raises:
+        PlaceError: a process could not write its own; it is named.
+    """
+    device = torch.device("cpu")
+    folder, shards = Path(world.broadcast_text(str(folder), device)), row_shards(model)
+    _, rows = split_rows(model.state_dict(), shards, MODEL)
+    if training is not None:
+        rows |= split_rows(training.optimizer, shards, OPTIMIZER)[1]
+        rows |= split_rows(training.average, shards, AVERAGE)[1]
+    problem = ""
+    try:
+        save_tensors(rows, folder / rows_file(world.rank, world.size))
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
+    for rank, said in enumerate(world.gather_texts(problem, device)):
+        if said:
+            raise PlaceError(
+                f"rank {rank} could not write its rows of the checkpoint: {said}; no checkpoint "
+                "was written. All processes need the same folder: name one with --checkpoint-dir"
+            )

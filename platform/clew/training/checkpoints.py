@@ -6,6 +6,7 @@
     optimizer.safetensors   optimizer state, `<parameter name>/<state name>`
     training.safetensors    states of the random generators
     average.safetensors     moving average of the parameters, where one is kept
+    rows-0-of-4.safetensors rows of sharded tables, a file for each process (`sharding.files`)
     training.json           scaler, schedule, data cursor and whatever else a resume needs
 
 The learning-rate weight of a checkpoint is the sum, over the optimizer steps since the previous
@@ -17,9 +18,11 @@ one, so that a missing one is noticed before the sum is taken.
 
 import hashlib
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,11 +35,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from clew.errors import CheckpointError, described
+from clew.errors import CheckpointError, OutOfMemoryError, described, quoted
 from clew.files import replacing
+from clew.training.devices import free_gib
 from clew.training.progress import Count, TrainingValues, Weight
+from clew.training.sharding.files import read_rows, rows_files, split_rows
+from clew.training.sharding.rows import RowShard, row_shards
 
 SCHEMA_VERSION = 1
+SHOWN_NAMES = 5
 MAX_MANIFEST_BYTES = 2**24
 MAX_TRAINING_STATE_BYTES = 2**29  # the history of every metric is in there
 MODEL_FILE = "model.safetensors"
@@ -45,6 +52,11 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_TENSORS_FILE = "training.safetensors"
 AVERAGE_FILE = "average.safetensors"
 TRAINING_STATE_FILE = "training.json"
+MODEL, OPTIMIZER, AVERAGE = "model", "optimizer", "average"
+KINDS = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, AVERAGE_FILE: AVERAGE}
+"""What the rows of sharded tables are filed under, for each file with the rest."""
+
+logger = logging.getLogger(__name__)
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -112,16 +124,26 @@ def write_checkpoint(
     model: nn.Module,
     manifest: Manifest,
     training: TrainingState | None = None,
+    *,
+    write_rows: Callable[[Path], None] = lambda folder: None,
 ) -> CheckpointRecord:
-    """Write a checkpoint to `folder`, whole or not at all: synced before it gets its name."""
+    """Write a checkpoint to `folder`, whole or not at all: synced before it gets its name.
+
+    `write_rows` lets all processes write their rows of sharded tables into a folder.
+    """
+    shards = row_shards(model)
     with replacing(folder) as temporary:
         temporary.mkdir()
-        _save(model.state_dict(), temporary / MODEL_FILE)
+        write_rows(temporary)
+        save_tensors(split_rows(model.state_dict(), shards, MODEL)[0], temporary / MODEL_FILE)
         if training is not None:
-            _save(training.optimizer, temporary / OPTIMIZER_FILE)
-            _save(training.tensors, temporary / TRAINING_TENSORS_FILE)
+            optimizer, _ = split_rows(training.optimizer, shards, OPTIMIZER)
+            save_tensors(optimizer, temporary / OPTIMIZER_FILE)
+            save_tensors(training.tensors, temporary / TRAINING_TENSORS_FILE)
             if training.average:
-                _save(training.average, temporary / AVERAGE_FILE)
+                save_tensors(
+                    split_rows(training.average, shards, AVERAGE)[0], temporary / AVERAGE_FILE
+                )
             _write_json(temporary / TRAINING_STATE_FILE, training.values.model_dump())
         write_manifest(temporary, manifest)
         for path in temporary.iterdir():
@@ -153,7 +175,8 @@ def read_manifest(folder: Path) -> Manifest:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise CheckpointError(
-            f"{path}: schema_version is {version!r}, this version of Clew reads {SCHEMA_VERSION}"
+            f"{path}: schema_version is {quoted(version)}, this version of Clew reads "
+            f"{SCHEMA_VERSION}"
         )
     digests = content.get("sha256")
     own = digests.pop(MANIFEST_FILE, None) if isinstance(digests, dict) else None
@@ -184,27 +207,59 @@ def list_checkpoints(folder: Path) -> list[CheckpointRecord]:
     return sorted(found, key=lambda record: record.step)
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file of a checkpoint onto the CPU, if it is as it was written."""
-    _require_unchanged(path, read_manifest(path.parent))
+def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file of a checkpoint onto the CPU, if it is as it was written.
+
+    Where several processes wrote their rows of a table, they are gathered.
+
+    Args:
+        path: The file.
+        own: Which rows to read of sharded tables, by parameter; None: all.
+    """
+    manifest = read_manifest(path.parent)
+    files = [path.parent / name for name in rows_files(manifest.sha256)]
+    for file in (path, *files):
+        _require_unchanged(file, manifest)
     try:
-        return load_file(path)
-    except SafetensorError as error:
+        tensors = load_file(path)
+        if files and path.name in KINDS:
+            _require_room(path, files if not own else [])
+            rows = read_rows(files, KINDS[path.name], own or None)
+            if not own:
+                gib = sum(t.numel() * t.element_size() for t in rows.values()) / 2**30
+                logger.info("%s: gathered from %d shards, %.2f GiB", path, len(files), gib)
+            tensors |= rows
+        return tensors
+    except CheckpointError:
+        raise
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        reason = described(error)
         raise CheckpointError(
-            f"{path}: not a readable safetensors file ({error}); take another checkpoint"
+            f"{path}: not a readable safetensors file ({reason}); take another checkpoint"
         ) from None
+
+
+def copy_weights(checkpoint: Path, folder: Path) -> None:
+    """Copy weights and manifest of a checkpoint; of sharded tables, all rows into the one file."""
+    manifest = read_manifest(checkpoint)
+    if rows_files(manifest.sha256):
+        save_tensors(load_tensors(checkpoint / MODEL_FILE), folder / MODEL_FILE)
+        write_manifest(folder, manifest)
+        return
+    for name in (MODEL_FILE, MANIFEST_FILE):
+        shutil.copy2(checkpoint / name, folder / name)
 
 
 def load_model(folder: Path, model: nn.Module) -> None:
     """Load parameters and buffers from `folder` into `model`, all of them or none."""
-    tensors = load_tensors(folder / MODEL_FILE)
+    tensors = load_tensors(folder / MODEL_FILE, row_shards(model))
     own = model.state_dict()
     missing = sorted(own.keys() - tensors.keys())
     surplus = sorted(tensors.keys() - own.keys())
     if missing or surplus:
         raise CheckpointError(
-            f"{folder / MODEL_FILE}: missing {missing or 'nothing'}, unexpected "
-            f"{surplus or 'nothing'}; the checkpoint belongs to another model"
+            f"{folder / MODEL_FILE}: missing {_first(missing)}, unexpected {_first(surplus)}; the "
+            "checkpoint belongs to another model"
         )
     for name, tensor in tensors.items():
         if tensor.shape != own[name].shape:
@@ -212,25 +267,42 @@ def load_model(folder: Path, model: nn.Module) -> None:
                 f"{folder / MODEL_FILE}: {name} has shape {tuple(tensor.shape)}, the model needs "
                 f"{tuple(own[name].shape)}; the checkpoint belongs to another model"
             )
+        if (
+            tensor.dtype.is_complex
+            or tensor.dtype.is_floating_point != own[name].is_floating_point()
+        ):
+            raise CheckpointError(
+                f"{folder / MODEL_FILE}: {name} holds {tensor.dtype}, the model needs "
+                f"{own[name].dtype}; the checkpoint belongs to another model"
+            )
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
 
 
+def _first(names: list[str]) -> str:
+    """Return the first of some names, for a message."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(map(quoted, names[:SHOWN_NAMES])) + more or "nothing"
+
+
 def weights_digest(folder: Path) -> str:
     """Return sixteen hex digits over a checkpoint's weights."""
-    with (folder / MODEL_FILE).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    rows = rows_files(read_manifest(folder).sha256)
+    if rows:
+        digests = "".join(_sha256(folder / name) for name in (MODEL_FILE, *rows))
+        return hashlib.sha256(digests.encode()).hexdigest()[:16]
+    return _sha256(folder / MODEL_FILE)[:16]
 
 
-def load_training_state(folder: Path) -> TrainingState:
-    """Read what a resume needs from `folder`."""
+def load_training_state(folder: Path, own: Mapping[str, RowShard] | None = None) -> TrainingState:
+    """Read what a resume needs from `folder`; `own` as for `load_tensors`."""
     average = folder / AVERAGE_FILE
     return TrainingState(
         values=load_training_values(folder),
-        optimizer=load_tensors(folder / OPTIMIZER_FILE),
+        optimizer=load_tensors(folder / OPTIMIZER_FILE, own),
         tensors=load_tensors(folder / TRAINING_TENSORS_FILE),
-        average=load_tensors(average) if average.is_file() else {},
+        average=load_tensors(average, own) if average.is_file() else {},
     )
 
 
@@ -273,6 +345,17 @@ def _require_unchanged(path: Path, manifest: Manifest) -> None:
         raise _damaged(path)
 
 
+def _require_room(path: Path, files: Sequence[Path]) -> None:
+    """Refuse to gather shards that together are larger than memory."""
+    needed = sum(file.stat().st_size for file in files) / 2**30
+    free = free_gib(torch.device("cpu"))
+    if needed > free:
+        raise OutOfMemoryError(
+            f"{path}: its {len(files)} shards need {needed:.2f} GiB together and there are "
+            f"{free:.2f} GiB; gather them on a machine with more memory"
+        )
+
+
 def _damaged(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path}: changed or damaged since it was written: its SHA-256 is not the one in "
@@ -289,7 +372,7 @@ def _sha256_of_content(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors by way of the CPU; those of the running model stay where they are.
 
     Raises:

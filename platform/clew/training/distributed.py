@@ -9,13 +9,17 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from clew.config.training import DEFAULT_TIMEOUT_SECONDS
 from clew.errors import ConfigError
+from clew.training.sharding.exchange import Exchange
+from clew.training.sharding.rows import row_shards, shard_of
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,22 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    exchange: Exchange | None = None
+    """What processes say to each other about sharded tables; None: every table is whole."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this process evaluates, records and writes checkpoints."""
+        """Whether this process records and writes checkpoints."""
         return self.rank == 0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether this process evaluates: the main one, or all of them for sharded tables."""
+        return self.is_main or self.exchange is not None
+
+    def sharing_tables(self) -> "World":
+        """Return the same processes, with the rows of large tables spread over them."""
+        return replace(self, exchange=Exchange(self.rank, self.size))
 
     def sum(self, value: float | Tensor, device: torch.device) -> Tensor:
         """Return the sum of a number over all processes, in float64; the host does not wait."""
@@ -39,13 +54,18 @@ class World:
         return total
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """Add the gradients of all processes; a process without examples contributes zeros."""
+        """Add the gradients of all processes; a process without examples contributes zeros.
+
+        Those of a sharded table are whole already.
+        """
         if self.size == 1:
             return
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        parameters = [p for p in model.parameters() if p.requires_grad and shard_of(p) is None]
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse:  # each process touched other rows
+                parameter.grad = parameter.grad.to_dense()
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(flat)
@@ -55,17 +75,31 @@ class World:
 
     def broadcast(self, values: dict[str, float], device: torch.device) -> dict[str, float]:
         """Return the main process's values on every process; sent as JSON text."""
+        content: dict[str, float] = json.loads(self.broadcast_text(json.dumps(values), device))
+        return content
+
+    def broadcast_text(self, content: str, device: torch.device) -> str:
+        """Return the main process's text on every process."""
         if self.size == 1:
-            return values
-        text = json.dumps(values).encode() if self.is_main else b""
+            return content
+        text = content.encode() if self.is_main else b""
         length = torch.tensor(len(text), device=device)
         dist.broadcast(length, src=0)
         data = torch.zeros(int(length), dtype=torch.uint8, device=device)
         if self.is_main:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(data, src=0)
-        content: dict[str, float] = json.loads(bytes(data.cpu().tolist()))
-        return content
+        return bytes(data.cpu().tolist()).decode()
+
+    def gather_texts(self, text: str, device: torch.device) -> list[str]:
+        """Return the texts of all processes."""
+        if self.size == 1:
+            return [text]
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+        exchange = Exchange(self.rank, self.size)
+        (sizes,) = exchange.sizes(len(data), device=device)
+        parts = torch.split(exchange.gather(data, sizes, "texts"), sizes)
+        return [bytes(part.tolist()).decode() for part in parts]
 
     def gather_tensors(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
         """Return all processes' equally shaped tensors under `<rank>/<name>`, on the CPU."""
@@ -97,13 +131,18 @@ class World:
     def synchronize_parameters(self, model: nn.Module) -> None:
         """Give every process the main process's parameters and buffers."""
         if self.size > 1:
-            for tensor in model.state_dict().values():
-                dist.broadcast(tensor, src=0)
+            sharded = row_shards(model)
+            for name, tensor in model.state_dict().items():
+                if name not in sharded:
+                    dist.broadcast(tensor, src=0)
 
 
 @contextmanager
-def joined_world() -> Iterator[World]:
+def joined_world(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[World]:
     """Join the processes that torchrun started, or be a world of one; leave it at the end.
+
+    Args:
+        timeout_seconds: How long a process waits for the others before it gives up.
 
     Raises:
         ConfigError: torchrun's environment is incomplete.
@@ -124,7 +163,7 @@ def joined_world() -> Iterator[World]:
     if world.size > 1:
         # A run on the CPU of a machine with a GPU needs gloo, and so does `main_first`.
         both = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(both)
+        dist.init_process_group(both, timeout=timedelta(seconds=timeout_seconds))
     try:
         yield world
     finally:

@@ -40,7 +40,8 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
+            # What a sparse tensor is made of was seen when it was made.
+            if isinstance(leaf, Tensor) and not leaf.is_sparse:
                 self._see(leaf.untyped_storage())
         if self.now.total() > self.peak.total():
             self.peak = self.now.copy()
@@ -70,6 +71,8 @@ class LiveBytes(TorchDispatchMode):
 
     def claim(self, tensor: Tensor, purpose: str) -> None:
         """Say that a tensor serves a purpose from now on, whatever it was made for."""
+        if tensor.is_sparse:
+            return
         storage = tensor.untyped_storage()
         before = self._purposes.get(storage._cdata)
         if before is not None:

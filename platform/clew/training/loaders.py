@@ -5,7 +5,8 @@ training was interrupted: batch number `cursor` of epoch `epoch` holds the same 
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -14,6 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from clew.config.training import TrainingConfig
 from clew.training.distributed import World
+
+BLOCKS_TOGETHER = 256
+"""Blocks whose examples are mixed with each other."""
 
 
 @runtime_checkable
@@ -64,28 +68,53 @@ class ExampleSource(Protocol[B_co]):
         ...
 
 
-def epoch_order(num_examples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Return the order of examples in an epoch, `(example,)`, from the seed and the epoch alone."""
+def epoch_order(
+    num_examples: int, *, seed: int, epoch: int, block: int | None = None
+) -> np.ndarray:
+    """Return the order of examples in an epoch, `(example,)`, from these numbers alone."""
+    return np.concatenate(list(order_pieces(num_examples, seed=seed, epoch=epoch, block=block)))
+
+
+def order_pieces(
+    num_examples: int, *, seed: int, epoch: int, block: int | None = None
+) -> Iterator[np.ndarray]:
+    """Yield the order of examples in an epoch, piece by piece.
+
+    Without blocks, the only piece is a random order of all examples. With blocks of so many
+    consecutive examples, the blocks are put in a random order, at least `BLOCKS_TOGETHER` of them
+    make a piece (all, if there are fewer), and the examples of a piece are put in a random order.
+    Each example then comes at any place of the epoch with the same probability, but those of one
+    block come near each other. How near is bounded: of a batch of `b` examples, the mean of any
+    quantity has at most `1 + (b - 1) / BLOCKS_TOGETHER` times the variance that it has in a random
+    order of all examples, up to terms of one part in the number of blocks; that is reached where
+    the quantity is the same within each block.
+    """
     digest = hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(int.from_bytes(digest[:16], "little")))
-    return generator.permutation(num_examples)
+    if block is None:
+        yield generator.permutation(num_examples)
+        return
+    starts = generator.permutation(-(-num_examples // block)) * block
+    for together in np.array_split(starts, max(1, len(starts) // BLOCKS_TOGETHER)):
+        members = (together[:, None] + np.arange(block)).reshape(-1)
+        yield generator.permutation(members[members < num_examples])
 
 
 def batches_per_epoch(num_examples: int, batch_size: int, world_size: int = 1) -> int:
     """Return how many microbatches each process sees in an epoch."""
-    return len(_bounds(num_examples, batch_size * world_size, world_size))
+    return len(_starts(num_examples, batch_size * world_size, world_size))
 
 
-def _bounds(num_examples: int, wide: int, world_size: int) -> list[tuple[int, int]]:
-    """Cut an epoch into global microbatches of `wide` examples.
+def _starts(num_examples: int, wide: int, world_size: int) -> range:
+    """Return where the global microbatches of `wide` examples begin in an epoch's order.
 
     The last one may be smaller; if it would leave a process with a single example it joins the
     one before, because batch normalisation has no variance for one example.
     """
-    starts = list(range(0, num_examples, wide))
+    starts = range(0, num_examples, wide)
     if len(starts) > 1 and num_examples - starts[-1] < 2 * world_size:
-        starts.pop()
-    return list(zip(starts, [*starts[1:], num_examples], strict=True))
+        return starts[:-1]
+    return starts
 
 
 def microbatch_indices(
@@ -96,8 +125,35 @@ def microbatch_indices(
     Each global microbatch of `batch_size * world_size` examples is dealt out by rank, so that
     n processes together see just what one process with an n times larger batch would see.
     """
-    bounds = _bounds(len(order), batch_size * world_size, world_size)
-    return [order[start:end][rank::world_size] for start, end in bounds]
+    starts = _starts(len(order), batch_size * world_size, world_size)
+    return list(_deal(iter([order]), starts, len(order), rank, world_size))
+
+
+def epoch_microbatches(
+    num_examples: int, settings: TrainingConfig, epoch: int, *, rank: int = 0, world_size: int = 1
+) -> Iterator[np.ndarray]:
+    """Yield the examples of each of this process's microbatches in an epoch.
+
+    With `training.shuffle_block`, one piece of the order is in memory at a time.
+    """
+    pieces = order_pieces(
+        num_examples, seed=settings.seed, epoch=epoch, block=settings.shuffle_block
+    )
+    starts = _starts(num_examples, settings.batch_size * world_size, world_size)
+    return _deal(pieces, starts, num_examples, rank, world_size)
+
+
+def _deal(
+    pieces: Iterator[np.ndarray], starts: range, num_examples: int, rank: int, world_size: int
+) -> Iterator[np.ndarray]:
+    left = np.empty(0, np.int64)
+    for number, start in enumerate(starts):
+        end = starts[number + 1] if number + 1 < len(starts) else num_examples
+        while len(left) < end - start:
+            piece = next(pieces)
+            left = np.concatenate([left, piece]) if len(left) else piece
+        yield left[: end - start][rank::world_size]
+        left = left[end - start :]
 
 
 class BatchLoader(Generic[B]):
@@ -117,7 +173,7 @@ class BatchLoader(Generic[B]):
     ) -> None:
         self._num_examples, self._settings = len(source), settings
         self._world = world or World()
-        self._plan: list[np.ndarray] = []
+        self._plan = _Plan()
         self._batches = DataLoader(
             _BatchesByIndices(source),
             batch_size=None,
@@ -133,14 +189,27 @@ class BatchLoader(Generic[B]):
 
     def epoch(self, epoch: int, cursor: int = 0) -> Iterator[B]:
         """Yield the microbatches of an epoch from number `cursor` on; one epoch at a time."""
-        order = epoch_order(self._num_examples, seed=self._settings.seed, epoch=epoch)
-        self._plan[:] = microbatch_indices(
-            order,
-            batch_size=self._settings.batch_size,
-            rank=self._world.rank,
-            world_size=self._world.size,
-        )[cursor:]
+        self._plan.make = lambda: islice(
+            epoch_microbatches(
+                self._num_examples,
+                self._settings,
+                epoch,
+                rank=self._world.rank,
+                world_size=self._world.size,
+            ),
+            cursor,
+            None,
+        )
         yield from self._batches
+
+
+class _Plan:
+    """Which examples make up each batch of the running epoch; the DataLoader's sampler."""
+
+    make: Callable[[], Iterator[np.ndarray]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self.make()
 
 
 class _BatchesByIndices(Dataset[B], Generic[B]):

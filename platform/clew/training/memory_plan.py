@@ -174,9 +174,9 @@ def live_bytes_of_step(
             (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
         del loss
         with live.making("gradients"):
-            gradients = [p.grad.reshape(-1) for p in trained if p.grad is not None]
+            gradients = [p.grad for p in trained if p.grad is not None]
             if world_size > 1:  # gradients are added over processes as one flat copy
-                torch.cat(gradients)
+                torch.cat([g.to_dense().reshape(-1) for g in gradients])
         with live.making("optimizer"):
             optimizer.step()
         del average

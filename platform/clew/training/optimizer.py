@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from clew.config import optimizer as config
-from clew.errors import CheckpointError
+from clew.errors import CheckpointError, quoted
 from clew.training.row_wise_adagrad import RowWiseAdagrad
 
 
@@ -83,10 +83,15 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str,
         name, _, state = key.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
-                f"optimizer state names parameter {name!r}, which the model does not have; "
+                f"optimizer state names parameter {quoted(name)}, which the model does not have; "
                 "the checkpoint belongs to another model"
             )
         parameter = parameters[name]
+        if value.shape != parameter.shape and value.numel() not in (1, len(parameter)):
+            raise CheckpointError(
+                f"optimizer state {quoted(key)} has shape {tuple(value.shape)}, its parameter "
+                f"{tuple(parameter.shape)}; the checkpoint belongs to another model"
+            )
         if value.shape == parameter.shape:
             # Fused steps walk through memory, so a moment lies there as its parameter does.
             restored = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

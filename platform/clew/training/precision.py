@@ -11,13 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from clew.config.services import InfluenceConfig
 from clew.config.training import OptimizationsConfig
 from clew.errors import ConfigError
 
 PRECISION_NAMES = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-def half_precision_type(settings: OptimizationsConfig, device: torch.device) -> torch.dtype | None:
+def half_precision_type(
+    settings: OptimizationsConfig | InfluenceConfig, device: torch.device
+) -> torch.dtype | None:
     """Return the half-precision type in force, or None for float32.
 
     `auto` is float16 on a GPU and bfloat16 on the CPU, whose float16 products are slow.

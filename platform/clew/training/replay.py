@@ -30,7 +30,7 @@ from clew.training.checkpoints import (
     load_training_values,
 )
 from clew.training.distributed import World
-from clew.training.loaders import epoch_order, microbatch_indices
+from clew.training.loaders import epoch_microbatches
 from clew.training.optimizer import optimizer_tensors, restore_optimizer
 from clew.training.progress import Progress
 from clew.training.seeding import capture_generators, restore_generators
@@ -218,9 +218,8 @@ class Replay(Generic[B]):
             yield left[start : start + size]
 
     def _indices(self, epoch: int) -> list[np.ndarray]:
-        settings = self.config.training
-        order = epoch_order(len(self.task.train_examples()), seed=settings.seed, epoch=epoch)
-        return microbatch_indices(order, batch_size=settings.batch_size)
+        num_examples = len(self.task.train_examples())
+        return list(epoch_microbatches(num_examples, self.config.training, epoch))
 
     def _close_epoch(self) -> None:
         """Go to the next epoch after the last batch of one; show the schedule what it saw there."""

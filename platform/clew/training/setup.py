@@ -5,6 +5,8 @@ precision is a context in the step.
 """
 
 import logging
+import math
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from clew.training.checkpointing import Checkpointer
 from clew.training.checkpoints import Manifest
 from clew.training.compilation import apply_compile, undo_compile, warm_up
 from clew.training.distributed import World
+from clew.training.flops import count_flops, peak_flops_per_second
 from clew.training.history import History
-from clew.training.loaders import batches_per_epoch, epoch_order, microbatch_indices
+from clew.training.loaders import batches_per_epoch, epoch_microbatches
 from clew.training.memory import (
     MemoryCleanup,
     apply_gradient_checkpointing,
@@ -29,13 +32,14 @@ from clew.training.memory import (
 )
 from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, apply_tf32, half_precision_type
-from clew.training.profiling import StepProfiler
 from clew.training.progress import Progress
 from clew.training.schedule import build_schedule
 from clew.training.seeding import seed_everything
+from clew.training.sharding.rows import shard_of
+from clew.training.sharding.table import sharded_tables
 from clew.training.state import Resumable
+from clew.training.step_timing import StepProfiler, Throughput
 from clew.training.task import Task
-from clew.training.throughput import Throughput, count_flops, peak_flops_per_second
 from clew.training.trainer import Trainer
 from clew.training.watch import Watch
 
@@ -57,7 +61,8 @@ def build_model(
 ) -> nn.Module:
     """Build the seeded model on its device, with checkpointing, the same in every process."""
     seed_everything(config.training.seed)
-    model = task.build_model()
+    with sharded_tables(world.exchange):
+        model = task.build_model()
     apply_gradient_checkpointing(model, enabled=config.optimizations.use_gradient_checkpointing)
     model.to(device)
     world.synchronize_parameters(model)
@@ -66,8 +71,13 @@ def build_model(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, shared ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Return the number of parameters, shared ones once and sharded ones whole."""
+    return sum(
+        shard.num_rows * math.prod(parameter.shape[1:])
+        if (shard := shard_of(parameter)) is not None
+        else parameter.numel()
+        for parameter in model.parameters()
+    )
 
 
 def build_trainer(
@@ -160,11 +170,8 @@ def _compile(trainer: Trainer[Any], config: RunConfig, batches: list[Any]) -> di
 def _batches_of_each_size(trainer: Trainer[Any]) -> list[Any]:
     """Return the first and the last microbatch of an epoch: all sizes that training will see."""
     source, settings = trainer.task.train_examples(), trainer.settings
-    plan = microbatch_indices(
-        epoch_order(len(source), seed=settings.seed, epoch=0),
-        batch_size=settings.batch_size,
-        rank=trainer.world.rank,
-        world_size=trainer.world.size,
+    plan = epoch_microbatches(
+        len(source), settings, 0, rank=trainer.world.rank, world_size=trainer.world.size
     )
-    chosen = [plan[at] for at in sorted({0, len(plan) - 1}) if len(plan[at])]
+    chosen = [indices for indices in [next(plan), *deque(plan, maxlen=1)] if len(indices)]
     return [source.batch(indices).to(trainer.precision.device) for indices in chosen]

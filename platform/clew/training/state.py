@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from clew.errors import CheckpointError
+from clew.errors import CheckpointError, described
 from clew.training.average import ParameterAverage
 from clew.training.checkpoints import (
     TrainingState,
@@ -22,6 +22,8 @@ from clew.training.precision import Precision
 from clew.training.progress import Progress, TrainingValues
 from clew.training.schedule import Schedule
 from clew.training.seeding import capture_generators, restore_generators
+from clew.training.sharding.files import rows_files
+from clew.training.sharding.rows import RowShard, row_shards
 
 
 @dataclass
@@ -62,11 +64,26 @@ class Resumable:
             CheckpointError: the checkpoint is incomplete, of another model, or was written by
                 another number of processes.
         """
-        saved = load_training_state(folder)
-        if saved.values.world_size != self.world.size:
+        own = row_shards(self.model)
+        saved = load_training_state(folder, own)
+        try:
+            self._put_back(saved, folder, own)
+        except CheckpointError:
+            raise
+        except (RuntimeError, ValueError, TypeError, KeyError, OverflowError) as error:
+            # How optimizers, schedules and generators say that a state is none of theirs.
+            raise CheckpointError(
+                f"{folder}: its training state does not fit ({described(error)}); take another "
+                "checkpoint"
+            ) from None
+
+    def _put_back(self, saved: TrainingState, folder: Path, own: dict[str, RowShard]) -> None:
+        sharded = own or rows_files(read_manifest(folder).sha256)
+        if saved.values.world_size != self.world.size and not sharded:
             raise CheckpointError(
                 f"{folder}: written by {saved.values.world_size} processes, resumed by "
-                f"{self.world.size}; resume with the same number"
+                f"{self.world.size}; resume with the same number, or with "
+                "training.shard_entities=true"
             )
         self.average.restore(saved.average)
         load_model(folder, self.model)
@@ -79,6 +96,7 @@ class Resumable:
         self.progress.previous_step = manifest.previous_step
         self.progress.learning_rate_weight = manifest.learning_rate_weight
         self.history.restore(saved.values.history)
-        own = f"{self.world.rank}/"
-        tensors = {n.removeprefix(own): t for n, t in saved.tensors.items() if n.startswith(own)}
-        restore_generators(tensors, saved.values.generators)
+        mine = f"{self.world.rank}/"
+        tensors = {n.removeprefix(mine): t for n, t in saved.tensors.items() if n.startswith(mine)}
+        if tensors:  # a process that was not there keeps the stream of its own seed
+            restore_generators(tensors, saved.values.generators)

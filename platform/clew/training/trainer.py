@@ -25,17 +25,17 @@ from clew.errors import ConfigError, Interrupted, NonFiniteLossError
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
+from clew.training.gradients import clip_gradients, gradient_norm
 from clew.training.history import History
 from clew.training.interruption import StopRequest
 from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
 from clew.training.optimizer import momentum_of
 from clew.training.precision import Precision
-from clew.training.profiling import StepProfiler
 from clew.training.progress import Progress
 from clew.training.schedule import Schedule, is_better
+from clew.training.step_timing import StepProfiler, Throughput
 from clew.training.task import B, Task
-from clew.training.throughput import Throughput
 from clew.training.watch import Watch
 
 
@@ -228,10 +228,9 @@ class Trainer(Generic[B]):
         due = (self.progress.step + 1) % self.settings.log_every_steps == 0
         if limit is None and not due:
             return None
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = gradient_norm(self.model, self.world)
         if limit is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+            clip_gradients(self.model, limit, norm)
         return norm
 
     def _count_skipped(self) -> None:
@@ -327,7 +326,7 @@ class Trainer(Generic[B]):
         started = time.perf_counter()
         self.model.eval()
         values: dict[str, float] = {}
-        if self.world.is_main:
+        if self.world.evaluates:
             with torch.no_grad():
                 values = self.task.metrics(self.model, "valid", device)
         values = self.world.broadcast(values, device)

@@ -100,6 +100,20 @@ class OutputFolder:
             write_report(temporary, source, findings)
             _write_json(temporary / NOTE_FILE, {"index": index, "text": text})
 
+    def files(self) -> dict[int, dict[str, bytes]]:
+        """Return the files of all finished test triples, by index and name."""
+        return {
+            int(folder.name): {path.name: path.read_bytes() for path in folder.iterdir()}
+            for folder in self._finished_folders()
+        }
+
+    def receive(self, index: int, files: Mapping[str, bytes]) -> None:
+        """Write the results of a test triple that was explained elsewhere, whole or not at all."""
+        with replacing(self._folder(index)) as temporary:
+            temporary.mkdir()
+            for name, content in files.items():
+                (temporary / name).write_bytes(content)
+
     def kept(self, index: int, text: str, folder: Path) -> Outcome:
         """Return the outcome of a test triple that an earlier run finished."""
         found = read_influence_json(folder / names.INFLUENCE_JSON).tests[0]

@@ -22,6 +22,7 @@ from clew.runs.alias_moves import move_aliases
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.registry import RegisteredVersion, Registry
+from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate
 from clew.workflows.servables import save_candidate
 
@@ -96,6 +97,12 @@ class Challenge:
             tags=dict(tags) | {names.TAG_SOURCE_RUN: self.run_id},
         )
         with tracker:
+            tracker.dataset(
+                name=tags.get(names.TAG_DATASET, ""),
+                fingerprint=tags.get(names.TAG_DATA_FINGERPRINT, ""),
+                source=candidate.config.data.source,
+                context="promotion",
+            )
             result = self._decide(tracker)
             self._record(tracker, result)
         return result
@@ -120,7 +127,7 @@ class Challenge:
                 names.TAG_REFUSED_BECAUSE: _reasons(failed),
             }
             tracker.tags({names.TAG_FORCED_BECAUSE: self.force})
-        self.registry.tag(version, verdict)
+        self.registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
         former = self.before.get(self.alias)
         try:
             self._move(version, former)

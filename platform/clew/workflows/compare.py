@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,15 +14,20 @@ from clew.config.study import Study
 from clew.errors import UsageError
 from clew.files import working_folder
 from clew.runs.base import Tracker
-from clew.runs.hardware import describe_machine, git_commit, why_no_result_file
+from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
+from clew.workflows.cluster import Cluster, opened_cluster
+from clew.workflows.cluster_nodes import ClusterRequest
 from clew.workflows.study_cells import CellResult, run_cell
+from clew.workflows.study_cluster import cells_on_cluster
 from clew.workflows.study_report import StudyReport, draw
 
 logger = logging.getLogger(__name__)
 
 
-def compare(study: Study, *, output: Path | None = None) -> Iterator[str]:
+def compare(
+    study: Study, *, output: Path | None = None, cluster: ClusterRequest | None = None
+) -> Iterator[str]:
     """Run all cells that are not finished yet and yield the lines to print.
 
     A round runs every variant once with one seed, in reversed order in every second round, so that
@@ -32,8 +38,11 @@ def compare(study: Study, *, output: Path | None = None) -> Iterator[str]:
         study: What to run.
         output: File for the results as JSON. From a tree with uncommitted changes it is not
             written, which is said before the first cell and again at the end.
+        cluster: Where cells run; None: here, one after another. On a cluster they run beside each
+            other, on nodes that may differ: what they say of time compares the nodes too.
 
     Raises:
+        ClusterError: the cluster cannot be used.
         UsageError: no cell of the reference finished, so there is nothing to compare with.
         Interrupted: stopped by the person; finished cells are kept.
     """
@@ -41,17 +50,22 @@ def compare(study: Study, *, output: Path | None = None) -> Iterator[str]:
     if obstacle:
         logger.warning("%s", obstacle)
     tracking = study.config(study.reference, study.seeds[0]).tracking
-    with open_tracker(
-        TrackingConfig(experiment=tracking.experiment),
-        kind=names.KIND_COMPARE,
-        run_name=study.name,
-        tags={names.TAG_STUDY: study.name},
-    ) as tracker:
+    with (
+        opened_cluster(cluster, shows_output=True) if cluster else nullcontext() as nodes,
+        open_tracker(
+            TrackingConfig(experiment=tracking.experiment),
+            kind=names.KIND_COMPARE,
+            run_name=study.name,
+            tags={names.TAG_STUDY: study.name},
+        ) as tracker,
+    ):
+        turns = list(_turns(study))
         cells: list[CellResult] = []
-        for seed, variant in _turns(study):
-            cells.append(run_cell(study, variant, seed, tracker.run_id))
-            yield _progress(study, cells[-1], len(cells))
-        report = _report(study, cells)
+        for cell in _cells(study, turns, tracker.run_id, nodes):
+            cells.append(cell)
+            yield _progress(study, cell, len(cells))
+        cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))
+        report = _report(study, cells, nodes.machines if nodes else ())
         _store(report, tracker)
         yield from ["", *report.markdown().splitlines()]
     if output is not None:
@@ -59,6 +73,16 @@ def compare(study: Study, *, output: Path | None = None) -> Iterator[str]:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
         yield from ["", obstacle or f"written to {output}"]
+
+
+def _cells(
+    study: Study, turns: list[tuple[int, str]], parent: str | None, nodes: Cluster | None
+) -> Iterator[CellResult]:
+    if nodes is not None:
+        yield from cells_on_cluster(nodes, study, turns, parent)
+        return
+    for seed, variant in turns:
+        yield run_cell(study, variant, seed, parent)
 
 
 def _obstacle(output: Path | None) -> str | None:
@@ -87,8 +111,8 @@ def _progress(study: Study, cell: CellResult, done: int) -> str:
     return f"[{done}/{total}] {cell.variant}, seed {cell.seed}: {shown}"
 
 
-def _report(study: Study, cells: list[CellResult]) -> StudyReport:
-    """Collect what the cells measured.
+def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -> StudyReport:
+    """Collect what the cells measured, on this machine or on the cluster's kinds of nodes.
 
     Raises:
         UsageError: nothing of the reference.
@@ -114,6 +138,7 @@ def _report(study: Study, cells: list[CellResult]) -> StudyReport:
             f"{cell.variant}, seed {cell.seed}: {cell.problem}" for cell in cells if cell.problem
         ],
         run_ids=[cell.run_id for cell in cells if cell.run_id],
+        nodes=nodes,
     )
 
 

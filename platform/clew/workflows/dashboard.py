@@ -12,11 +12,11 @@ def serve_dashboard(*, port: int, address: str) -> int:
     """Run Streamlit until it is stopped; return its exit code.
 
     Raises:
-        UsageError: the dashboard's files are not there.
+        UsageError: Streamlit is not there.
     """
-    if find_spec("ui.serve") is None:
-        raise UsageError("the package ui is not found; install the project with its dashboard")
-    command = [sys.executable, "-m", "ui.serve"]
+    if find_spec("streamlit") is None:
+        raise UsageError("the package streamlit is not installed; pip install 'clew[ui]'")
+    command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", str(port), "--server.address", address]
     try:
         return run_child(command, environment={"MLFLOW_TRACKING_URI": tracking_uri()})[0]

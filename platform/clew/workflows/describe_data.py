@@ -1,16 +1,21 @@
 """Says what is in a data set, after checking it."""
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-from clew.config.data import TripleData
+from clew.config.data import DataConfig, TripleData
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import load
 from clew.errors import ConfigError
 from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
-from clew.link_prediction.sources import load_graph
+from clew.link_prediction.packed import pack_graph
+from clew.link_prediction.sources import files_of_folder, find_files, load_graph
 from clew.link_prediction.summary import describe
+from clew.link_prediction.triple_files import read_graph
+from clew.link_prediction.triples import SPLITS
 
 
 def describe_data(config: str | None, name: str | None) -> str:
@@ -20,9 +25,7 @@ def describe_data(config: str | None, name: str | None) -> str:
         ConfigError: none or both of them given, or the configuration's data are text.
         DataError: the data cannot be read.
     """
-    if (config is None) == (name is None):
-        raise ConfigError("give either --config or --name, to say which data set is meant")
-    settings = load(config).data if config is not None else TripleData(name=name)
+    settings = _settings(config, name)
     if isinstance(settings, ImageSequenceData):
         summary = describe_sequences(load_sequences(settings))
     elif isinstance(settings, TripleData):
@@ -32,7 +35,54 @@ def describe_data(config: str | None, name: str | None) -> str:
             f"{config}: data.kind is {settings.kind!r}; clew data describes triples and "
             "image_sequences"
         )
+    return _lines(summary)
+
+
+def describe_folder(folder: Path) -> str:
+    """Return the counts of a data set's folder, one per line."""
+    return _lines(dataclasses.asdict(describe(read_graph(folder.name, files_of_folder(folder)))))
+
+
+def _lines(summary: Mapping[str, object]) -> str:
     return "\n".join(f"{key:22} {_shown(value)}" for key, value in summary.items())
+
+
+def pack_data(config: str | None, name: str | None, folder: Path) -> str:
+    """Pack triples into a new folder; return what is in it, and how to train on it.
+
+    Raises:
+        ConfigError: none or both of configuration and name given, the data are no triples, or the
+            folder is there already.
+        DataError: the data cannot be read.
+    """
+    settings = _settings(config, name)
+    if not isinstance(settings, TripleData):
+        raise ConfigError(
+            f"data.kind is {settings.kind!r}; clew data --pack packs triples (text is packed by "
+            "clew pretokenize)"
+        )
+    if settings.exclude:
+        raise ConfigError(
+            f"data.exclude is {settings.exclude}, but all triples are packed; give it when you "
+            "train on the packed folder"
+        )
+    graph = pack_graph(*find_files(settings), folder)
+    counts = {split: len(graph.split(split)) for split in SPLITS}
+    summary = {
+        "name": graph.name,
+        "fingerprint": graph.fingerprint,
+        "entities": graph.num_entities,
+        "relations": graph.num_relations,
+        **{f"triples of {split}": count for split, count in counts.items()},
+    }
+    lines = [f"{key:22} {_shown(value)}" for key, value in summary.items()]
+    return "\n".join([*lines, f"train on it: clew train data.packed={folder}"])
+
+
+def _settings(config: str | None, name: str | None) -> DataConfig:
+    if (config is None) == (name is None):
+        raise ConfigError("give either --config or --name, to say which data set is meant")
+    return load(config).data if config is not None else TripleData(name=name)
 
 
 def describe_sequences(splits: SequenceSplits) -> dict[str, object]:

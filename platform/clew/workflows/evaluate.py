@@ -64,6 +64,7 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
             tags=tags_of(source, loaded),
         )
         with tracker:
+            tracker.dataset(**dataset_of(source, loaded), context="evaluation")
             tracker.metrics({names.TIME_EVALUATION_SECONDS: seconds}, source.manifest.step)
             record(tracker, loaded, source, split, metrics)
         return EvaluateResult(source.title, split, tracker.run_id, metrics)
@@ -102,6 +103,15 @@ def record(
         loaded.task.write_report(split, report)
         if any(report.iterdir()):
             tracker.artifact(report)
+
+
+def dataset_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
+    """Return the data set of a run that works on a trained model, for `Tracker.dataset`."""
+    return {
+        "name": loaded.task.dataset,
+        "fingerprint": loaded.task.data_fingerprint,
+        "source": source.config.data.source,
+    }
 
 
 def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:

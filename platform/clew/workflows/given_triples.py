@@ -3,6 +3,7 @@
 A line that cannot be used does not hide the others: each triple carries its own problem.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from clew.errors import DataError
+from clew.errors import DataError, quoted
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.text_blocks import line_blocks
 
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3
+MAX_PIECES = 32
+"""Between commas; every way to make three fields of them is tried."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,12 @@ def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
     if not test.strip():
         raise DataError("no test triple given; expected head,relation,tail or a file of triples")
     path = Path(test)
-    if path.is_file():
+    if os.path.isfile(path):  # Path.is_file raises for what can be no path
         lines = b"".join(line_blocks(path)).decode("utf-8", "replace").split("\n")[:-1]
         return [_of_line(index, line, graph) for index, line in enumerate(lines)]
     if "," not in test:
         raise DataError(
-            f"{test}: no such file, and no triple head,relation,tail; expected one of them"
+            f"{quoted(test)}: no such file, and no triple head,relation,tail; expected one of them"
         )
     return [_of_commas(test, graph)]
 
@@ -61,14 +64,14 @@ def usable(triples: Sequence[GivenTriple], source: str) -> Triples:
         listed = "; ".join(
             f"line {triple.index + 1}: {triple.problem}" for triple in wrong[:SHOWN_PROBLEMS]
         )
-        raise DataError(f"{source}: {listed}{more}")
+        raise DataError(f"{quoted(source)[1:-1]}: {listed}{more}")
     return np.array([triple.ids for triple in triples], np.int32).reshape(-1, NUM_FIELDS)
 
 
 def _of_line(index: int, line: str, graph: KnowledgeGraph) -> GivenTriple:
     fields = line.split("\t")
     if len(fields) != NUM_FIELDS or "" in fields:
-        problem = f"{line!r} is not head<TAB>relation<TAB>tail"
+        problem = f"{quoted(line)} is not head<TAB>relation<TAB>tail"
         return GivenTriple(index, line, None, problem)
     return _of_fields(index, line, fields, graph)
 
@@ -76,17 +79,22 @@ def _of_line(index: int, line: str, graph: KnowledgeGraph) -> GivenTriple:
 def _of_commas(text: str, graph: KnowledgeGraph) -> GivenTriple:
     """Split at two of the commas; names may hold commas, so every way is tried."""
     pieces = text.split(",")
+    if len(pieces) > MAX_PIECES:
+        problem = f"{quoted(text)} has {len(pieces) - 1:,} commas; give a file with tabs instead"
+        return GivenTriple(0, text, None, problem)
     ways = [
         [",".join(pieces[:i]), ",".join(pieces[i:j]), ",".join(pieces[j:])]
         for i in range(1, len(pieces) - 1)
         for j in range(i + 1, len(pieces))
     ]
     if not ways:
-        return GivenTriple(0, text, None, f"{text!r} is not head,relation,tail")
+        return GivenTriple(0, text, None, f"{quoted(text)} is not head,relation,tail")
     tried = [_of_fields(0, text, [field.strip() for field in way], graph) for way in ways]
     found = [triple for triple in tried if triple.ids is not None]
     if len(found) > 1:
-        problem = f"{text!r} can be read as {len(found)} triples; give a file with tabs instead"
+        problem = (
+            f"{quoted(text)} can be read as {len(found)} triples; give a file with tabs instead"
+        )
         return GivenTriple(0, text, None, problem)
     return found[0] if found else tried[0]
 
@@ -96,7 +104,8 @@ def _of_fields(index: int, text: str, fields: list[str], graph: KnowledgeGraph) 
     for field, vocabulary in zip(
         fields, (graph.entities, graph.relations, graph.entities), strict=True
     ):
-        found = int(fields_to_ids(pa.array([field], pa.string()), vocabulary)[0])
+        known = pa.array([field.encode("utf-8", "replace")]).cast(pa.string())
+        found = int(fields_to_ids(known, vocabulary)[0])
         if found < 0:
             problems.append(vocabulary.unknown_name_message(field))
         ids.append(found)

@@ -68,8 +68,10 @@ class MemoryBefore:
     @classmethod
     def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
         """Predict the need, in the main process, and measure what the process has now."""
+        # Of a sharded table no process has as much as the planner's step would take.
         planner = MemoryPlanner(task, device, world.size)
-        return cls(predicted_memory(planner, config) if world.is_main else {}, process_gib())
+        predicts = world.is_main and world.exchange is None
+        return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
 
     def process_peaks(self) -> dict[str, float]:
         """Return the process's peak, and how much of it training brought."""

@@ -1,16 +1,18 @@
 """Plan: what training would take in memory, what would save some, and how large a batch fits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
+from clew.link_prediction.task import LinkPrediction
 from clew.training.devices import find_device
 from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
-from clew.workflows.planned_task import DataSizes, task_to_plan
+from clew.workflows.planned_task import DataSizes, of_own_rows, task_to_plan
+from clew.workflows.scale_plan import GraphSize, ScalePlan, plan_scale
 
 AS_CONFIGURED = "as configured"
 SEARCHED_TIMES = 32
@@ -44,6 +46,8 @@ class MemoryPlan:
     """Largest microbatch that was looked at."""
     variants: list[Variant]
     """The configuration as it stands first."""
+    scale: ScalePlan | None = None
+    """Memory, traffic and time with the entity table spread over the processes."""
 
     def table(self) -> str:
         """Return the budget in GiB, a line for each variant."""
@@ -62,6 +66,8 @@ class MemoryPlan:
             f"{verdict} into {self.limit_gib:.2f} GiB; the largest microbatch that does: "
             f"{self.largest_batch_size or 'none'}{', the largest looked at' if most else ''}"
         )
+        if self.scale is not None:
+            lines.append(self.scale.sentence())
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,7 +81,8 @@ class MemoryPlan:
             }
             for variant in self.variants
         ]
-        return vars(self) | {"variants": variants}
+        scale = None if self.scale is None else asdict(self.scale)
+        return vars(self) | {"variants": variants, "scale": scale}
 
 
 def plan(
@@ -106,6 +113,14 @@ def plan(
     target = find_device(device or config.training.device)
     limit = target.memory_gib if memory_gib is None else memory_gib
     task, num_examples = task_to_plan(config, sizes or DataSizes())
+    scale = None
+    if world_size > 1 and isinstance(task, LinkPrediction):
+        triples = num_examples or (sizes.num_triples if sizes else None) or 1
+        size = GraphSize(task.graph.num_entities, triples // (2 if num_examples else 1) or 1)
+        scale = plan_scale(config, size, world_size)
+    if config.training.shard_entities and isinstance(task, LinkPrediction):
+        # What a process holds is what one would with its rows alone, which it adds no gradients of.
+        task, world_size = of_own_rows(task, config, world_size), 1
     planner = MemoryPlanner(task, target.device, world_size)
     if config.training.batch_size == AUTO_BATCH_SIZE:
         config = with_settings(config, split(config, largest_divisor(planner, config, limit)))
@@ -119,6 +134,7 @@ def plan(
         largest_batch_size=planner.largest_batch(config, limit, most=most),
         searched_batch_size=most,
         variants=_variants(planner, config),
+        scale=scale,
     )
 
 

@@ -17,6 +17,7 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.config.kinds import TASK_KINDS
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError
+from clew.folders import expanded
 from clew.image_sequences.files import FrameTable
 from clew.image_sequences.scalar_encoding import ScalarEncoding
 from clew.image_sequences.splits import SequenceSplits
@@ -47,6 +48,8 @@ class DataSizes:
     num_entities: int | None = None
     num_relations: int | None = None
     """Without inverse relations."""
+    num_triples: int | None = None
+    """Training triples, where there are entities and relations; they change no memory."""
     vocabulary_size: int | None = None
     frame_shape: tuple[int, int, int] | None = None
     """Channels, height and width."""
@@ -62,7 +65,7 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
         DataError: the data cannot be read, and no sizes are given.
     """
     data, needed = config.data, set(TASK_KINDS[config.data.kind].sizes)
-    given = {name for name, value in vars(sizes).items() if value is not None}
+    given = {name for name, value in vars(sizes).items() if value is not None} - {"num_triples"}
     if given and given != needed:
         raise ConfigError(
             f"{_options(given)} given, and data.kind is {data.kind}; expected {_options(needed)}"
@@ -82,13 +85,19 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
     return task, len(task.train_examples())
 
 
+def of_own_rows(task: LinkPrediction, config: RunConfig, processes: int) -> LinkPrediction:
+    """Return a task with as many entities as one of several processes has rows of."""
+    rows = -(-task.graph.num_entities // processes)
+    return LinkPrediction(_graph(rows, task.graph.num_relations), config)
+
+
 def _options(names: set[str]) -> str:
     return " and ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
 def _vocabulary_size(data: TokenData) -> int:
     """Return the size of the packed corpus's vocabulary, else of the configured tokenizer's."""
-    folder = Path(data.packed or "").expanduser()
+    folder = expanded(data.packed or "")
     is_told = data.tokenizer or data.name or data.dataset
     if data.packed and (is_packed(folder) or not is_told):
         return read_manifest(folder).vocabulary_size

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clew.errors import UsageError
+from clew.folders import expanded
 from clew.language_modeling.pack_settings import PackSettings
 from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.pretokenize import pretokenize
@@ -59,7 +60,7 @@ def pretokenize_corpus(
 
 def _resolved(settings: PackSettings) -> PackSettings:
     """Let a named data set stand for its folder, where no file of that name lies here."""
-    path = Path(settings.dataset).expanduser()
+    path = expanded(settings.dataset)
     if path.exists() or path.suffix or "/" in settings.dataset:
         return settings
     try:

@@ -19,6 +19,7 @@ from clew.runs.reading.best_run import best_of_runs, find_best_run, own_metric
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import Registry, check_alias, check_name
+from clew.runs.store import acting_person
 from clew.workflows.challenge import (
     Challenge,
     PromotionResult,
@@ -150,6 +151,7 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     before = {alias: now.number, previous: former.number}
     after = {alias: former.number, previous: now.number}
     move_aliases(registry, name, before=before, after=after)
+    registry.tag(former, {names.TAG_ROLLED_BACK_BY: acting_person()})
     outcome = (
         f"rolled back: {alias} of {name} is version {former.number} again, version {now.number} "
         f"is {previous}"

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from clew.errors import DataError, UsageError
+from clew.errors import DataError, UsageError, described, quoted
 from clew.link_prediction.answers import Query
 
 ASKED = "?"
@@ -34,7 +34,7 @@ def read_queries(path: Path) -> list[Asked]:
         DataError: a line is neither.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
     found = [
@@ -55,8 +55,8 @@ def _query_of_line(line: str, where: str) -> Query:
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) not in (2, 3):
         raise DataError(
-            f"{where}: {line.strip()!r} has {len(fields)} tab-separated columns; expected head, "
-            f"relation and tail, with {ASKED} for the end asked for"
+            f"{where}: {quoted(line.strip())} has {len(fields)} tab-separated columns; expected "
+            f"head, relation and tail, with {ASKED} for the end asked for"
         )
     head, relation, tail = (None if field == ASKED else field for field in (*fields, ASKED)[:3])
     return _checked(Query(relation or "", head=head or None, tail=tail or None), where)
@@ -65,13 +65,13 @@ def _query_of_line(line: str, where: str) -> Query:
 def _query_of_json(line: str, where: str) -> Query:
     try:
         content = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON ({described(error)})") from None
     unknown = sorted(content.keys() - {"head", "relation", "tail"})
     if unknown or not all(isinstance(v, str | None) for v in content.values()):
         raise DataError(
-            f"{where}: {line.strip()!r}; expected texts under head, relation and tail"
-            + (f", not {unknown[0]!r}" if unknown else "")
+            f"{where}: {quoted(line.strip())}; expected texts under head, relation and tail"
+            + (f", not {quoted(unknown[0])}" if unknown else "")
         )
     query = Query(
         content.get("relation") or "",

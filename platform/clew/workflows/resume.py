@@ -221,7 +221,12 @@ def find_in_folder(
     _refuse_changes(manifest.run_id, original, config)
     end_if_dead(manifest.run_id)
     logger.info("continuing from %s", last)
-    unused = {*place.glob(".*.tmp"), *found, *([best] if best.is_dir() else [])}
+    unused = {
+        *place.glob(".*.tmp"),
+        *best.parent.glob(f".{best.name}.*.tmp"),
+        *found,
+        *([best] if best.is_dir() else []),
+    }
     unused -= {*earlier, last, best_or_none}
     run_id = manifest.run_id
     return ResumePoint(
@@ -274,7 +279,10 @@ def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) == after.get(key):
             continue
-        if key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS:
+        # With a sharded table, the processes may be others: what counts is all their batches.
+        sharded = original.training.shard_entities or config.training.shard_entities
+        shared = key == "training.batch_size" and sharded
+        if (key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS) and not shared:
             raise ConfigError(
                 f"{key}: run {run_id} has {before.get(key)!r}, {after.get(key)!r} given; it cannot "
                 "change in a resumed run, start a new one instead"

@@ -30,7 +30,7 @@ class ServedTriples:
 
     examples = "triples"
     uncalibrated = "no validation triples, so no probabilities"
-    serving_code = Path(__file__).with_name("serving_model.py")
+    serving_code = Path(__file__).with_name("serving_triples.py")
 
     def __init__(self, task: LinkPrediction) -> None:
         self.task = task

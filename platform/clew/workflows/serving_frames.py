@@ -1,52 +1,49 @@
-"""The code of a registered model of image sequences, as MLflow's servers run it.
+"""The code of a registered model of image sequences: a row is a window of frames."""
 
-A request is a batch of windows of frames, one per row, and gets a value with an interval for each.
-"""
-
-import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import pandas as pd
-from mlflow.exceptions import MlflowException
-from mlflow.models import set_model
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from mlflow.pyfunc.model import PythonModel, PythonModelContext
+from pydantic import Field
 
-from clew.errors import UsageError
-from clew.runs.processor import prepare_threads
+from clew.errors import ConfigError
+from clew.runs.served_model import Row, ServedModel, Settings, set_model
 
 
-class ServedModel(PythonModel):
-    """Predicts windows of frames."""
+class WindowSettings(Settings):
+    """What share of targets the intervals are meant to hold."""
 
-    def load_context(self, context: PythonModelContext) -> None:
-        """Load the model; MLflow calls this once."""
-        prepare_threads(os.environ)  # before this loads torch
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
+
+
+class ServedWindows(ServedModel[WindowSettings]):
+    """Predicts windows of frames, each with an interval."""
+
+    expects = (
+        "rows with images (time, channel, height, width) and, if the model needs them, scalars "
+        "(time, scalar) and the number present, and among params confidence (between 0 and 1)"
+    )
+    settings = WindowSettings
+
+    def load(self, folder: Path) -> None:
+        """Load checkpoint, what its data were, and its errors on held-out windows."""
         from clew.image_sequences.requests import WindowPredictor
 
-        self._predictor = WindowPredictor.load(Path(context.artifacts["model"]))
+        self._predictor = WindowPredictor.load(folder)
 
-    def predict(
-        self,
-        context: PythonModelContext,
-        model_input: pd.DataFrame,
-        params: dict[str, Any] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return one value for each row; a row that cannot be answered is a bad request."""
-        confidence = float((params or {}).get("confidence", 0.9))
-        try:
-            return [
-                self._predictor.predict(
-                    row["images"],
-                    row.get("scalars", ()),
-                    row.get("present"),
-                    confidence=confidence,
-                )
-                for row in model_input.to_dict("records")
-            ]
-        except UsageError as error:
-            raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from None
+    def answer(self, rows: Sequence[Row], settings: WindowSettings) -> list[dict[str, Any]]:
+        """Return the value of each window."""
+        if any("images" not in row for row in rows):
+            raise ConfigError(f"a row has no images; expected {self.expects}")
+        return [
+            self._predictor.predict(
+                row["images"],
+                row.get("scalars", ()),
+                row.get("present"),
+                confidence=settings.confidence,
+            )
+            for row in rows
+        ]
 
 
-set_model(ServedModel())
+set_model(ServedWindows())

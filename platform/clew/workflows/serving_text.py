@@ -1,61 +1,59 @@
-"""The code of a registered language model, as MLflow's servers run it ("models from code").
+"""The code of a registered language model: a row is a prompt, its answer the text that follows."""
 
-A request is a batch of prompts, one per row, and gets the text that follows each of them.
-"""
-
-import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import pandas as pd
-from mlflow.exceptions import MlflowException
-from mlflow.models import set_model
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from mlflow.pyfunc.model import PythonModel, PythonModelContext
+from pydantic import Field
 
-from clew.errors import UsageError
-from clew.runs.processor import prepare_threads
+from clew.errors import ConfigError
+from clew.runs.served_model import Row, ServedModel, Settings, set_model
 
 
-class ServedModel(PythonModel):
-    """Continues prompts."""
+class TextSettings(Settings):
+    """How much is written, and how it is drawn."""
 
-    def load_context(self, context: PythonModelContext) -> None:
-        """Load the model; MLflow calls this once."""
-        prepare_threads(os.environ)  # before this loads torch
+    max_tokens: Annotated[int, Field(ge=0, le=10_000)] = 200
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class ServedWriter(ServedModel[TextSettings]):
+    """Continues prompts; the same seed gives the same text."""
+
+    expects = (
+        "rows with the text prompt, and among params max_tokens (0 to 10000), temperature (0 or "
+        "more), top_p (above 0, at most 1) and seed (0 or more)"
+    )
+    settings = TextSettings
+
+    def load(self, folder: Path) -> None:
+        """Load checkpoint and tokenizer."""
         from clew.language_modeling.model_folder import load_text_folder
 
-        self._model = load_text_folder(Path(context.artifacts["model"]))
+        self._model = load_text_folder(folder)
 
-    def predict(
-        self,
-        context: PythonModelContext,
-        model_input: pd.DataFrame,
-        params: dict[str, Any] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return the text that follows each row's prompt; the same seed gives the same text."""
+    def answer(self, rows: Sequence[Row], settings: TextSettings) -> list[dict[str, Any]]:
+        """Return the text that follows each row's prompt."""
         from clew.language_modeling.generation import Sampling
         from clew.language_modeling.writer import continuation
 
-        settings = {"max_tokens": 200, "temperature": 1.0, "top_p": 1.0, "seed": 0}
-        settings |= params or {}
-        try:
-            return [
-                {
-                    "text": continuation(
-                        self._model,
-                        str(prompt),
-                        max_tokens=int(settings["max_tokens"]),
-                        sampling=Sampling(
-                            float(settings["temperature"]), top_p=float(settings["top_p"])
-                        ),
-                        seed=int(settings["seed"]),
-                    )
-                }
-                for prompt in model_input["prompt"]
-            ]
-        except UsageError as error:
-            raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from None
+        if any(not isinstance(row.get("prompt"), str) for row in rows):
+            raise ConfigError(f"a row has no prompt; expected {self.expects}")
+        sampling = Sampling(settings.temperature, top_p=settings.top_p)
+        return [
+            {
+                "text": continuation(
+                    self._model,
+                    row["prompt"],
+                    max_tokens=settings.max_tokens,
+                    sampling=sampling,
+                    seed=settings.seed,
+                )
+            }
+            for row in rows
+        ]
 
 
-set_model(ServedModel())
+set_model(ServedWriter())

@@ -2,7 +2,7 @@
 
 import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,11 @@ from clew.workflows.study_verdicts import METHOD, Estimate, Values, Verdict, jud
 def metric_name(variant: str) -> str:
     """Return a variant's name without what a store refuses in the name of a metric."""
     return " ".join(re.sub(r"[^\w.\- :]|\.\.", " ", variant).split())
+
+
+def in_words(machines: Iterable[Machine]) -> str:
+    """Return the kinds of machines in one line."""
+    return " and ".join(sorted({machine.summary for machine in machines}))
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,23 @@ class StudyReport:
     """UTC, ISO 8601."""
     problems: list[str]
     run_ids: list[str]
+    nodes: tuple[Machine, ...] = ()
+    """Of a cluster: the kinds of machines that the cells ran on, instead of this one."""
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the cells had GPUs."""
+        return any(machine.gpus for machine in self.nodes or (self.machine,))
+
+    @property
+    def machines(self) -> str:
+        """What the cells ran on, in words."""
+        return in_words(self.nodes or (self.machine,))
 
     @property
     def verdicts(self) -> list[Verdict]:
         """What the values say of each claim."""
-        return judge(self.study, self.values, has_gpu=bool(self.machine.gpus))
+        return judge(self.study, self.values, has_gpu=self.has_gpu)
 
     def ratio(self, variant: str, metric: str) -> Estimate | None:
         """Return a variant's ratio to the reference; None where one of them is missing."""
@@ -56,7 +73,7 @@ class StudyReport:
         study = self.study
         seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
         yield f"Study `{study.name}`: medians over rounds ({seeds}); in brackets the"
-        yield f"ratio to `{study.reference}` and its 95 % interval. {self.machine.summary}; commit"
+        yield f"ratio to `{study.reference}` and its 95 % interval. {self.machines}; commit"
         yield f"{self.commit[:12]}."
         yield ""
         yield "| variant | " + " | ".join(measure.label for measure in study.measures) + " |"
@@ -87,8 +104,8 @@ class StudyReport:
             "study": self.study.name,
             "date": self.date,
             "commit": self.commit,
-            "machine": self.machine.summary,
-            "has_gpu": bool(self.machine.gpus),
+            "machine": self.machines,
+            "has_gpu": self.has_gpu,
             "torch": self.machine.torch,
             "method": METHOD,
             "reference": self.study.reference,

@@ -38,3 +38,8 @@ def build_task(config: RunConfig) -> Task[Any]:
             return LanguageModeling(tokens, config)
         case ImageSequenceData():
             return SequenceRegression(load_sequences(config.data), config)
+
+
+def data_fingerprint(config: RunConfig) -> str:
+    """Return what the configuration's data are, as this machine has them."""
+    return build_task(config).data_fingerprint

@@ -9,7 +9,7 @@ from clew.runs.base import Tracker
 from clew.runs.hardware import process_gib, process_peak_gib, reset_process_peak
 from clew.runs.mlflow_store import open_tracker
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
-from clew.workflows.evaluate import tags_of
+from clew.workflows.evaluate import dataset_of, tags_of
 from clew.workflows.model_source import LoadedModel, ModelSource
 
 
@@ -34,6 +34,7 @@ def trace_run(
     reset_process_peak()
     started_gib = process_gib()
     with tracker:
+        tracker.dataset(**dataset_of(source, loaded), context="explanation")
         yield tracker
         peak = process_peak_gib()
         process = {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - started_gib}

@@ -1,6 +1,6 @@
 """Explain a prediction from a sequence of frames: which training windows drive it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from clew.image_sequences.plots import draw_windows
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
 from clew.influence.scores import Scored
-from clew.influence.windows import WindowTracer
 from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
@@ -20,14 +19,9 @@ from clew.runs.window_report import (
 )
 from clew.workflows.model_source import LoadedModel
 from clew.workflows.outputs import check_file
+from clew.workflows.trace_records import WindowTrace, record_each, said_of, window_scores
 from clew.workflows.trace_source import open_checkpoints
-from clew.workflows.trace_windows import (
-    WindowTrace,
-    explain,
-    open_task,
-    recording,
-    window_scores,
-)
+from clew.workflows.trace_windows import Explained, open_task, open_tracer
 
 EXPLAINS = (
     "trace-sequence explains image sequences: for link prediction use tracin, for text trace-text"
@@ -45,7 +39,7 @@ def trace_sequence(
     output: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> WindowTrace[SequenceInfluenceReport]:
-    """Explain a test window by all training windows, and record it as a run of kind `trace`.
+    """Explain a test window by training windows: `trace_sequences` for one.
 
     Args:
         model: A run id or a folder of checkpoints.
@@ -54,36 +48,75 @@ def trace_sequence(
         num_last_layers: Count only this many modules from the end; None: all.
         output: Where else to write the report, as JSON.
         progress: Called with the number of windows done and in total.
-
-    Raises:
-        UsageError: the model is none of image sequences, or the frame ends no test window.
     """
     check_file("--output", output)
+    (result,) = trace_sequences(
+        model,
+        [frame],
+        overrides,
+        num_last_layers=num_last_layers,
+        progress=progress,
+    )
+    if output is not None:
+        result.report.write(output)
+    return result
+
+
+def trace_sequences(
+    model: str,
+    frames: Sequence[int | None],
+    overrides: Mapping[str, Any],
+    *,
+    num_last_layers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[WindowTrace[SequenceInfluenceReport]]:
+    """Explain test windows in one pass over the training windows, each as a run of kind `trace`.
+
+    Args:
+        model: A run id or a folder of checkpoints.
+        frames: Last frame of each test window; None: the one with the largest error.
+        overrides: Settings of the explanation, `influence.key` to value.
+        num_last_layers: Count only this many modules from the end; None: all.
+        progress: Called with the number of windows done and in total.
+
+    Raises:
+        UsageError: the model is none of image sequences, or a frame ends no test window.
+    """
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task, device = open_task(source, SequenceRegression, EXPLAINS)
         windows = task.train_examples()
-        tracer = WindowTracer(
-            task, windows, checkpoints, device=device, num_last_layers=num_last_layers
+        tracer = open_tracer(
+            task, windows, source, checkpoints, device=device, num_last_layers=num_last_layers
         )
         loaded = LoadedModel(task, tracer.model(checkpoints[-1]), device)
-        test = _test_window(loaded, task, frame)
-        with recording(source, loaded, "trace-sequence") as (tracker, folder):
-            found, said = explain(tracer, test.batch(np.array([0])), source, tracker, progress)
+        chosen = [_test_window(loaded, task, frame) for frame in frames]
+
+        def report_of(explained: Explained, test: int, folder: Path) -> SequenceInfluenceReport:
+            found, window = explained.found[test], chosen[test]
             report = SequenceInfluenceReport(
                 unit=task.splits.table.unit,
-                last_frame=int(test.ends[0]),
-                group=str(test.groups[0]),
-                target=float(test.targets[0]),
-                prediction=float(task.predict(loaded.model, test, device)[0]),
+                last_frame=int(window.ends[0]),
+                group=str(window.groups[0]),
+                target=float(window.targets[0]),
+                prediction=float(task.predict(loaded.model, window, device)[0]),
                 proponents=_windows(windows, found.proponents, found.parts),
                 opponents=_windows(windows, found.opponents, found.parts),
-                **said,
+                **said_of(explained, test),
             )
             report.write(folder / SEQUENCE_INFLUENCE_JSON)
-            _draw(windows, test, report, folder / SEQUENCE_INFLUENCE_PICTURE)
-        if output is not None:
-            report.write(output)
-        return WindowTrace(report, tracker.run_id)
+            _draw(windows, window, report, folder / SEQUENCE_INFLUENCE_PICTURE)
+            return report
+
+        tests = [window.batch(np.array([0])) for window in chosen]
+        return record_each(
+            tracer,
+            tests,
+            source,
+            loaded,
+            command="trace-sequence",
+            report_of=report_of,
+            progress=progress,
+        )
 
 
 def _test_window(

@@ -1,5 +1,6 @@
 """Finds the checkpoints that an explanation sums over: of a run, a registered model, a folder."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.config.load import from_mapping
+from clew.config.load import from_mapping, with_settings
+from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.files import working_folder
@@ -44,6 +46,8 @@ from clew.workflows.model_source import (
     title_of,
 )
 from clew.workflows.tasks import build_task
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def open_checkpoints(
 def _load(
     models: Sequence[ModelSource], runs: Sequence[tuple[CheckpointRecord, ...]], files: GivenFiles
 ) -> TraceSource:
-    model, config = models[0], models[0].config
+    model, config = models[0], over_all_entities(models[0].config)
     prepare_process(config)
     task = build_task(config)
     if not isinstance(task, LinkPrediction):
@@ -181,6 +185,18 @@ def _load(
     )
     names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
     return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs)
+
+
+def over_all_entities(config: RunConfig) -> RunConfig:
+    """Return a configuration whose loss is over all entities: what a sample is an estimate of."""
+    if not isinstance(config.loss, EntityLoss) or config.loss.negatives is None:
+        return config
+    logger.info(
+        "trained with samples of %d entities; explained is the loss over all of them, which the "
+        "samples estimate",
+        config.loss.negatives,
+    )
+    return with_settings(config, {"loss.negatives": None})
 
 
 def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | None]:

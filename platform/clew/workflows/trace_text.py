@@ -1,29 +1,26 @@
 """Explain a continuation: which training windows of a language model made it likely."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
-from clew.errors import ConfigError
+from clew.errors import ConfigError, DataError, described
 from clew.influence.scores import Scored
-from clew.influence.windows import WindowTracer
 from clew.language_modeling.generation import generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.workflows.model_source import LoadedModel
 from clew.workflows.outputs import check_file
+from clew.workflows.trace_records import WindowTrace, record_each, said_of, window_scores
 from clew.workflows.trace_source import open_checkpoints
-from clew.workflows.trace_windows import (
-    WindowTrace,
-    explain,
-    open_task,
-    recording,
-    window_scores,
-)
+from clew.workflows.trace_windows import Explained, open_task, open_tracer
 
 EXPLAINS = (
     "trace-text explains language models: for link prediction use tracin, for image sequences "
@@ -31,6 +28,42 @@ EXPLAINS = (
 )
 WRITTEN_TOKENS = 64
 """Length of a continuation that the model writes itself."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Text:
+    """What is to be explained: a continuation of a prompt; empty: what the model writes."""
+
+    prompt: str
+    continuation: str = ""
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Read a file of JSON objects with `prompt` and, where it is given, `continuation`, one a line.
+
+    Raises:
+        DataError: the file or a line of it is something else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                texts.append(_TEXTS.validate_json(line))
+            except ValidationError as error:
+                raise DataError(
+                    f"{path}, line {number}: {described(error)}; expected "
+                    '{"prompt": TEXT, "continuation": TEXT}, the latter if you like'
+                ) from None
+    if not texts:
+        raise DataError(f"{path}: holds no prompt; expected a JSON object with `prompt` per line")
+    return texts
+
+
+_TEXTS = TypeAdapter(Text)
 
 
 def trace_text(
@@ -43,7 +76,7 @@ def trace_text(
     output: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> WindowTrace[TextInfluenceReport]:
-    """Explain a continuation by all training windows, and record it as a run of kind `trace`.
+    """Explain a continuation by training windows: `trace_texts` for one.
 
     Args:
         model: A run id or a folder of checkpoints.
@@ -53,33 +86,77 @@ def trace_text(
         num_last_layers: Count only this many modules from the end; None: all.
         output: Where else to write the report.
         progress: Called with the number of windows done and in total.
+    """
+    check_file("--output", output)
+    (result,) = trace_texts(
+        model,
+        [Text(prompt, continuation)],
+        overrides,
+        num_last_layers=num_last_layers,
+        progress=progress,
+    )
+    if output is not None:
+        result.report.write(output)
+    return result
+
+
+def trace_texts(
+    model: str,
+    texts: Sequence[Text],
+    overrides: Mapping[str, Any],
+    *,
+    num_last_layers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[WindowTrace[TextInfluenceReport]]:
+    """Explain continuations in one pass over the training windows, each as a run of kind `trace`.
+
+    Args:
+        model: A run id or a folder of checkpoints.
+        texts: Prompts and continuations, one or more.
+        overrides: Settings of the explanation, `influence.key` to value.
+        num_last_layers: Count only this many modules from the end; None: all.
+        progress: Called with the number of windows done and in total.
 
     Raises:
         UsageError: the model is none of language, or its checkpoints or text cannot be used.
     """
-    check_file("--output", output)
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task, device = open_task(source, LanguageModeling, EXPLAINS)
         windows = task.train_examples().without_overlap()
-        tracer = WindowTracer(
-            task, windows, checkpoints, device=device, num_last_layers=num_last_layers
+        tracer = open_tracer(
+            task, windows, source, checkpoints, device=device, num_last_layers=num_last_layers
         )
         loaded = LoadedModel(task, tracer.model(checkpoints[-1]), device)
-        continuation = continuation or _written(loaded, task, prompt)
-        test = continuation_batch(task.splits.tokenizer, prompt, continuation)
-        with recording(source, loaded, "trace-text") as (tracker, folder):
-            found, said = explain(tracer, test, source, tracker, progress)
+        whole = [
+            replace(text, continuation=text.continuation or _written(loaded, task, text.prompt))
+            for text in texts
+        ]
+        tests = [
+            continuation_batch(task.splits.tokenizer, text.prompt, text.continuation)
+            for text in whole
+        ]
+
+        def report_of(explained: Explained, test: int, folder: Path) -> TextInfluenceReport:
+            found = explained.found[test]
             report = TextInfluenceReport(
-                prompt=prompt,
-                continuation=continuation,
+                prompt=whole[test].prompt,
+                continuation=whole[test].continuation,
                 proponents=_windows(task, windows, found.proponents, found.parts),
                 opponents=_windows(task, windows, found.opponents, found.parts),
-                **{**said, "settings": {**said["settings"], "window": windows.length}},
+                **said_of(explained, test, window=windows.length),
             )
             report.write(folder / TEXT_INFLUENCE_JSON)
-        if output is not None:
-            report.write(output)
-        return WindowTrace(report, tracker.run_id)
+            return report
+
+        return record_each(
+            tracer,
+            tests,
+            source,
+            loaded,
+            command="trace-text",
+            report_of=report_of,
+            progress=progress,
+        )
 
 
 def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:

@@ -10,7 +10,7 @@ from clew.config.optimizer import SGD, AdamW
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.folders import cache_folder
-from clew.influence.link_prediction.tracin import Explanation
+from clew.influence.link_prediction.passes import Explanation
 from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.link_prediction.triples import Triples
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors, read_manifest

@@ -1,47 +1,27 @@
-"""What explaining a text and explaining a sequence of frames share: open, time, record."""
+"""What explaining a text and explaining a sequence of frames share: open, explain, time."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from clew import names
 from clew.errors import ConfigError
-from clew.files import working_folder
-from clew.influence.scores import Scored
-from clew.influence.windows import WindowExplanation, WindowTracer
-from clew.runs.base import Tracker
-from clew.runs.window_report import WindowReport, WindowScore
-from clew.training.precision import device_name, resolve_device
+from clew.influence.windows.estimates import SearchSettings
+from clew.influence.windows.tracer import WindowExplanation, WindowTracer
+from clew.training.checkpoints import CheckpointRecord
+from clew.training.loaders import ExampleSource
+from clew.training.precision import device_name, half_precision_type, resolve_device
 from clew.training.setup import prepare_process
-from clew.training.task import B
-from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint
+from clew.training.task import B, Task
+from clew.workflows.model_source import ModelSource, check_fingerprint
 from clew.workflows.tasks import build_task
-from clew.workflows.trace_run import trace_run
 from clew.workflows.trace_source import average_setting
+from clew.workflows.tracin import deviation as deviation_metrics
 
 T = TypeVar("T")
-R = TypeVar("R", bound=WindowReport[Any])
-
-
-@dataclass(frozen=True)
-class WindowTrace(Generic[R]):
-    """An explanation and the run that records it."""
-
-    report: R
-    run_id: str | None
-
-    def table(self) -> str:
-        """Return what is explained and its strongest proponents and opponents."""
-        lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
-        for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
-            lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
-        notes = names.average_notes(self.report.settings)
-        return "\n".join([*lines, self.report.sign, *notes])
 
 
 def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, torch.device]:
@@ -56,7 +36,7 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, tor
         ConfigError: the model's task is another, or the form of the score is not defined for it.
     """
     score = source.config.influence.score
-    if score != "raw":
+    if score not in {"auto", "raw"}:
         raise ConfigError(
             f"influence.score is {score}, but training windows have raw scores, with the cosine "
             "beside each; other forms are defined for graph models: leave it at raw"
@@ -69,75 +49,93 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, tor
     return task, resolve_device("cpu" if source.config.training.device == "cpu" else "auto")
 
 
-@contextmanager
-def recording(
-    source: ModelSource, loaded: LoadedModel, command: str
-) -> Iterator[tuple[Tracker, Path]]:
-    """Open a run of kind `trace`; yield its tracker and a folder, logged where the run succeeds."""
-    run_name = f"{command} {loaded.task.dataset}"
-    with (
-        trace_run(source, loaded, run_name) as tracker,
-        working_folder("trace") as name,
-    ):
-        folder = name / names.ARTIFACT_INFLUENCE
-        folder.mkdir()
-        yield tracker, folder
-        tracker.artifact(folder)
+def open_tracer(
+    task: Task[B],
+    windows: ExampleSource[B],
+    source: ModelSource,
+    checkpoints: Sequence[CheckpointRecord],
+    *,
+    device: torch.device,
+    num_last_layers: int | None,
+) -> WindowTracer[B]:
+    """Return what explains predictions by training windows, as the settings say."""
+    settings = source.config.influence
+    return WindowTracer(
+        task,
+        windows,
+        checkpoints,
+        device=device,
+        num_last_layers=num_last_layers,
+        half=half_precision_type(settings, device),
+        with_cosine=settings.with_cosine,
+    )
+
+
+def search_settings(source: ModelSource) -> SearchSettings | None:
+    """Return how windows are searched; None: all are scored.
+
+    Raises:
+        ConfigError: more windows are to be kept than are scored.
+    """
+    settings = source.config.influence
+    if settings.search == "all":
+        return None
+    if not 0 < settings.top_k <= settings.candidates:
+        raise ConfigError(
+            f"influence.top_k is {settings.top_k}, but a search scores influence.candidates = "
+            f"{settings.candidates} windows of each sign; expected top_k from 1 to candidates, or "
+            "influence.search=all"
+        )
+    return SearchSettings(settings.candidates, settings.projection_rank)
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """Explanations of several tests, made in one pass over the training windows."""
+
+    found: Sequence[WindowExplanation]
+    said: Mapping[str, Any]
+    """What every report says of how they were made."""
+    metrics: Mapping[str, float]
 
 
 def explain(
     tracer: WindowTracer[B],
-    test: B,
+    tests: Sequence[B],
     source: ModelSource,
-    tracker: Tracker,
     progress: Callable[[int, int], None],
-) -> tuple[WindowExplanation, Mapping[str, Any]]:
-    """Explain a test window; return also what every report says of how it was explained."""
+) -> Explained:
+    """Explain test windows, batches of one each."""
     top_k, num_windows = source.config.influence.top_k, len(tracer.windows)
-    started = time.perf_counter()
-    explanation = tracer.explain(test, top_k=top_k or num_windows, progress=progress)
-    seconds = time.perf_counter() - started
-    tracker.metrics(
-        {
-            names.INFLUENCE_SECONDS_PER_TEST: seconds,
-            names.INFLUENCE_PAIRS_PER_SECOND: num_windows / seconds,
-        },
-        source.manifest.step,
-    )
-    return explanation, {
+    settings, started = search_settings(source), time.perf_counter()
+    found = tracer.explain(tests, top_k=top_k or num_windows, settings=settings, progress=progress)
+    searched = found[0].searched
+    making = searched.making_seconds if searched else 0.0
+    seconds = (time.perf_counter() - started - making) / len(tests)
+    deviation = tracer.half_precision_deviation(tests) if tracer.half else None
+    said: dict[str, Any] = {
         "run_id": source.run_id or "",
         "dataset": tracer.task.dataset,
-        "loss": explanation.loss,
-        "self_influence": explanation.self_influence,
         "num_windows": num_windows,
         "seconds": seconds,
         "device": device_name(tracer.device),
         "steps": tuple(record.step for record in tracer.checkpoints),
         "weights": tuple(map(float, tracer.weights)),
-        "settings": {
-            "top_k": top_k,
-            "num_last_layers": tracer.num_last_layers,
-            "data_fingerprint": tracer.task.data_fingerprint,
-            "config_hash": source.manifest.config_hash,
-            **average_setting(source.config),
-        },
     }
-
-
-def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
-    """Return the windows of one sign; short lists are padded with -1."""
-    found = []
-    for place, index in enumerate(scored.train[0].tolist()):
-        if index < 0:
-            break
-        found.append(
-            WindowScore(
-                rank=place + 1,
-                window=index,
-                influence=float(scored.influence[0, place]),
-                cosine=None if scored.cosine is None else float(scored.cosine[0, place]),
-                by_checkpoint=tuple(scored.by_checkpoint[:, 0, place].tolist()),
-                by_part=dict(zip(parts, scored.by_part[:, 0, place].tolist(), strict=True)),
-            )
-        )
-    return found
+    said["settings"] = {
+        "top_k": top_k,
+        "num_last_layers": tracer.num_last_layers,
+        "tests_in_this_pass": len(tests),
+        "search": source.config.influence.search,
+        "use_mixed_precision": tracer.half is not None,
+        **({} if deviation is None else {"half_precision_deviation": deviation}),
+        "data_fingerprint": tracer.task.data_fingerprint,
+        "config_hash": source.manifest.config_hash,
+        **average_setting(source.config),
+    }
+    metrics = {
+        names.INFLUENCE_SECONDS_PER_TEST: seconds,
+        names.INFLUENCE_PAIRS_PER_SECOND: num_windows / seconds,
+        **deviation_metrics(said["settings"]),
+    }
+    return Explained(found, said, metrics)

@@ -158,7 +158,7 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
     tracer = source.tracer
     plan = tracer.plan(len(tests))
     operand = str(tracer.operand or tracer.models[0].entity.weight.dtype).removeprefix("torch.")
-    settings: dict[str, Any] = source.model.config.influence.model_dump(mode="json")
+    settings: dict[str, Any] = tracer.settings.model_dump(mode="json")
     settings |= {
         "tile_triples": plan.tile_triples,
         "tests_per_pass": plan.tests_per_pass,
@@ -205,7 +205,7 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
         tracker.params(
             {
                 f"{names.PARAMETER_PREFIX}influence.{key}": value
-                for key, value in source.model.config.influence.model_dump(mode="json").items()
+                for key, value in source.tracer.settings.model_dump(mode="json").items()
             }
         )
         yield tracker
@@ -220,7 +220,8 @@ def variant(source: TraceSource) -> str:
     name += f"+last{settings.num_last_layers}" if settings.use_last_layers_only else ""
     name += "" if settings.enable_memory_cleanup else "-cleanup"
     name += f"+{len(source.runs)}runs" if source.runs else ""
-    return name if settings.score == "raw" else f"{name}+{settings.score}"
+    asked = source.model.config.influence.score
+    return name if asked == "auto" else f"{name}+{asked}"
 
 
 def speed(findings: Findings) -> dict[str, float]:

@@ -17,9 +17,10 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.runs.hardware import reset_process_peak
-from clew.training.checkpoints import load_model
+from clew.training.checkpoints import load_model, load_training_values
 from clew.training.distributed import World, joined_world
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
+from clew.training.peers import code_digest, naming_lost_peers, require_same
 from clew.training.precision import resolve_device
 from clew.training.setup import (
     build_trainer,
@@ -88,7 +89,7 @@ def train(
     """
     check_new_folder("--output-dir", output_dir)
     check_new_folder("--checkpoint-dir", checkpoint_dir)
-    with joined_world() as world:
+    with joined_world(config.training.peer_timeout_seconds) as world, naming_lost_peers(world):
         return _train(
             config,
             world,
@@ -116,6 +117,7 @@ def resume(
     check_new_folder("--output-dir", output_dir)
     with (
         joined_world() as world,
+        naming_lost_peers(world),
         working_folder("resume", holds="the resumed run") as folder,
     ):
         with world.main_first():
@@ -136,9 +138,17 @@ def _train(
 ) -> TrainResult:
     device = resolve_device(config.training.device, world.local_rank)
     prepare_process(config)
+    if config.training.shard_entities:
+        if world.size == 1:
+            raise ConfigError(
+                "training.shard_entities is true, but there is one process; start with torchrun "
+                "--nproc_per_node=4 -m clew train, or set it to false"
+            )
+        world = world.sharing_tables()
     config = resolve_batch_size(config, device, world)
     task = build_task(config)
     _check_validation(config, task)
+    _require_same_in_all(world, config, task)
     if point is not None:
         point.check_data(task.data_fingerprint)
     tracker = open_training_run(
@@ -153,6 +163,8 @@ def _train(
         tracker.tags(tags or {})
         watch.started(tracker)
         folder = checkpoint_dir or temporary
+        if world.exchange is not None:  # all write their rows where the main one writes the rest
+            folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
         folder.mkdir(parents=True, exist_ok=True)
         memory = MemoryBefore.look(config, task, device, world)
         trainer = build_trainer(
@@ -167,6 +179,25 @@ def _train(
             watch=watch,
         )
         return _run(trainer, config, point, output_dir, memory)
+
+
+def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:
+    """Refuse processes with other code, data or configuration, and more of them than examples."""
+    if world.size == 1:
+        return
+    facts = {
+        "code": code_digest(),
+        "torch version": torch.__version__,
+        "data fingerprint": task.data_fingerprint,
+        "configuration": config.config_hash,
+    }
+    require_same(world, facts)
+    num_examples = len(task.train_examples())
+    if config.training.shard_entities and num_examples < world.size:
+        raise ConfigError(
+            f"{num_examples} training examples for {world.size} processes, each of which needs "
+            "one; start fewer"
+        )
 
 
 def _check_validation(config: RunConfig, task: Task[Any]) -> None:
@@ -195,6 +226,7 @@ def _run(
         tracker.tags(start_warm(trainer.model, trainer.task, config.model.warm_start).tags())
     before = memory.predicted | measure_before_training(trainer, config)
     if point is not None:
+        _require_equal_batches(trainer, config, point)
         trainer.checkpointer.resumable.restore(point.checkpoint)
         if trainer.world.is_main:  # the earlier checkpoints belong to this run too
             point.put_aside()
@@ -222,16 +254,31 @@ def _run(
     return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest)
 
 
+def _require_equal_batches(trainer: Trainer[Any], config: RunConfig, point: ResumePoint) -> None:
+    """Refuse other processes whose batches together are not those of the checkpoint."""
+    before = point.manifest.config["training"]["batch_size"]
+    processes = load_training_values(point.checkpoint).world_size
+    size = trainer.world.size
+    if before * processes != config.training.batch_size * size:
+        raise ConfigError(
+            f"training.batch_size is {config.training.batch_size} in {size} processes, the run had "
+            f"{before} in {processes}; a resumed run needs as many examples in a step: "
+            f"{before * processes} in all"
+        )
+
+
 def _test(trainer: Trainer[Any], config: RunConfig) -> dict[str, float]:
     """Evaluate the best checkpoint on the test split, on the main process."""
     wanted = config.evaluation.enabled and config.evaluation.test_after_training
-    if not wanted or not trainer.world.is_main:
+    if not wanted or not trainer.world.evaluates:
         return {}
     if trainer.checkpointer.best.is_dir():
         load_model(trainer.checkpointer.best, trainer.model)
     trainer.model.eval()
     with torch.no_grad():
         metrics = trainer.task.metrics(trainer.model, "test", trainer.precision.device)
+    if not trainer.world.is_main:
+        return metrics
     report = trainer.checkpointer.folder / names.ARTIFACT_EVALUATION
     trainer.task.write_report("test", report)
     if report.is_dir():

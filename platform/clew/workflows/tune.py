@@ -8,6 +8,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,12 @@ from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, UsageError
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import MlflowTracker, open_tracker
+from clew.workflows.cluster import Cluster, opened_cluster
+from clew.workflows.cluster_nodes import ClusterRequest
 from clew.workflows.outputs import check_folder
 from clew.workflows.resume import end_if_dead
-from clew.workflows.tasks import build_task
+from clew.workflows.tasks import build_task, data_fingerprint
+from clew.workflows.tune_cluster import ClusterTrials
 from clew.workflows.tune_report import (
     BEST_FILE,
     CHART_FILE,
@@ -93,6 +97,7 @@ class TuneResult:
 def tune(
     request: TuneRequest,
     *,
+    cluster: ClusterRequest | None = None,
     say: Say = logger.info,
     progress: Callable[[float, str], object] = lambda seconds, found: None,
     clock: Callable[[], float] = time.monotonic,
@@ -101,13 +106,14 @@ def tune(
 
     Args:
         request: What to search.
+        cluster: Where trials train; None: in this process, one after another.
         say: Receives one line for each trial.
         progress: Receives the seconds that have passed, and what was found so far.
         clock: Seconds since some moment.
 
     Raises:
-        UsageError: configuration, space, data, folder or tracking store cannot be used; or no trial
-            was completed, or too many failed one after another.
+        UsageError: configuration, space, data, folder, tracking store or cluster cannot be used; or
+            no trial was completed, or too many failed one after another.
         Interrupted: stopped by the person; the trials that ended are kept.
     """
     began = clock()
@@ -125,13 +131,18 @@ def tune(
     del task  # each trial reads the data itself, and may need the memory
     place = re.sub(r"[^\w.-]+", "-", tags[names.TAG_DATASET])
     folder = request.output_dir or Path("runs") / "tune" / f"{place}-{identity}"
-    with opened_study(
-        folder, identity=identity, space=space, config=config, seed=request.seed
-    ) as study:
+    with (
+        opened_study(
+            folder, identity=identity, space=space, config=config, seed=request.seed
+        ) as study,
+        opened_cluster(cluster) if cluster else nullcontext() as nodes,
+    ):
+        if nodes is not None:
+            nodes.require_same("the data", data_fingerprint, config)
         for run_id in study.left:
             end_if_dead(run_id)
         with _parent_run(request, study, space, tags) as tracker:
-            search = _Search(request, study, tracker, folder, began, clock, say, progress)
+            search = _Search(request, study, tracker, folder, began, clock, say, progress, nodes)
             try:
                 search.run()
             finally:
@@ -221,6 +232,7 @@ class _Search:
     clock: Callable[[], float]
     say: Say
     progress: Callable[[float, str], object]
+    nodes: Cluster | None
     found: str = ""
     """The best so far, in words."""
 
@@ -230,17 +242,37 @@ class _Search:
         Raises:
             UsageError: too many trials failed one after another.
         """
-        parent, limit = self.tracker.run_id, self.request.trials
+        parent = self.tracker.run_id
         assert parent is not None
-        while not self._is_time_up() and (limit is None or len(self.study.decided) < limit):
+        if self.nodes is not None:
+            trials = ClusterTrials(
+                self.nodes,
+                self.study,
+                self.request.config,
+                parent_run_id=parent,
+                seconds_left=self._seconds_left,
+            )
+            trials.run(self._wants_more, self._ended)
+            return
+        while self._wants_more(0):
             run_trial(
                 self.study,
                 self.request.config,
                 parent_run_id=parent,
                 is_time_up=self._is_time_up,
             )
-            self._tell(self.study.records[-1])
-            self._refuse_failures()
+            self._ended(self.study.records[-1].number)
+
+    def _wants_more(self, running: int) -> bool:
+        """Return whether to begin another trial beside those that run."""
+        limit = self.request.trials
+        has_room = limit is None or len(self.study.decided) + running < limit
+        return not self._is_time_up() and has_room
+
+    def _ended(self, number: int) -> None:
+        """Say what became of a trial; give up where too many failed."""
+        self._tell(next(r for r in reversed(self.study.records) if r.number == number))
+        self._refuse_failures()
 
     def store(self) -> None:
         """Store the files of the search with its run."""
@@ -251,9 +283,12 @@ class _Search:
 
     def _is_time_up(self) -> bool:
         """Return whether the time is up; it passes with each step, so the progress is shown too."""
+        return self._seconds_left() <= 0
+
+    def _seconds_left(self) -> float:
         seconds = self.clock() - self.began
         self.progress(seconds, self.found)
-        return seconds >= 60 * self.request.minutes
+        return 60 * self.request.minutes - seconds
 
     @property
     def _metric(self) -> str:

@@ -55,7 +55,8 @@ class TrialStudy:
     """The trials, and the sampler that learns from them.
 
     Which settings a trial gets follows from the seed and from the trials that were decided before:
-    a search that was killed and continued tries what an uninterrupted one does.
+    a search that was killed and continued tries what an uninterrupted one does. On a cluster, where
+    trials run beside each other, it also follows from which of them ended first.
     """
 
     study: optuna.Study
@@ -75,7 +76,8 @@ class TrialStudy:
 
     def ask(self) -> optuna.Trial:
         """Begin a trial, with the settings to try next in its `params`."""
-        entropy = np.random.SeedSequence([self.seed, len(self.decided)])
+        running = len(self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
+        entropy = np.random.SeedSequence([self.seed, len(self.decided) + running])
         seed = int(entropy.generate_state(1)[0])
         self.study.sampler = optuna.samplers.TPESampler(seed=seed)
         return self.study.ask(dict(self.distributions))

@@ -2,8 +2,9 @@
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import optuna
 
@@ -16,7 +17,7 @@ from clew.runs.base import Tracker
 from clew.training.schedule import is_better
 from clew.training.watch import Watch
 from clew.workflows.train import train
-from clew.workflows.tune_study import EPOCH, RUN, TrialStudy
+from clew.workflows.tune_study import EPOCH, RUN, State, TrialStudy
 
 PRUNED, OUT_OF_TIME = "pruned", "out of time"
 # Nothing is chosen on the test split, and of a trial only its best model stays.
@@ -37,38 +38,82 @@ class OutOfTime(Interrupted):
     """The time of the search was up."""
 
 
+class Line(Protocol):
+    """How a training reaches the search that it is a part of."""
+
+    def began(self, run_id: str) -> None:
+        """Say which run it is."""
+
+    def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
+        """Report the validation metric after an epoch; return whether to give the trial up."""
+
+
 @dataclass
-class TrialWatch(Watch):
-    """Tells Optuna of each validation, and ends the training when Optuna or the clock says so."""
+class TrialLine:
+    """Tells Optuna of a trial."""
 
     trial: optuna.Trial
     maximize: bool
-    is_time_up: Callable[[], bool]
     best: float = math.nan
     """Best validation metric so far."""
+    _epochs: set[int] = field(default_factory=set)
+
+    def began(self, run_id: str) -> None:
+        """Keep the run's id with the trial at once: a search that is killed must find it again.
+
+        On a cluster, a trial whose node dies is begun again.
+        """
+        self.best = math.nan
+        self.trial.set_user_attr(RUN, run_id)
+
+    def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
+        """Report the metric; return whether Optuna prunes, unless training ends here anyway."""
+        if epoch not in self._epochs:
+            self.trial.report(value, epoch)
+            self._epochs.add(epoch)
+        if is_better(value, self.best, maximize=self.maximize):
+            self.best = value
+            self.trial.set_user_attr(EPOCH, epoch)
+        if is_last or not self.trial.should_prune():
+            return False
+        self.trial.set_user_attr(EPOCH, epoch)
+        return True
+
+
+@dataclass
+class TrialWatch(Watch):
+    """Tells the search of each validation, and ends the training when it or the clock says so."""
+
+    number: int
+    line: Line
+    is_time_up: Callable[[], bool]
     _tracker: Tracker = field(default_factory=Tracker)
 
     def started(self, tracker: Tracker) -> None:
-        """Keep the run's id with the trial at once: a search that is killed must find it again."""
+        """Tell the run's id."""
         self._tracker = tracker
-        self.trial.set_user_attr(RUN, tracker.run_id)
+        assert tracker.run_id is not None
+        self.line.began(tracker.run_id)
 
     def before_step(self) -> None:
         """Stop where the time is up."""
         if self.is_time_up():
             self._tracker.tags({names.TAG_STOPPED_BECAUSE: OUT_OF_TIME})
-            raise OutOfTime(f"trial {self.trial.number}: the time is up")
+            raise OutOfTime(f"trial {self.number}: the time is up")
 
     def validated(self, value: float, epoch: int, *, is_last: bool) -> None:
-        """Report the metric; prune, unless training ends here anyway."""
-        self.trial.report(value, epoch)
-        if is_better(value, self.best, maximize=self.maximize):
-            self.best = value
-            self.trial.set_user_attr(EPOCH, epoch)
-        if not is_last and self.trial.should_prune():
-            self.trial.set_user_attr(EPOCH, epoch)
+        """Report the metric; end the training where the search gives the trial up."""
+        if self.line.give_up(value, epoch, is_last=is_last):
             self._tracker.tags({names.TAG_STOPPED_BECAUSE: PRUNED})
-            raise TrialPruned(f"trial {self.trial.number}: pruned after epoch {epoch}")
+            raise TrialPruned(f"trial {self.number}: pruned after epoch {epoch}")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the training of a trial ended."""
+
+    state: State
+    problem: str = ""
 
 
 def run_trial(
@@ -88,28 +133,55 @@ def run_trial(
         Interrupted: stopped by the person.
     """
     trial = study.ask()
-    watch = TrialWatch(trial, config.evaluation.maximize, is_time_up)
-    name = f"{config.tracking.run_name or 'trial'} {trial.number}"
-    own = {**trial.params, **OF_A_TRIAL, "tracking.run_name": name}
+    line = TrialLine(trial, config.evaluation.maximize)
+    watch = TrialWatch(trial.number, line, is_time_up)
+    try:
+        ending = train_trial(config, trial.params, watch, parent_run_id)
+    except BaseException:
+        study.stop(trial)
+        raise
+    settle(study, line, ending, config.evaluation.metric)
+
+
+def train_trial(
+    config: RunConfig, settings: Mapping[str, Value], watch: TrialWatch, parent_run_id: str
+) -> Ending:
+    """Train with a trial's settings, and return how that ended.
+
+    Raises:
+        UsageError: data or tracking store cannot be used.
+        Interrupted: stopped by the person.
+    """
+    name = f"{config.tracking.run_name or 'trial'} {watch.number}"
+    own = {**settings, **OF_A_TRIAL, "tracking.run_name": name}
     try:
         train(
             with_settings(config, own, source="settings of the trial"),
             parent_run_id=parent_run_id,
-            tags={names.TAG_TRIAL: str(trial.number)},
+            tags={names.TAG_TRIAL: str(watch.number)},
             watch=watch,
         )
     except TrialPruned:
-        study.prune(trial)
+        return Ending("pruned")
     except OutOfTime:
-        study.stop(trial)
+        return Ending("stopped")
     except (ConfigError, ProtectedStop) as error:
-        study.fail(trial, str(error))
-    except BaseException:
-        study.stop(trial)
-        raise
-    else:
-        if math.isfinite(watch.best):
-            study.complete(trial, watch.best)
-        else:
-            study.fail(trial, f"{config.evaluation.metric} was never a finite number")
-    gc.collect()  # the model and its optimizer refer to each other, and the next needs their memory
+        return Ending("failed", str(error))
+    finally:
+        gc.collect()  # model and optimizer refer to each other, and the next needs their memory
+    return Ending("complete")
+
+
+def settle(study: TrialStudy, line: TrialLine, ending: Ending, metric: str) -> None:
+    """Keep with the search how a trial ended."""
+    match ending.state:
+        case "pruned":
+            study.prune(line.trial)
+        case "stopped":
+            study.stop(line.trial)
+        case "failed":
+            study.fail(line.trial, ending.problem)
+        case "complete" if math.isfinite(line.best):
+            study.complete(line.trial, line.best)
+        case "complete":
+            study.fail(line.trial, f"{metric} was never a finite number")

@@ -225,7 +225,7 @@ def _store(record: ValidationRecord, source: TraceSource, seconds: float) -> str
         ):
             (folder / name).write_text(content + "\n", encoding="utf-8")
         tracker.artifact(folder)
-        metrics = _metrics(record, source.model.config.influence.score)
+        metrics = _metrics(record, source.tracer.settings.score)
         metrics[names.TIME_TOTAL_SECONDS] = seconds
         tracker.metrics(metrics, source.model.manifest.step)
         return tracker.run_id

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 
 from clew.config.services import InfluenceConfig
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.influence.link_prediction.tracin import Explanation, Tracer
+from clew.influence.link_prediction.passes import Explanation
+from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.triples import Triples
 from clew.runs.validation_record import SIBLINGS
 from clew.training.checkpoints import read_manifest
@@ -24,7 +25,9 @@ from clew.workflows.trace_unrolled import prepare
 logger = logging.getLogger(__name__)
 
 UNROLLED = "unrolled"
-EVERY_FORM: tuple[str, ...] = get_args(InfluenceConfig.model_fields["score"].annotation)
+EVERY_FORM = tuple(
+    form for form in get_args(InfluenceConfig.model_fields["score"].annotation) if form != "auto"
+)
 FORMS = tuple(form for form in EVERY_FORM if form != UNROLLED)
 """Those that are tested unless others are asked for: `unrolled` costs several trainings."""
 DELETION_BASELINES = ("touching", SIBLINGS)

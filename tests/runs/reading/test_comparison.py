@@ -57,10 +57,11 @@ def test_identical_runs_are_told_apart_by_their_id() -> None:
 
 
 def test_changes_against_the_reference() -> None:
-    groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
+    runs = [run("a"), run("a2", seed=1), run("b", "fp16"), run("b2", "fp16", seed=1)]
+    groups = comparison.group_runs(runs, by_seed=True)
     values = {
-        "time/epoch_seconds": {"a": 40.0, "b": 20.0},
-        "throughput/examples_per_second": {"a": 100.0, "b": 90.0},
+        "time/epoch_seconds": {"a": 41.0, "a2": 39.0, "b": 20.0, "b2": 20.0},
+        "throughput/examples_per_second": {"a": 100.0, "a2": 100.0, "b": 90.0, "b2": 90.0},
         "valid/mrr": {"a": 0.3},
     }
     found = comparison.compare(groups, values, reference="fp16")
@@ -80,13 +81,26 @@ def test_a_change_within_the_scatter_is_neither_good_nor_bad() -> None:
     values = {"valid/mrr": {"a": 0.30, "b": 0.32, "c": 0.305, "d": 0.306}}
     cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
     assert cell.delta == pytest.approx(-0.0045)
-    assert cell.better is None
+    assert (cell.better, cell.doubt) == (None, "within the noise")
+
+
+@pytest.mark.parametrize("alone", ["fp32", "fp16"])
+def test_a_difference_from_one_run_is_not_judged(alone: str) -> None:
+    members = {"fp32": ("a", "b"), "fp16": ("c", "d")}
+    groups = [
+        comparison.Group(label, ids[:1] if label == alone else ids)
+        for label, ids in members.items()
+    ]
+    values = {"valid/mrr": {"a": 0.30, "b": 0.32, "c": 0.505, "d": 0.506}}
+    cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
+    assert cell.ratio == pytest.approx(1.65, abs=0.05)
+    assert (cell.better, cell.doubt) == (None, "one run")
 
 
 def test_errors_are_better_when_smaller_and_a_bias_is_neither() -> None:
-    groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
+    groups = [comparison.Group("fp32", ("a", "a2")), comparison.Group("fp16", ("b", "b2"))]
     keys = ("test/mean_rank_head", "test/ridge_mae", "test/abs_error_q90", "test/bias")
-    values = {key: {"a": 2.0, "b": 1.0} for key in keys}
+    values = {key: {"a": 2.0, "a2": 2.0, "b": 1.0, "b2": 1.0} for key in keys}
     cells = comparison.compare(groups, values, reference="fp32").cells
     assert [cells["fp16", key].better for key in keys] == [True, True, True, None]
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.influence.link_prediction.trunk import Activations, ParameterLayout, Queries, RowGradients
-from clew.influence.products import MatrixProduct
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
 from clew.runs.influence_report import CONVE_PARTS
 

@@ -1,16 +1,17 @@
 """Rows of triples with all the factors of their gradients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
-from clew.influence.link_prediction.term_gradients import with_terms
 from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, Trunk
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.triple_terms import TripleTerms
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.models.factorization import Factorization
 
 ROW_CHUNK = 256
 """Rows per backward pass through the convolution; few enough that feature maps stay in cache."""
@@ -117,7 +118,51 @@ class RowBuilder:
         found = self.trunk.backward(queries, query, grad_hidden, deep=deep, small=self.small)
         if self.terms is None or not deep:
             return found
-        return with_terms(found, self.trunk.model, rows, part, self.terms)
+        return _with_terms(found, self.trunk.model, rows, part, self.terms)
+
+
+def _with_terms(
+    gradients: RowGradients, model: GraphModel, rows: DeltaRows, part: slice, terms: TripleTerms
+) -> RowGradients:
+    """Add the terms of some training rows to the gradients of their predictions.
+
+    The terms belong to the loss that trained the model, so they are part of a training triple's
+    gradient. What is explained is the prediction of a test triple: its gradient has none of them.
+
+    Args:
+        gradients: Of the rows in `part`, of every layer.
+        model: The frozen model.
+        rows: All rows.
+        part: Which rows.
+        terms: What the loss adds.
+    """
+    assert isinstance(model, Factorization)
+    relation_id = rows.relation[part]
+    looked_up = (
+        model.head_table(rows.head[part]),
+        model.relation(relation_id),
+        model.entity(rows.tail[part]),
+    )
+    leaves = [values.detach().requires_grad_() for values in looked_up]
+    with torch.enable_grad():
+        total = terms.losses(model, leaves[0], leaves[1], leaves[2], relation_id).sum()
+        head, relation, tail = torch.autograd.grad(total, leaves, materialize_grads=True)
+    assert gradients.head is not None
+    assert gradients.relation is not None
+    found = replace(
+        gradients,
+        head=gradients.head + head,
+        relation=gradients.relation + relation,
+        tail=tail,
+    )
+    if not terms.relation_prediction_weight:
+        return found
+    query = model.relation_queries(leaves[0], leaves[2]).detach()
+    delta = (query @ model.relation.weight.detach().T).softmax(1)
+    delta[torch.arange(len(delta), device=delta.device), relation_id] -= 1.0
+    return replace(
+        found, relation_delta=terms.relation_prediction_weight * delta, relation_query=query
+    )
 
 
 def _coordinates(known: FilterIndex, head: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:

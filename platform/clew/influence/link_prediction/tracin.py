@@ -9,9 +9,7 @@ checkpoint. A positive value means that training on i lowered the loss of j (a p
 the loss of the answer that was asked for, the tail or the head, or of both.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,9 +21,7 @@ from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
 from clew.influence.ensemble import MeanOfRuns
-from clew.influence.guards import clean_up, deviation, require_finite
 from clew.influence.link_prediction.answers import scores_and_ranks
-from clew.influence.link_prediction.checkpoint import EVERY_LAYER, TripleRows, build_trunk
 from clew.influence.link_prediction.deltas import (
     DeltaRows,
     Directions,
@@ -34,10 +30,23 @@ from clew.influence.link_prediction.deltas import (
     own_rows,
     training_rows,
 )
-from clew.influence.link_prediction.tiles import Plan, plan_tiles, tiles
-from clew.influence.link_prediction.traced_run import DIVIDED_BY, TracedRun
+from clew.influence.link_prediction.forms import require_defined, with_chosen_form
+from clew.influence.link_prediction.passes import (
+    Explanation,
+    Plan,
+    explain_in_tiles,
+    plan_tiles,
+    tiles,
+)
+from clew.influence.link_prediction.traced_run import (
+    DIVIDED_BY,
+    EVERY_LAYER,
+    TracedRun,
+    TripleRows,
+    build_trunk,
+)
 from clew.influence.link_prediction.verification import verify_task
-from clew.influence.scores import Everything, Scored, Strongest
+from clew.influence.scores import deviation
 from clew.influence.summation import Summation, self_influence
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.triple_terms import TripleTerms
@@ -45,38 +54,10 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples
 from clew.training.checkpoints import CheckpointRecord
-
-logger = logging.getLogger(__name__)
+from clew.training.memory import MemoryCleanup
 
 CLEANUP_INTERVAL_TILES = 8
 SAMPLE_TRIPLES, SAMPLE_TESTS = 1000, 8
-DETAILS_LIMIT_MIB = 1024.0
-
-
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """Scores of training triples for each test triple."""
-
-    proponents: Scored
-    opponents: Scored
-    """Strongest first."""
-    complete: bool
-    """Whether every score was kept: `proponents` and `opponents` are then the same list of all
-    candidates, in descending order of influence."""
-    self_influence: Float[np.ndarray, "test"]
-    """NaN where the score has none."""
-    parts: tuple[str, ...]
-    num_pairs: int
-
-    def only(self, test: int) -> "Explanation":
-        """Return the explanation of one test triple."""
-        proponents = self.proponents.only(test)
-        return replace(
-            self,
-            proponents=proponents,
-            opponents=proponents if self.complete else self.opponents.only(test),
-            self_influence=self.self_influence[test : test + 1],
-        )
 
 
 class Tracer:
@@ -85,7 +66,7 @@ class Tracer:
     Args:
         task: The graph, the network and its losses.
         config: The training run's configuration.
-        settings: Settings of the explanation.
+        settings: Settings of the explanation; `auto` is replaced by the form that it means.
         checkpoints: Checkpoints in order of their steps.
         device: Device to compute on.
         further_runs: Checkpoints of the other runs of an ensemble, of which scores are averaged.
@@ -104,6 +85,8 @@ class Tracer:
         device: torch.device,
         further_runs: Sequence[Sequence[CheckpointRecord]] = (),
     ) -> None:
+        settings = with_chosen_form(settings, task)
+        require_defined(settings, task, config)
         self.graph, self.config, self.settings = task.graph, config, settings
         self.checkpoints, self.device = checkpoints, device
         self.runs = [
@@ -115,10 +98,12 @@ class Tracer:
             raise ConfigError(f"loss.kind is {loss.kind}, expected one_vs_all or kvs_all")
         self.form, self._terms = LossForm.from_config(loss), TripleTerms.from_config(loss)
         self._kind = Directions(task.graph.num_relations, task.inverse_relations)
-        self._require_defined(task)
         several = self.form.one_query_a_row and self.form.function == "softmax_cross_entropy"
         self._known = known_tails(self.graph.train, self._kind) if several else None
         self._train = training_rows(self.graph.train, self.form, self._kind).to(device, self._dtype)
+        self._cleanup = MemoryCleanup(
+            settings.enable_memory_cleanup, CLEANUP_INTERVAL_TILES, device
+        )
         verify_task(task, self.models[-1], self._train, self.form, settings.memory_budget_mib)
 
     @property
@@ -180,7 +165,18 @@ class Tracer:
             def report(done: int, total: int, number: int = number) -> None:
                 progress(number * total + done, len(passes) * total)
 
-            results.append(self._one_pass(tests[part], mask, plan, report))
+            results.append(
+                explain_in_tiles(
+                    self.summation(tests[part], mask),
+                    self.graph.train,
+                    mask,
+                    tile_triples=plan.tile_triples,
+                    top_k=self.settings.top_k,
+                    numbers_per_pair=len(self.checkpoints) + self._num_parts + len(self.runs),
+                    cleanup=self._cleanup,
+                    progress=report,
+                )
+            )
         return results
 
     def self_influence(self) -> Float[np.ndarray, "train"]:
@@ -253,86 +249,3 @@ class Tracer:
         return TripleRows(
             self.form, self._train, self._tests(tests), self._known, self._terms, answers
         )
-
-    def _one_pass(
-        self,
-        tests: Triples,
-        candidates: np.ndarray | None,
-        plan: Plan,
-        progress: Callable[[int, int], None],
-    ) -> Explanation:
-        summation = self.summation(tests, candidates)
-        top_k = self.settings.top_k
-        train = self.graph.train
-        union = None if candidates is None else np.flatnonzero(candidates.any(0))
-        total = len(train) if union is None else len(union)
-        everything = Everything(details=self._keeps_details(len(tests), total))
-        strongest = (Strongest(top_k, 1), Strongest(top_k, -1)) if top_k else None
-        sinks = strongest or (everything,)
-        done = 0
-        for count, indices in enumerate(tiles(train, union, plan.tile_triples)):
-            tile = summation.tile(indices)
-            for sink in sinks:
-                sink.add(tile)
-            done += len(indices)
-            progress(done, total)
-            if self.settings.enable_memory_cleanup and count % CLEANUP_INTERVAL_TILES == 0:
-                clean_up(self.device)
-        if strongest is not None:
-            proponents, opponents = (sink.result() for sink in strongest)
-        else:
-            proponents = opponents = everything.result()
-        require_finite(proponents, opponents)
-        return Explanation(
-            proponents,
-            opponents,
-            strongest is None,
-            summation.test_self_influence.cpu().numpy(),
-            summation.parts,
-            num_pairs=total * len(tests),
-        )
-
-    def _keeps_details(self, num_tests: int, num_train: int) -> bool:
-        """Whether the contributions of all pairs fit into memory if every score is kept."""
-        numbers = len(self.checkpoints) + self._num_parts + len(self.runs)
-        size_mib = 4.0 * num_tests * num_train * numbers / 2**20
-        if self.settings.top_k == 0 and size_mib > DETAILS_LIMIT_MIB:
-            logger.warning(
-                "contributions by part and checkpoint of %d x %d scores would need %.0f MiB and "
-                "are left out; the scores are complete",
-                num_tests,
-                num_train,
-                size_mib,
-            )
-            return False
-        return True
-
-    def _require_defined(self, task: LinkPrediction) -> None:
-        """Refuse what this model cannot give.
-
-        Raises:
-            ConfigError: it has no such question, or its gradients no such form.
-        """
-        score, kind, terms = self.settings.score, task.model_config.kind, self._terms
-        if self.settings.direction == "head" and not task.inverse_relations:
-            raise ConfigError(
-                "influence.direction is head, but the model was trained with "
-                "data.inverse_relations=false and has no question for heads; use tail"
-            )
-        changed = score in {"deflated", "kronecker"}
-        if changed and self.models[0].squared_distance:
-            raise ConfigError(
-                f"influence.score is {score}, but {kind} scores by a squared distance, whose "
-                "gradient of an entity is no outer product; use raw or cosine"
-            )
-        if changed and terms is not None:
-            raise ConfigError(
-                f"influence.score is {score}, but it is not defined for what the loss adds for "
-                "each triple (loss.regularizer, loss.relation_prediction_weight); use raw or cosine"
-            )
-        if score == "preconditioned" and terms is not None and terms.relation_prediction_weight:
-            raise ConfigError(
-                "influence.score is preconditioned, but the gradient of "
-                f"loss.relation_prediction_weight={terms.relation_prediction_weight} has no "
-                "factored form in that geometry; use raw or cosine"
-            )

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from clew.influence.products import MatrixProduct
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.base import GraphModel
 
 Activations = Mapping[str, Tensor]

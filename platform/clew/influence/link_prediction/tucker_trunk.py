@@ -16,7 +16,7 @@ from clew.influence.link_prediction.trunk import (
     Queries,
     RowGradients,
 )
-from clew.influence.products import MatrixProduct
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.tucker import TuckER
 
 LAYOUT = ParameterLayout(

@@ -11,7 +11,7 @@ import torch
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, NonFiniteLossError
 from clew.influence.link_prediction.fact_losses import TripleFacts, triples_loss
-from clew.influence.link_prediction.tracin import Explanation
+from clew.influence.link_prediction.passes import Explanation
 from clew.influence.scores import Scored
 from clew.influence.unrolled.engine import Unrolling
 from clew.influence.unrolled.progress_files import KeptInFile

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from clew.influence.kernel import InfluenceError
-from clew.influence.link_prediction.checkpoint import (
+from clew.influence.link_prediction.deltas import DeltaRows, LossForm
+from clew.influence.link_prediction.traced_run import (
     GraphModelCheckpoint,
     KernelOptions,
     TripleRows,
 )
-from clew.influence.link_prediction.deltas import DeltaRows, LossForm
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.task import LinkPrediction

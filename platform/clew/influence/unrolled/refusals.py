@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.training.checkpoints import CheckpointRecord, load_training_values, read_manifest
@@ -37,6 +38,12 @@ def require_replayable(
                 f"influence.score is unrolled, but the run was trained with {key}=true, whose "
                 f"steps cannot be taken again exactly; {OTHERWISE} with {key}=false"
             )
+    if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
+        raise ConfigError(
+            f"influence.score is unrolled, but the run was trained with "
+            f"loss.negatives={config.loss.negatives}, whose samples belong to no single triple; "
+            f"{OTHERWISE} without loss.negatives"
+        )
     if device.type == "cuda" and not config.training.deterministic:
         raise ConfigError(
             "influence.score is unrolled, but the run was trained on a GPU with "

@@ -23,7 +23,7 @@ are float32. float16 has no numbers below 6e-8, and a sigmoid may be smaller, so
 The steps between the products are in `slopes`: on CUDA, one Triton kernel per chunk.
 """
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -38,6 +38,28 @@ from clew.link_prediction.losses.targets import LossFunction, Targets
 _FLOAT16_GAIN = 4096.0
 
 
+@runtime_checkable
+class Parts(Protocol):
+    """Who else has rows of the table, each with its own part of the loss."""
+
+    size: int
+    """Number of parts; what belongs to whole rows of scores is counted in equal shares."""
+
+    def log_sum(self, own: Tensor) -> Tensor:
+        """Return log-sum-exp over all parts from that over the own rows."""
+        ...
+
+
+class Whole:
+    """The table is in one part."""
+
+    size = 1
+
+    def log_sum(self, own: Tensor) -> Tensor:
+        """Return what is whole already."""
+        return own
+
+
 def fused_loss(
     queries: Queries,
     table: EntityTable,
@@ -47,6 +69,7 @@ def fused_loss(
     function: LossFunction,
     chunk_bytes: int,
     query_bias: QueryBias | None = None,
+    parts: Parts | None = None,
 ) -> Float[Tensor, ""]:
     """Return the loss summed over rows; its gradients are computed at the same time.
 
@@ -59,6 +82,8 @@ def fused_loss(
         chunk_bytes: Budget for the chunks of scores; a chunk has about 2,048 entities
             even if the budget is smaller.
         query_bias: Query bias c, or None.
+        parts: Where table, bias and positives are a part of all, who has the others. Losses and
+            gradients of all parts add up to those of the whole.
     """
     operand = _operand_type(table)
     size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
@@ -69,7 +94,16 @@ def fused_loss(
     )
     with torch.autocast(table.device.type, enabled=False):
         total: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
-            queries, table, bias, query_bias, targets, function, operand, size, wanted
+            queries,
+            table,
+            bias,
+            query_bias,
+            targets,
+            function,
+            operand,
+            size,
+            wanted,
+            parts or Whole(),
         )
     return total
 
@@ -98,14 +132,15 @@ class _FusedLoss(torch.autograd.Function):
         operand: torch.dtype,
         size: int,
         wanted: tuple[bool, bool, bool, bool],
+        parts: Parts,
     ) -> Tensor:
         chunks = EntityChunks(queries, table, operand=operand, size=size, query_bias=query_bias)
-        gradients = _Gradients(chunks, targets, wanted=wanted)
+        gradients = _Gradients(chunks, targets, wanted=wanted, share=1.0 / parts.size)
         slopes = slopes_for(chunks.workspace, table.dtype, operand, gradients.gain)
         if function == "binary_cross_entropy":
             total = _binary_cross_entropy(chunks, bias, slopes, gradients)
         else:
-            total = _softmax_cross_entropy(chunks, bias, slopes, gradients, targets.mass)
+            total = _softmax_cross_entropy(chunks, bias, slopes, gradients, parts)
         total -= gradients.add_linear_part(queries, table, bias, query_bias)
         ctx.gradients = gradients.tensors
         ctx.queries_type = queries.dtype
@@ -123,7 +158,7 @@ class _FusedLoss(torch.autograd.Function):
         ctx.gradients = None
         if queries is not None:
             queries = queries.to(ctx.queries_type)
-        return queries, *others, None, None, None, None, None
+        return queries, *others, None, None, None, None, None, None
 
 
 class _Gradients:
@@ -135,12 +170,13 @@ class _Gradients:
         targets: Targets,
         *,
         wanted: tuple[bool, bool, bool, bool],
+        share: float,
     ) -> None:
         queries, table = chunks.queries, chunks.table
         self.queries, self.targets, self.workspace = queries, targets, chunks.workspace
         self.operand, self.exact = queries.dtype, table.dtype
         self.gain = _FLOAT16_GAIN if self.operand == torch.float16 else 1.0
-        self.any = any(wanted)
+        self.any, self.share = any(wanted), share
         self.dx = torch.zeros_like(queries, dtype=self.exact) if wanted[0] else None
         self.dw = torch.empty_like(table) if wanted[1] else None
         self.db = table.new_empty(len(table)) if wanted[2] else None
@@ -190,9 +226,11 @@ class _Gradients:
         if self.db is not None:
             self.db.index_add_(0, entity, weight, alpha=-1)
         if self.dc is not None:
-            self.dc -= self.targets.mass
+            self.dc -= self.share * self.targets.mass
         total = torch.dot(weight, scores) + self.targets.floor * smoothed
-        return total if query_bias is None else total + torch.dot(self.targets.mass, query_bias)
+        if query_bias is None:
+            return total
+        return total + self.share * torch.dot(self.targets.mass, query_bias)
 
 
 def _part(bias: Tensor | None, entities: slice) -> Tensor | None:
@@ -215,14 +253,20 @@ def _binary_cross_entropy(
 
 
 def _softmax_cross_entropy(
-    chunks: EntityChunks, bias: Tensor | None, slopes: Slopes, gradients: _Gradients, mass: Tensor
+    chunks: EntityChunks,
+    bias: Tensor | None,
+    slopes: Slopes,
+    gradients: _Gradients,
+    parts: Parts,
 ) -> Tensor:
     """Return sum mass * log-sum-exp(s) in float64 and add its gradient, in a second pass."""
+    mass = gradients.targets.mass
     log_sum = torch.full_like(mass, -torch.inf)
     for entities, _, scores in chunks:
         log_sum = torch.logaddexp(log_sum, slopes.log_sum(scores, _part(bias, entities)))
+    log_sum = parts.log_sum(log_sum)
     if gradients.any:
         for entities, rows, scores in chunks:
             slope = slopes.softmax(scores, _part(bias, entities), log_sum, mass)
             gradients.add(entities, rows, slope)
-    return torch.dot(mass, log_sum).double()
+    return gradients.share * torch.dot(mass, log_sum).double()

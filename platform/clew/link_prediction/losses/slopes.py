@@ -93,6 +93,6 @@ def _triton_is_installed() -> bool:
     if not found:
         logger.warning(
             "the package triton is not installed: the fused loss uses PyTorch's slower operations; "
-            "pip install triton"
+            "pip install 'clew[gpu]'"
         )
     return found

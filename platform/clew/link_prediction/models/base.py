@@ -21,10 +21,12 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clew.config.graph_models import GraphModelSettings
 from clew.layers.products import linear
 from clew.layers.shapes import EntityBias, Ids, Queries, QueryBias, Scores
+from clew.training.sharding.table import entity_table, row_bias
 
 Rows = Float[Tensor, "batch dim"]
 RelationRows = Float[Tensor, "batch relation_dim"]
@@ -54,9 +56,9 @@ class GraphModel(nn.Module, ABC):
     def __init__(self, num_entities: int, num_relations: int, config: GraphModelSettings) -> None:
         super().__init__()
         self.config = config
-        self.entity = nn.Embedding(num_entities, config.embedding_dim)
+        self.entity = entity_table(num_entities, config.embedding_dim)
         self.relation = nn.Embedding(num_relations, config.relation_size)
-        bias = nn.Parameter(torch.zeros(num_entities)) if config.entity_bias else None
+        bias = row_bias(self.entity) if config.entity_bias else None
         self.register_parameter("entity_bias", bias)
 
     @property
@@ -84,6 +86,24 @@ class GraphModel(nn.Module, ABC):
         lengths = self.entity.weight[entities].square().sum(1)
         return -lengths if bias is None else bias - lengths
 
+    def tails(self, entities: Ids) -> tuple[Rows, EntityBias | None]:
+        """Return rows of the entity table and what is added to their scores; differentiable.
+
+        Of a sharded table, entities are own rows, numbered from the first of them.
+        """
+        rows = F.embedding(entities, self.entity.weight, sparse=self.entity.sparse)
+        bias: EntityBias | None = None
+        if self.entity_bias is not None:
+            bias = torch.gather(self.entity_bias, 0, entities, sparse_grad=self.entity.sparse)
+        if self.squared_distance:
+            lengths = rows.square().sum(1)
+            bias = -lengths if bias is None else bias - lengths
+        return rows, bias
+
+    def use_row_gradients(self) -> None:
+        """Give the tables of entities gradients of the rows that a batch touches alone."""
+        self.entity.sparse = self.head_table.sparse = True
+
     def query_bias(self, queries: Queries) -> QueryBias | None:
         """Return what is added to all scores of each query, or None; differentiable."""
         if not self.squared_distance:
@@ -106,9 +126,14 @@ class GraphModel(nn.Module, ABC):
         return 4 * self.config.embedding_dim
 
 
+def model_class(config: GraphModelSettings) -> type[GraphModel]:
+    """Return the class of the model that the settings ask for."""
+    import_module(f"{__package__}.{config.kind}")
+    return GraphModel.kinds[config.kind]
+
+
 def build_graph_model(
     config: GraphModelSettings, num_entities: int, num_relations: int
 ) -> GraphModel:
     """Build the model that the settings ask for, with fresh weights, on the CPU."""
-    import_module(f"{__package__}.{config.kind}")
-    return GraphModel.kinds[config.kind](num_entities, num_relations, config)
+    return model_class(config)(num_entities, num_relations, config)

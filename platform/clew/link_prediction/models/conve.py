@@ -18,9 +18,9 @@ from clew.layers.products import is_vectorised, linear
 from clew.layers.recompute import recomputed
 from clew.layers.shapes import Queries
 from clew.link_prediction.models.base import GraphModel, Rows
+from clew.training.sharding.table import draw_xavier_normal
 
 Image = Float[Tensor, "batch 1 height width"]
-Features = Float[Tensor, "batch features"]
 
 
 class ConvE(GraphModel, kind="conve"):
@@ -57,7 +57,7 @@ class ConvE(GraphModel, kind="conve"):
             config.num_features, config.embedding_dim, bias=config.projection_bias
         )
         self.projection_norm = nn.BatchNorm1d(config.embedding_dim)
-        nn.init.xavier_normal_(self.entity.weight)
+        draw_xavier_normal(self.entity)
         nn.init.xavier_normal_(self.relation.weight)
 
     def encode(self, head: Rows, relation: Rows) -> Queries:

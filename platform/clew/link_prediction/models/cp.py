@@ -7,6 +7,7 @@ from clew.config.graph_models import CPModel
 from clew.layers.shapes import Queries
 from clew.link_prediction.models.base import Rows
 from clew.link_prediction.models.factorization import Factorization
+from clew.training.sharding.table import draw_normal, entity_table
 
 
 class CP(Factorization, kind="cp"):
@@ -22,8 +23,8 @@ class CP(Factorization, kind="cp"):
 
     def __init__(self, num_entities: int, num_relations: int, config: CPModel) -> None:
         super().__init__(num_entities, num_relations, config)
-        self.head_entity = nn.Embedding(num_entities, config.embedding_dim)
-        nn.init.normal_(self.head_entity.weight, std=config.initial_deviation)
+        self.head_entity = entity_table(num_entities, config.embedding_dim)
+        draw_normal(self.head_entity, config.initial_deviation)
 
     @property
     def head_table(self) -> nn.Embedding:

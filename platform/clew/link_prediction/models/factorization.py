@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from clew.config.graph_models import FactorizationSettings
 from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+from clew.training.sharding.table import draw_normal
 
 
 class Factorization(GraphModel):
@@ -24,7 +25,7 @@ class Factorization(GraphModel):
         self, num_entities: int, num_relations: int, config: FactorizationSettings
     ) -> None:
         super().__init__(num_entities, num_relations, config)
-        nn.init.normal_(self.entity.weight, std=config.initial_deviation)
+        draw_normal(self.entity, config.initial_deviation)
         nn.init.normal_(self.relation.weight, std=config.initial_deviation)
 
     @abstractmethod

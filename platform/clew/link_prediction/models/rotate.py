@@ -8,6 +8,7 @@ from torch import nn
 from clew.config.graph_models import RotatEModel
 from clew.layers.shapes import Queries
 from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+from clew.training.sharding.table import draw_normal
 
 
 class RotatE(GraphModel, kind="rotate"):
@@ -25,7 +26,7 @@ class RotatE(GraphModel, kind="rotate"):
 
     def __init__(self, num_entities: int, num_relations: int, config: RotatEModel) -> None:
         super().__init__(num_entities, num_relations, config)
-        nn.init.normal_(self.entity.weight, std=config.initial_deviation)
+        draw_normal(self.entity, config.initial_deviation)
         nn.init.uniform_(self.relation.weight, -math.pi, math.pi)
 
     def encode(self, head: Rows, relation: RelationRows) -> Queries:

@@ -6,6 +6,7 @@ from torch import nn
 from clew.config.graph_models import TransEModel
 from clew.layers.shapes import Queries
 from clew.link_prediction.models.base import GraphModel, Rows
+from clew.training.sharding.table import draw_normal
 
 
 class TransE(GraphModel, kind="transe"):
@@ -21,7 +22,7 @@ class TransE(GraphModel, kind="transe"):
 
     def __init__(self, num_entities: int, num_relations: int, config: TransEModel) -> None:
         super().__init__(num_entities, num_relations, config)
-        nn.init.normal_(self.entity.weight, std=config.initial_deviation)
+        draw_normal(self.entity, config.initial_deviation)
         nn.init.normal_(self.relation.weight, std=config.initial_deviation)
 
     def encode(self, head: Rows, relation: Rows) -> Queries:

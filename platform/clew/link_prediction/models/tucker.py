@@ -8,6 +8,7 @@ from clew.config.graph_models import TuckERModel
 from clew.layers.dropout import dropout
 from clew.layers.shapes import Queries
 from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+from clew.training.sharding.table import draw_xavier_normal
 
 
 class TuckER(GraphModel, kind="tucker"):
@@ -28,7 +29,7 @@ class TuckER(GraphModel, kind="tucker"):
         self.head_norm = nn.BatchNorm1d(dim)
         self.projection_norm = nn.BatchNorm1d(dim)
         nn.init.uniform_(self.core, -1.0, 1.0)
-        nn.init.xavier_normal_(self.entity.weight)
+        draw_xavier_normal(self.entity)
         nn.init.xavier_normal_(self.relation.weight)
 
     def encode(self, head: Rows, relation: RelationRows) -> Queries:

@@ -6,6 +6,7 @@ Everything here is arithmetic on records; it reads no store.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from clew import names
 from clew.config.directions import direction_of
@@ -22,6 +23,9 @@ COST_METRICS = (
     names.GPU_PEAK_ALLOCATED_GIB,
     names.PROCESS_PEAK_GIB,
 )
+Doubt = Literal["", "one run", "within the noise"]
+"""Why a difference cannot be judged: one of the two is a single run, so nobody knows its scatter;
+or it is no larger than the scatter over seeds."""
 PRESET_ORDER = ("fp32", "fp16", "bf16")
 
 
@@ -47,14 +51,15 @@ class Cell:
     """A group's value of a metric beside the reference's.
 
     `ratio` is value / reference, `delta` value - reference, `better` whether the change is for
-    the good: None where it is no larger than the scatter over seeds, or where the metric does not
-    say what is good. All are None for the reference itself and where either is missing.
+    the good: None where `doubt` says why that cannot be told, or where the metric does not say
+    what is good. All are None for the reference itself and where either is missing.
     """
 
     value: Statistic | None
     ratio: float | None = None
     delta: float | None = None
     better: bool | None = None
+    doubt: Doubt = ""
 
 
 @dataclass(frozen=True)
@@ -185,10 +190,13 @@ def _against(value: Statistic | None, base: Statistic | None, key: str) -> Cell:
         return Cell(value)
     delta = value.mean - base.mean
     ratio = value.mean / base.mean if base.mean else None
-    scatter = max(value.deviation or 0.0, base.deviation or 0.0)
     direction = direction_of(key)
-    if direction is None or abs(delta) <= scatter:
+    if direction is None:
         return Cell(value, ratio, delta)
+    if value.deviation is None or base.deviation is None:
+        return Cell(value, ratio, delta, doubt="one run")
+    if abs(delta) <= max(value.deviation, base.deviation):
+        return Cell(value, ratio, delta, doubt="within the noise")
     return Cell(value, ratio, delta, better=(delta > 0) == (direction == "larger"))
 
 

@@ -50,6 +50,14 @@ def metric_histories(
     return pd.concat(frames, ignore_index=True)
 
 
+def run_histories(run: RunRecord, *, uri: str | None = None) -> dict[str, pd.DataFrame]:
+    """Return the curves of all metrics of a run, by key; each as `metric_histories` returns it."""
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        keys = sorted(run.metrics)
+        frames = threads.map(lambda key: metric_histories([run], key, uri=uri), keys)
+        return dict(zip(keys, frames, strict=True))
+
+
 def thin(frame: pd.DataFrame, max_points: int = MAX_POINTS) -> pd.DataFrame:
     """Return at most about `max_points` rows of a curve, its extremes among them."""
     if len(frame) <= max_points:

@@ -58,11 +58,13 @@ class RegisteredModel:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class ModelNames:
     """Names that a model knows: (name, label) pairs, sorted by label."""
 
     entities: Terms
     relations: Terms
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Kind of each entity whose kind the data say, by its name."""
 
 
 def list_models(*, uri: str | None = None) -> list[RegisteredModel]:
@@ -110,7 +112,7 @@ def _version(found: ModelVersion, model: RegisteredModel) -> Version:
     )
 
 
-def read_vocabulary(run_id: str, folder: Path, *, uri: str | None = None) -> Vocabulary:
+def read_vocabulary(run_id: str, folder: Path, *, uri: str | None = None) -> ModelNames:
     """Return the names that the model of a training run knows, fetched into `folder`.
 
     Raises:
@@ -118,7 +120,8 @@ def read_vocabulary(run_id: str, folder: Path, *, uri: str | None = None) -> Voc
         DataError: the files are not what they should be.
     """
     path = download_artifact(run_id, VOCABULARY_FOLDER, folder, uri)
-    return Vocabulary(_terms(path / "entities.parquet"), _terms(path / "relations.parquet"))
+    entities = path / "entities.parquet"
+    return ModelNames(_terms(entities), _terms(path / "relations.parquet"), _kinds(entities))
 
 
 def _terms(path: Path) -> Terms:
@@ -130,6 +133,14 @@ def _terms(path: Path) -> Terms:
         raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
     pairs = ((str(n), str(label or n)) for n, label in zip(*columns.values(), strict=True))
     return tuple(sorted(pairs, key=lambda pair: pair[1].casefold()))
+
+
+def _kinds(path: Path) -> dict[str, str]:
+    """Return the kinds of entities; runs of data that say none keep none."""
+    if "category" not in pq.read_schema(path).names:
+        return {}
+    columns = pq.read_table(path, columns=["name", "category"]).to_pydict()
+    return {name: kind for name, kind in zip(*columns.values(), strict=True) if kind}
 
 
 def read_examples(

@@ -18,6 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from clew.errors import DataError, described
+from clew.parquet import read_columns
 from clew.runs.influence_report import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
@@ -195,17 +196,25 @@ def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
         if missing := [column for column in needed if column not in present]:
             raise DataError(f"{path}: column {missing[0]} is missing; expected an influence table")
         if test_index is None:
-            columns, chosen = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN], None
+            columns = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN]
         else:
             kept = (PART_PREFIX, CHECKPOINT_PREFIX)
             numbers = {RANK_COLUMN, *FURTHER_COLUMNS}
             more = [c for c in present if c in numbers or c.startswith(kept)]
-            columns, chosen = needed + more, [(TEST_INDEX_COLUMN, "=", test_index)]
-        table = pq.read_table(path, columns=columns, filters=chosen)
+            columns = needed + more
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
+    where = None if test_index is None else (TEST_INDEX_COLUMN, test_index)
+    types = {column: _type_of(column) for column in columns}
+    table = read_columns(path, types, "an influence table", where=where)
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
     return rows
+
+
+def _type_of(column: str) -> pa.DataType:
+    if column in TERM_COLUMNS:
+        return pa.string()
+    return pa.int64() if column in {TEST_INDEX_COLUMN, RANK_COLUMN} else pa.float64()
 
 
 def _json_rows(path: Path, test_index: int) -> pd.DataFrame:

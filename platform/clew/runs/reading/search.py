@@ -12,6 +12,7 @@ from typing import Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
 
 from clew import names
@@ -49,6 +50,8 @@ class RunQuery:
     status: str = ""
     """One of MLflow's: RUNNING, FINISHED, FAILED, KILLED, SCHEDULED."""
     source_run: str = ""
+    parent_run: str = ""
+    resumed_from: str = ""
     order_by: str = "attributes.start_time DESC"
 
 
@@ -152,6 +155,8 @@ def filter_string(query: RunQuery) -> str:
         names.TAG_VARIANT: query.variant,
         names.TAG_CONFIG_HASH: query.config_hash,
         names.TAG_SOURCE_RUN: query.source_run,
+        MLFLOW_PARENT_RUN_ID: query.parent_run,
+        names.TAG_RESUMED_FROM: query.resumed_from,
     }
     clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]
     if query.status:

@@ -1,0 +1,162 @@
+"""Triples that are packed once and read from the disk: time and memory, and how well blocks mix.
+
+    python -m experiments.benchmarks.packed_triples [millions of triples ...]
+
+A generated graph (a million entities, 200 relations, entities drawn by their squared rank) is
+written as text, packed, opened and gone through in batches of 1,024, shuffled in blocks of 4,096.
+Each step has a process of its own; its memory is the peak of what is its own (anonymous pages):
+pages of mapped files belong to the system, which takes them back where memory is short. The same
+is measured where the file is read as text, at up to 10 million triples.
+
+Then, for blocks of several sizes: how many times the variance of a batch's mean is that of a whole
+shuffle, for a quantity that is the same within each block, beside the bound that the order has by
+construction; and the largest distance of a place's distribution to the uniform one, over epochs.
+"""
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from clew.config.data import TripleData
+from clew.config.training import TrainingConfig
+from clew.link_prediction.packed import pack_graph, read_packed
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.triple_batches import OneVsAllExamples
+from clew.link_prediction.triple_files import GraphFiles
+from clew.runs.hardware import GIB
+from clew.training.loaders import (
+    BLOCKS_TOGETHER,
+    BatchLoader,
+    epoch_microbatches,
+    epoch_order,
+)
+from experiments.benchmarks.harness import print_table, report_child, run_child, write_results
+
+NAME = "packed_triples"
+ENTITIES, RELATIONS, BATCH, BLOCK = 1_000_000, 200, 1024, 4096
+ROWS, BATCHES, PLAIN_MILLIONS = 1_000_000, 2000, 10
+MIXED, MIXED_EPOCHS = 2**21, 8
+
+
+class OwnPeak:
+    """The largest size of this process's own pages while the block runs, in GiB."""
+
+    def __enter__(self) -> "OwnPeak":
+        self.gib, self._ended = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            own = next(line for line in lines if line.startswith("RssAnon:"))
+            self.gib = max(self.gib, int(own.split()[1]) * 1024 / GIB)
+
+
+def write_text(path: Path, num_triples: int) -> None:
+    """Write random triples, the first entities more often."""
+    generator = np.random.default_rng(0)
+    with path.open("w") as file:
+        for start in range(0, num_triples, ROWS):
+            rows = min(ROWS, num_triples - start)
+            head, tail = ((generator.random((2, rows)) ** 2) * ENTITIES).astype(int)
+            relation = generator.integers(0, RELATIONS, rows)
+            lines = zip(head.tolist(), relation.tolist(), tail.tolist(), strict=True)
+            file.writelines(f"entity/{h}\trelation/{r}\tentity/{t}\n" for h, r, t in lines)
+
+
+def step(name: str, folder: Path) -> dict[str, float]:
+    """Do one step and return its seconds and its memory, beside that of the imports alone."""
+    with OwnPeak() as imports:
+        time.sleep(0.1)
+    began = time.perf_counter()
+    with OwnPeak() as peak:
+        result = {"pack": _pack, "open": _open, "batches": _batches, "text": _text}[name](folder)
+    return {
+        "seconds": time.perf_counter() - began,
+        "own_gib": peak.gib,
+        "imports_gib": imports.gib,
+    } | result
+
+
+def _pack(folder: Path) -> dict[str, float]:
+    pack_graph("generated", GraphFiles(folder / "train.txt"), folder / "packed")
+    size = sum(path.stat().st_size for path in (folder / "packed").iterdir())
+    return {"disk_gib": size / GIB}
+
+
+def _open(folder: Path) -> dict[str, float]:
+    return {"triples": len(read_packed(folder / "packed").train)}
+
+
+def _batches(folder: Path) -> dict[str, float]:
+    graph = read_packed(folder / "packed")
+    examples = OneVsAllExamples.from_graph(graph, inverse_relations=True)
+    loader = BatchLoader(examples, TrainingConfig(batch_size=BATCH, shuffle_block=BLOCK))
+    began = time.perf_counter()
+    for number, _ in enumerate(loader.epoch(0), start=1):
+        if number == BATCHES:
+            break
+    return {"examples_per_second": number * BATCH / (time.perf_counter() - began)}
+
+
+def _text(folder: Path) -> dict[str, float]:
+    return {"triples": len(load_graph(TripleData(train=str(folder / "train.txt"))).train)}
+
+
+def mixing(block: int) -> dict[str, float]:
+    """Return how far batches and places of a shuffle in blocks are from those of a whole one."""
+    generator = np.random.default_rng(0)
+    quantity = np.repeat(generator.standard_normal(-(-MIXED // block)), block)[:MIXED]
+    quantity = (quantity - quantity.mean()) / quantity.std()
+    settings = TrainingConfig(batch_size=BATCH, shuffle_block=block)
+    means, places = [], np.zeros(100)
+    is_first = np.arange(MIXED) < MIXED // 100  # the first hundredth of the file
+    for epoch in range(MIXED_EPOCHS):
+        batches = epoch_microbatches(MIXED, settings, epoch)
+        means += [quantity[batch].mean() for batch in batches]
+        order = epoch_order(MIXED, seed=0, epoch=epoch, block=block)
+        found = np.flatnonzero(is_first[order])
+        places += np.bincount(found * 100 // MIXED, minlength=100) / len(found) / MIXED_EPOCHS
+    first = epoch_order(MIXED, seed=0, epoch=0, block=block)
+    return {
+        "block": block,
+        "variance": float(np.var(means)) * BATCH,
+        "bound": 1 + (BATCH - 1) / BLOCKS_TOGETHER,
+        "distance": float(np.abs(np.cumsum(places) - np.linspace(0.01, 1, 100)).max()),
+        "correlation": float(np.corrcoef(first, np.arange(MIXED))[0, 1]),
+    }
+
+
+def main(millions: list[int]) -> None:
+    """Measure each size in turn, then the mixing; print and write the results."""
+    rows = []
+    for count in millions:
+        with tempfile.TemporaryDirectory() as name:
+            write_text(Path(name) / "train.txt", count * 1_000_000)
+            steps = ["pack", "open", "batches", *(["text"] if count <= PLAIN_MILLIONS else [])]
+            for step_name in steps:
+                found = run_child(NAME, "step", step_name, name)
+                rows.append({"million_triples": count, "step": step_name} | found)
+                print(rows[-1], flush=True)
+    mixed = [run_child(NAME, "mixing", str(block)) for block in (64, 512, 4096)]
+    print_table(mixed)
+    write_results(NAME, {"steps": rows, "mixing": mixed})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["step"]:
+        report_child(step(sys.argv[2], Path(sys.argv[3])))
+    elif sys.argv[1:2] == ["mixing"]:
+        report_child(mixing(int(sys.argv[2])))
+    else:
+        main([int(text) for text in sys.argv[1:]] or [10, 50])

@@ -1,0 +1,234 @@
+"""Explaining texts and image sequences by training windows: all scores, and a search by index.
+
+    python -m experiments.benchmarks.window_influence text               # all windows of `nano`
+    python -m experiments.benchmarks.window_influence sequences
+    python -m experiments.benchmarks.window_influence text --windows 60  # a quick look
+    (further options: --tests 10 --steps 300 --half --candidates 20,30 --rank 64 --folder FOLDER)
+
+Needs tinyshakespeare, or the ERA5 file, under $CLEW_DATA. It trains the model for some steps,
+scores all training windows for ten tests in one pass, makes the index, and searches it for one test
+after the other; exact and found top ten are compared. Each stage is kept under the folder (default
+runs/window_influence/…) and not repeated: an interrupted benchmark goes on after the last one.
+Seconds are of the explanation itself, without start of the process and index.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clew.config.load import load
+from clew.config.schema import RunConfig
+from clew.files import write_whole
+from clew.image_sequences.task import SequenceRegression
+from clew.influence.windows.estimates import SearchSettings
+from clew.influence.windows.tracer import WindowExplanation, WindowTracer
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import continuation_batch
+from clew.runs.base import MemoryTracker
+from clew.training.checkpoints import Manifest, list_checkpoints
+from clew.training.distributed import World
+from clew.training.setup import build_trainer, prepare_process
+from clew.workflows.tasks import build_task
+from experiments.benchmarks.harness import ROOT, print_table, spread, write_results
+from experiments.image_sequences.era5 import convert
+
+NAME = "window_influence"
+GRIB = Path("era5_uk_t2m_2019_03") / "era5-2mt-2019-03-uk.grib"
+CPU = torch.device("cpu")
+TOP = 10
+PROMPT, CONTINUATION = 64, 32
+"""Bytes of the prompts, which are taken from the test text, and of what is explained."""
+
+
+class FirstWindows:
+    """Some windows of all, spread evenly."""
+
+    def __init__(self, windows: Any, count: int) -> None:
+        self.windows = windows
+        self.chosen = np.linspace(0, len(windows) - 1, count).astype(int)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def batch(self, indices: np.ndarray) -> Any:
+        """Return a batch."""
+        return self.windows.batch(self.chosen[indices])
+
+
+def configuration(subject: str, folder: Path, steps: int) -> RunConfig:
+    """Return the shipped configuration, cut short."""
+    short = {"training.max_steps": steps, "tracking.log_mfu": False, "evaluation.enabled": False}
+    if subject == "text":
+        # Influence refuses an average; constants up to the end of a short run.
+        changed = {"training.ema_decay": None, "schedule.kind": "constant"}
+        return load(ROOT / "experiments/language_modeling/nano.yaml", short | changed)
+    data = folder / "era5"
+    if not data.exists():
+        convert(Path(os.environ["CLEW_DATA"]) / GRIB, data)
+    single = {"data.path": str(data), "data.leave_one_group_out": False}
+    return load(ROOT / "experiments/image_sequences/era5.yaml", short | single)
+
+
+def trained(config: RunConfig, task: Any, folder: Path) -> Path:
+    """Train, or take what was trained before; return the folder of checkpoints."""
+    run = folder / "run"
+    if not (folder / "trained").exists():
+        origin = Manifest(0, 0, 0.0, task.kind, {}, "benchmark", task.data_fingerprint)
+        build_trainer(
+            config,
+            task,
+            MemoryTracker(),
+            device=CPU,
+            world=World(),
+            folder=run,
+            origin=origin,
+            keep_all_checkpoints=True,
+        ).train()
+        write_whole(folder / "trained", "")
+    return run / "checkpoints"
+
+
+def test_windows(task: Any, count: int) -> list[Any]:
+    """Return the windows to explain, a batch each."""
+    if isinstance(task, SequenceRegression):
+        windows = task.splits.windows["test"]
+        chosen = np.linspace(0, len(windows) - 1, count).astype(int)
+        return [windows.batch(np.array([index])) for index in chosen]
+    assert isinstance(task, LanguageModeling)
+    decode, stream = task.splits.tokenizer.decode, task.splits.windows["test"].stream
+    starts = np.linspace(0, len(stream) - PROMPT - CONTINUATION, count).astype(int)
+    return [
+        continuation_batch(
+            task.splits.tokenizer,
+            decode(stream[start : start + PROMPT]),
+            decode(stream[start + PROMPT : start + PROMPT + CONTINUATION]),
+        )
+        for start in starts
+    ]
+
+
+def kept(path: Path, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a stage's result, from an earlier run if there is one."""
+    if not path.exists():
+        write_whole(path, json.dumps(stage()))
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def strongest(found: Sequence[WindowExplanation]) -> list[list[int]]:
+    """Return the proponents of each test."""
+    return [explanation.proponents.train[0].tolist() for explanation in found]
+
+
+def all_scores(tracer: WindowTracer[Any], tests: Sequence[Any]) -> dict[str, Any]:
+    """Score every window for all tests in one pass."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = tracer.explain(tests, top_k=TOP, progress=show)
+    return {
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": time.process_time() - cpu,
+        "top": strongest(found),
+    }
+
+
+def searches(
+    tracer: WindowTracer[Any], tests: Sequence[Any], settings: SearchSettings
+) -> dict[str, Any]:
+    """Search for one test after the other; the first has the index made, and is repeated."""
+    made = tracer.explain(tests[:1], top_k=TOP, settings=settings, progress=show)[0].searched
+    assert made is not None
+    seconds, cpu, top, errors = [], [], [], []
+    for test in tests:
+        wall, started = time.perf_counter(), time.process_time()
+        (found,) = tracer.explain([test], top_k=TOP, settings=settings)
+        seconds.append(time.perf_counter() - wall)
+        cpu.append(time.process_time() - started)
+        assert found.searched is not None
+        errors.append(found.searched.cosine_error)
+        top += strongest([found])
+    return {
+        "making_seconds": made.making_seconds,
+        "index_mib": made.index_bytes / 2**20,
+        "stated_cosine_error": made.index_cosine_error,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "cosine_errors": errors,
+        "top": top,
+    }
+
+
+def show(done: int, total: int) -> None:
+    """Print how far a stage is, now and then."""
+    if done % 200 < 4 or done == total:
+        print(f"  {done} of {total} windows", flush=True)
+
+
+def recall(exact: list[list[int]], found: list[list[int]]) -> float:
+    """Return the share of the exact top that was found."""
+    return float(np.mean([len({*a} & {*b}) / len(a) for a, b in zip(exact, found, strict=True)]))
+
+
+def main() -> None:
+    """Run all stages and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("subject", choices=("text", "sequences"))
+    parser.add_argument("--tests", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--windows", type=int, default=0)
+    parser.add_argument("--half", action="store_true")
+    parser.add_argument("--candidates", default="20")
+    parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--folder", type=Path, default=None)
+    given = parser.parse_args()
+    folder = given.folder or ROOT / "runs" / NAME / given.subject
+    folder.mkdir(parents=True, exist_ok=True)
+    config = configuration(given.subject, folder, given.steps)
+    prepare_process(config)
+    task: Any = build_task(config)
+    checkpoints = list_checkpoints(trained(config, task, folder))
+    windows: Any = task.train_examples()
+    if given.subject == "text":
+        windows = windows.without_overlap()
+    if given.windows:
+        windows = FirstWindows(windows, given.windows)
+    half = torch.bfloat16 if given.half else None
+    tracer = WindowTracer(task, windows, checkpoints, device=CPU, half=half)
+    tests = test_windows(task, given.tests)
+    label = f"{len(windows)}-{given.tests}-{half}".replace("torch.", "")
+    exact = kept(folder / f"all-{label}.json", lambda: all_scores(tracer, tests))
+    rows = []
+    for candidates in map(int, given.candidates.split(",")):
+        settings = SearchSettings(candidates, given.rank)
+        name = f"search-{label}-{given.rank}-{candidates}.json"
+        found = kept(folder / name, lambda s=settings: searches(tracer, tests, s))  # type: ignore[misc]
+        rows.append(
+            {
+                "subject": given.subject,
+                "windows": len(windows),
+                "precision": str(half or torch.float32).removeprefix("torch."),
+                "all, s": exact["seconds"],
+                "all, CPU s": exact["cpu_seconds"],
+                "rank": given.rank,
+                "candidates": candidates,
+                "index, s": found["making_seconds"],
+                "index, MiB": found["index_mib"],
+                "cosine error": found["stated_cosine_error"],
+                "search, s": spread(found["seconds"])["median"],
+                "search, CPU s": spread(found["cpu_seconds"])["median"],
+                "found of top 10": recall(exact["top"], found["top"]),
+            }
+        )
+    print_table(rows)
+    if not given.windows:
+        write_results(f"{NAME}_{given.subject}", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""One checkpoint in the sum over checkpoints: training windows against all tests."""
+
+from collections.abc import Sequence
+from typing import Generic
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clew.influence.factors import Factor, Factors, inner_products, squared_norms
+from clew.influence.kernel import FactoredGradients, squared_norm
+from clew.influence.summation import Products
+from clew.influence.task_checkpoint import part_of
+from clew.influence.windows.condensing import in_full, is_cheaper_in_full
+from clew.layers.products import MatrixProduct
+from clew.training.loaders import ExampleSource
+from clew.training.task import B
+
+
+class WindowCheckpoint(Generic[B]):
+    """Inner products of training windows with all tests, at one checkpoint.
+
+    Gradients are multiplied out, one parameter at a time, where that is cheaper than their factors.
+
+    Args:
+        gradients: Of the checkpoint's model.
+        windows: Training windows.
+        tests: Batches of one window each, which may differ in length.
+        multiply: How gradients are multiplied out.
+    """
+
+    def __init__(
+        self,
+        gradients: FactoredGradients[B],
+        windows: ExampleSource[B],
+        tests: Sequence[B],
+        multiply: MatrixProduct,
+    ) -> None:
+        self.gradients, self.windows, self.multiply = gradients, windows, multiply
+        self.device = next(gradients.model.parameters()).device
+        self.tests: list[Factors] = [gradients(test.to(self.device)) for test in tests]
+        self.test_squared_norm = torch.cat([squared_norm(test) for test in self.tests])
+        """Squared gradient norms of the tests, `(test,)`."""
+        self._vectors: dict[str, Float[Tensor, "test size"]] = {}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the modules with selected parameters."""
+        return tuple(dict.fromkeys(map(part_of, self.gradients.parts)))
+
+    @torch.no_grad()
+    def products(self, train: np.ndarray, *, norms: bool) -> Products:
+        """Return the products of training windows, by index, with all tests."""
+        factors = self.gradients(self.windows.batch(train).to(self.device))
+        by_part: dict[str, Tensor] = {}
+        own: Tensor | None = None
+        for name in self.gradients.parts:
+            # A parameter's factors are let go when its products are made.
+            product, norm = self._parameter(name, factors.pop(name), norms=norms)
+            part = part_of(name)
+            by_part[part] = by_part[part] + product if part in by_part else product
+            if norm is not None:
+                own = norm if own is None else own + norm
+        return Products(torch.stack(list(by_part.values())), own)
+
+    def _parameter(
+        self, name: str, train: Sequence[Factor], *, norms: bool
+    ) -> tuple[Float[Tensor, "test train"], Float[Tensor, "train"] | None]:
+        """Return the products of one parameter's gradients, and their squared norms."""
+        tests = [test[name] for test in self.tests]
+        if name in self._vectors or is_cheaper_in_full(train, tests, norms=norms):
+            vectors = in_full(train, self.multiply)
+            norm = vectors.square().sum(1) if norms else None
+            return self._test_vectors(name) @ vectors.T, norm
+        product = torch.cat([inner_products(train, test) for test in tests])
+        return product, squared_norms(train) if norms else None
+
+    def _test_vectors(self, name: str) -> Float[Tensor, "test size"]:
+        """Return the tests' gradients of one parameter, instead of their factors from now on."""
+        if name not in self._vectors:
+            full = [in_full(test[name], MatrixProduct()) for test in self.tests]
+            self._vectors[name] = torch.cat(full)
+            for test in self.tests:
+                test[name] = []
+        return self._vectors[name]

@@ -1,0 +1,74 @@
+"""The first stage of a search: estimated scores of all windows, from the checkpoints' indices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clew.influence.windows.index_files import IndexManifest
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How windows are searched before scores are computed."""
+
+    candidates: int
+    """Windows of each sign whose scores are computed."""
+    rank: int
+    """Directions on each side of a projection."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search did."""
+
+    num_scored: int
+    """Training windows whose scores were computed."""
+    cosine_error: float
+    """Root mean square error of their estimated cosines with the test."""
+    index_bytes: int
+    """Size of all checkpoints' projections."""
+    index_cosine_error: float | None
+    """The largest of the errors that the indices state; None: a single window was indexed."""
+    indices_made: int
+    """Number of indices that had to be made first."""
+    making_seconds: float
+    """Time that took."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """Estimated scores of all windows, summed over checkpoints."""
+
+    scores: Float[Tensor, "test window"]
+    own: Float[Tensor, "window"]
+    """Self-influence of the windows; this is no estimate."""
+    indices: Sequence[IndexManifest]
+    index_bytes: int
+    making_seconds: Sequence[float]
+    """Time to make each index that was not there."""
+
+    def candidates(self, count: int) -> Int[np.ndarray, "window"]:
+        """Return the windows with the `count` largest or smallest estimates for any test."""
+        count = min(count, self.scores.shape[1])
+        ends = [self.scores.topk(count, largest=largest).indices for largest in (True, False)]
+        return np.unique(torch.cat(ends).numpy())
+
+    def compared(
+        self, test: int, chosen: np.ndarray, scores: Float[Tensor, "window"], own: float
+    ) -> Searched:
+        """Return what the search did for a test, beside the scores of the chosen windows."""
+        norms = (self.own[chosen] * own).clamp_min(1e-300).sqrt()
+        errors = (self.scores[test, chosen] - scores.cpu()) / norms
+        stated = [index.cosine_error for index in self.indices if index.cosine_error is not None]
+        return Searched(
+            num_scored=len(chosen),
+            cosine_error=float(errors.square().mean().sqrt()),
+            index_bytes=self.index_bytes,
+            index_cosine_error=max(stated, default=None),
+            indices_made=len(self.making_seconds),
+            making_seconds=sum(self.making_seconds, 0.0),
+        )

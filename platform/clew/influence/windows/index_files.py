@@ -1,0 +1,171 @@
+"""The index of a checkpoint on disk: projections of every training window's gradient.
+
+    projections/index.json              what it is of, its error, and the digests of the other files
+    projections/windows.npy             float16 `(window, number)`, one parameter after the other
+    projections/directions.safetensors  the random directions, scales, and squared norms
+
+The folder lies in the checkpoint's own, and is written whole or not at all. What it is of is the
+digest of the weights, the fingerprint of the data, and how projections were made: an index of
+anything else is stale, and made again.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pydantic
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from clew.errors import CheckpointError, described
+from clew.influence.windows.projections import Projection, TwoSided, Whole
+from clew.training.checkpoints import MODEL_FILE, read_manifest
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "projections"
+INDEX_FILE, WINDOWS_FILE, DIRECTIONS_FILE = "index.json", "windows.npy", "directions.safetensors"
+SCALES, SQUARED_NORMS = "scales", "squared_norms"
+ROWS, COLUMNS = "rows", "columns"
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class IndexOf:
+    """What an index is of: two with the same values are interchangeable."""
+
+    weights: str
+    """SHA-256 of the checkpoint's weights."""
+    data_fingerprint: str
+    config_hash: str
+    """Of the configuration that cuts the data into windows."""
+    num_windows: int
+    rank: int
+    seed: int = 0
+    precision: str = "float32"
+    schema_version: int = 1
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class IndexManifest:
+    """What an index says of itself."""
+
+    of: IndexOf
+    sizes: dict[str, int]
+    """Numbers in the projection of each parameter, in the order of the columns."""
+    explicit_parameters: dict[str, str]
+    """What examining the model found (`FactoredGradients`)."""
+    cosine_error: float | None
+    """Root mean square error of a cosine of two training windows; None: there is one window."""
+    compared_pairs: int
+    seconds: float
+    sha256: dict[str, str] = field(default_factory=dict)
+
+
+_MANIFESTS = TypeAdapter(IndexManifest)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowIndex:
+    """An index, ready to be searched."""
+
+    manifest: IndexManifest
+    windows: np.ndarray
+    """Projections, float16 `(window, number)`, a memory map; times `scales` they are to scale."""
+    scales: Tensor
+    """float32 `(window,)`."""
+    squared_norms: Tensor
+    """Squared norms of the gradients themselves, `(window, parameter)`."""
+    projections: Mapping[str, Projection]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the projections."""
+        return int(self.windows.nbytes)
+
+
+def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | None) -> IndexOf:
+    """Return what an index of a checkpoint is of.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        num_windows: Number of training windows.
+        rank: Directions on each side of a projection.
+        half: Half-precision type of matrix products; None: float32.
+    """
+    manifest = read_manifest(checkpoint)
+    return IndexOf(
+        weights=manifest.sha256.get(MODEL_FILE) or _sha256(checkpoint / MODEL_FILE),
+        data_fingerprint=manifest.data_fingerprint,
+        config_hash=manifest.config_hash,
+        num_windows=num_windows,
+        rank=rank,
+        precision=str(half or torch.float32).removeprefix("torch."),
+    )
+
+
+def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
+    """Return the index beside a checkpoint; None if there is none, or one of something else.
+
+    A stale or damaged one is named in the log.
+    """
+    folder = checkpoint / FOLDER
+    if not (folder / INDEX_FILE).is_file():
+        return None
+    try:
+        manifest = _MANIFESTS.validate_json((folder / INDEX_FILE).read_bytes())
+        if manifest.of != wanted:
+            raise CheckpointError(_difference(manifest.of, wanted))
+        for name, digest in manifest.sha256.items():
+            if _sha256(folder / name) != digest:
+                raise CheckpointError(f"{name} was changed or damaged since it was written")
+        return read_index(folder, manifest)
+    except (OSError, ValueError, SafetensorError, ValidationError, CheckpointError) as error:
+        logger.warning("%s: %s; the index is made again", folder, described(error))
+        return None
+
+
+def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
+    """Open the files of an index."""
+    tensors = load_file(folder / DIRECTIONS_FILE)
+    projections: dict[str, Projection] = {}
+    for name, size in manifest.sizes.items():
+        rows, columns = (tensors.get(f"{side}/{name}") for side in (ROWS, COLUMNS))
+        if rows is None or columns is None:
+            projections[name] = Whole(size)
+        else:
+            projections[name] = TwoSided(rows, columns)
+    return WindowIndex(
+        manifest,
+        np.load(folder / WINDOWS_FILE, mmap_mode="r"),
+        tensors[SCALES],
+        tensors[SQUARED_NORMS],
+        projections,
+    )
+
+
+def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
+    """Write what an index says of itself, with the digests that its files have now."""
+    digests = {name: _sha256(folder / name) for name in (WINDOWS_FILE, DIRECTIONS_FILE)}
+    whole = IndexManifest(**{**vars(manifest), "sha256": digests})
+    (folder / INDEX_FILE).write_bytes(_MANIFESTS.dump_json(whole, indent=1))
+    return whole
+
+
+def _difference(found: IndexOf, wanted: IndexOf) -> str:
+    other = [
+        f"{key} is {value!r}, {asdict(wanted)[key]!r} is asked for"
+        for key, value in asdict(found).items()
+        if value != asdict(wanted)[key]
+    ]
+    return f"stale: {'; '.join(other)}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,196 @@
+"""Reads graphs in KGX, the exchange format of Biolink: nodes and edges, as TSV or JSON Lines.
+
+Nodes have `id`, `name` and `category`, edges `subject`, `predicate` and `object`; files may be
+compressed. See https://github.com/biolink/kgx/blob/master/specification/kgx-format.md.
+"""
+
+import json
+import logging
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Int
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from clew.biolink.terms import PREFIX, most_specific
+from clew.errors import DataError, described
+from clew.text_blocks import COMPRESSIONS, line_blocks
+
+log = logging.getLogger(__name__)
+R = TypeVar("R", bound=BaseModel)
+
+LIST_SEPARATOR = "|"
+QUALIFIER_ENDS = ("_qualifier", "qualified_predicate")
+FORMATS = ("tsv", "jsonl")
+
+
+class Node(BaseModel):
+    """A node; other columns are passed over."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+    id: str
+    name: str | None = None
+    category: list[str] = []
+
+    @field_validator("category", mode="before")
+    @classmethod
+    def _may_be_text(cls, value: object) -> object:
+        return value.split(LIST_SEPARATOR) if isinstance(value, str) else value or []
+
+
+class Edge(BaseModel):
+    """An edge; columns other than qualifiers are passed over."""
+
+    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
+    subject: str
+    predicate: str
+    object: str
+
+    @property
+    def qualified(self) -> str:
+        """The predicate with its qualifiers, in the order of their names."""
+        more = self.model_extra or {}
+        found = sorted((key, more[key]) for key in more if key.endswith(QUALIFIER_ENDS))
+        parts = [f"{key}={value}" for key, value in found if value not in (None, "", [])]
+        return ";".join([self.predicate, *parts])
+
+
+@dataclass(frozen=True)
+class KgxGraph:
+    """A graph as KGX files describe it."""
+
+    entities: list[str]
+    relations: list[str]
+    triples: Int[np.ndarray, "triple 3"]
+    """Each once, sorted: positions in `entities`, `relations`, `entities`."""
+    names: dict[str, str]
+    kinds: dict[str, str]
+    num_edges: int
+    """Edges read; several may be the same triple from other sources."""
+
+
+def find_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of nodes and of edges in a folder, by their names.
+
+    Raises:
+        DataError: there are none.
+    """
+    ends = tuple(f".{kind}{packed}" for kind in FORMATS for packed in ("", *COMPRESSIONS))
+    files = sorted(f for f in path.iterdir() if f.name.endswith(ends)) if path.is_dir() else []
+    nodes, edges = ([f for f in files if word in f.name.lower()] for word in ("node", "edge"))
+    if not nodes or not edges:
+        raise DataError(
+            f"{path}: expected a folder with files of nodes and of edges, such as nodes.tsv and "
+            f"edges.tsv or nodes.jsonl and edges.jsonl; it has {len(nodes)} and {len(edges)}"
+        )
+    return nodes, edges
+
+
+def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
+    """Read the nodes and edges of a folder.
+
+    Args:
+        path: The folder.
+        qualifiers: Whether edges whose qualifiers differ are of different relations.
+
+    Raises:
+        DataError: a file is not what it should be; the message names file and line.
+    """
+    node_files, edge_files = find_files(path)
+    names, kinds = _read_nodes(node_files)
+    entities: dict[str, int] = {}
+    relations: dict[str, int] = {}
+    ids = array("q")
+    for file in edge_files:
+        for number, record in _records(file, ("subject", "predicate", "object")):
+            edge = _checked(Edge, record, file, number)
+            relation = edge.qualified if qualifiers else edge.predicate
+            for text in (edge.subject, relation, edge.object):
+                _refuse_unwritable(text, file, number)
+            ids.append(entities.setdefault(edge.subject, len(entities)))
+            ids.append(relations.setdefault(relation, len(relations)))
+            ids.append(entities.setdefault(edge.object, len(entities)))
+    all_triples = np.frombuffer(ids, np.int64).reshape(-1, 3)
+    if missing := sum(entity not in names for entity in entities):
+        log.warning("%s: %d entities of edges are no nodes; they have no name", path, missing)
+    triples = np.unique(all_triples, axis=0)
+    if len(triples) < len(all_triples):
+        log.info("%s: %d edges are %d triples", path, len(all_triples), len(triples))
+    return KgxGraph(list(entities), list(relations), triples, names, kinds, len(all_triples))
+
+
+def _read_nodes(files: list[Path]) -> tuple[dict[str, str], dict[str, str]]:
+    names: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    for file in files:
+        for number, record in _records(file, ("id",)):
+            node = _checked(Node, record, file, number)
+            names[node.id] = " ".join((node.name or "").split())
+            kind = most_specific(node.category) or ""
+            kinds[node.id] = " ".join(kind.removeprefix(PREFIX).split())
+    return names, kinds
+
+
+def _records(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the records of a file with the numbers of their lines."""
+    lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
+    numbered = enumerate(lines, 1)
+    if ".jsonl" in path.suffixes:
+        for number, line in numbered:
+            yield number, _json_record(path, number, line)
+        return
+    header = _text(path, 1, next(numbered)[1]).split("\t")
+    if lacking := [name for name in needed if name not in header]:
+        raise DataError(
+            f"{path}, line 1: no column {lacking[0]!r} among {', '.join(header)[:200]}; expected "
+            "the header of a KGX file"
+        )
+    for number, line in numbered:
+        fields = _text(path, number, line).split("\t")
+        if len(fields) != len(header):
+            raise DataError(
+                f"{path}, line {number}: {len(fields)} columns; expected {len(header)}, as in the "
+                "header"
+            )
+        yield number, dict(zip(header, fields, strict=True))
+
+
+def _json_record(path: Path, number: int, line: bytes) -> dict[str, object]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: not JSON ({described(error)})") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{path}, line {number}: expected a JSON object")
+    return record
+
+
+def _text(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"{path}, line {number}: not UTF-8; save the file as UTF-8") from None
+
+
+def _checked(kind: type[R], record: dict[str, object], path: Path, number: int) -> R:
+    try:
+        return kind.model_validate(record)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        where = ".".join(map(str, found["loc"]))
+        raise DataError(
+            f"{path}, line {number}: {where}: {found['msg'].lower()}; expected a KGX "
+            f"{kind.__name__.lower()}"
+        ) from None
+
+
+def _refuse_unwritable(text: str, path: Path, number: int) -> None:
+    """Refuse what a file of triples cannot hold."""
+    if not text or not text.isprintable():
+        raise DataError(
+            f"{path}, line {number}: {text!r} is no name; expected printable text, without tabs"
+        )

@@ -1,0 +1,103 @@
+"""Losses over a table whose rows are spread over processes.
+
+All queries go to all processes. Each computes the loss over its own rows, by the same code as for
+a whole table: sums over entities add up over processes, and the log-sum-exp of the softmax is
+combined. A positive counts where its row is. All processes' losses add up to that of all queries.
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clew.layers.shapes import Queries
+from clew.link_prediction.losses.fused_one_vs_all import fused_loss
+from clew.link_prediction.losses.negatives import Negatives, NegativeSampler
+from clew.link_prediction.losses.one_vs_all import OneVsAll
+from clew.link_prediction.losses.sampled import EntityRows, Sample, SampledScores, softplus
+from clew.link_prediction.losses.targets import Targets, smoothed_targets
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.triple_batches import TripleBatch
+from clew.training.sharding.exchange import gathered, log_sum_of_all
+from clew.training.sharding.table import ShardedTable
+
+
+def sharded_loss(
+    model: GraphModel,
+    queries: Queries,
+    batch: TripleBatch,
+    *,
+    settings: OneVsAll,
+    sampler: NegativeSampler | None,
+) -> Float[Tensor, ""]:
+    """Return this process's part of the loss, summed over the queries of all processes.
+
+    Args:
+        model: A model with a sharded table.
+        queries: Query vectors of the own batch.
+        batch: The own batch.
+        settings: Which loss.
+        sampler: Draws the entities to compare with; None: all.
+    """
+    table = model.entity
+    assert isinstance(table, ShardedTable)
+    exchange = table.exchange
+    num_queries, num_positives = exchange.sizes(len(queries), len(batch.row), device=queries.device)
+    every = gathered(queries.to(table.weight.dtype), exchange, num_queries)
+    before = sum(num_queries[: exchange.rank])
+    pairs = torch.stack([batch.row + before, batch.entity], dim=1)
+    row, entity = exchange.gather(pairs, num_positives, "positives").unbind(1)
+    targets = smoothed_targets(
+        row,
+        entity,
+        batch=len(every),
+        entities=table.num_embeddings,
+        function=settings.function,
+        label_smoothing=settings.label_smoothing,
+        dtype=torch.promote_types(table.weight.dtype, torch.float32),
+    )
+    own = _own_targets(targets, table)
+    if sampler is not None:
+        entropy = exchange.sum(sampler.entropy(batch.example), "samples")
+        return _sampled(model, every, own, sampler.draw_from(entropy), settings)
+    return fused_loss(
+        every,
+        table.weight,
+        model.tail_bias(),
+        own,
+        function=settings.function,
+        chunk_bytes=settings.chunk_bytes,
+        query_bias=model.query_bias(every),
+        parts=exchange,
+    )
+
+
+def _own_targets(targets: Targets, table: ShardedTable) -> Targets:
+    """Return the positives that are own rows, numbered from the first own row."""
+    own = table.shard.owns(targets.entity)
+    return replace(
+        targets,
+        row=targets.row[own],
+        entity=targets.entity[own] - table.shard.start,
+        weight=targets.weight[own],
+    )
+
+
+def _sampled(
+    model: GraphModel, queries: Queries, targets: Targets, drawn: Negatives, settings: OneVsAll
+) -> Float[Tensor, ""]:
+    """Return the loss estimated from those entities of the common sample that are own rows."""
+    table = model.entity
+    assert isinstance(table, ShardedTable)
+    own = table.shard.owns(drawn.entity)
+    drawn = Negatives(drawn.entity[own] - table.shard.start, drawn.rate[own])
+    sample = Sample(drawn, EntityRows(*model.tails(drawn.entity)))
+    positive = EntityRows(*model.tails(targets.entity))
+    scores = SampledScores(queries, model.query_bias(queries), sample, positive, targets)
+    if settings.function == "binary_cross_entropy":
+        normaliser = scores.total(softplus)
+    else:
+        exchange = table.exchange
+        normaliser = targets.mass * log_sum_of_all(scores.log_sum(), exchange) / exchange.size
+    return (normaliser - scores.labelled()).sum()

@@ -1,0 +1,170 @@
+"""Packed triples: names replaced by ids once, and read where they lie, on the disk.
+
+packed.json               the format, the data set's name, counts and fingerprint
+train.arrow               and valid.arrow, test.arrow: one Arrow record batch with the column
+                          `triple`, three int32 each; mapped into memory, never read as a whole
+entities.parquet          and relations.parquet: names and labels in the order of their ids
+
+Packing takes memory for the names and for some blocks of lines, whatever the number of triples.
+Ids, order and fingerprint are those that the files have.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel, ValidationError
+
+from clew.errors import ConfigError, DataError, described
+from clew.files import remove, replacing, write_whole
+from clew.link_prediction.fields import stream_coded
+from clew.link_prediction.triple_files import (
+    TRIPLE,
+    GraphFiles,
+    labelled,
+    read_dictionaries,
+    refuse_same_file,
+    refuse_same_triples,
+    translate,
+    vocabularies_of,
+)
+from clew.link_prediction.triples import SPLITS, KnowledgeGraph, Triples, no_triples
+from clew.link_prediction.vocabulary import Vocabulary
+
+MANIFEST, FORMAT = "packed.json", 1
+COLUMN = "triple"
+SCHEMA = pa.schema([(COLUMN, pa.list_(pa.int32(), 3))])
+
+
+class PackedManifest(BaseModel):
+    """What a packed folder says of itself."""
+
+    format: int
+    name: str
+    fingerprint: str
+    num_triples: dict[str, int]
+    """Split to its triples; a split without triples has no file."""
+
+
+def pack_graph(name: str, files: GraphFiles, folder: Path) -> KnowledgeGraph:
+    """Pack a data set into a new folder, whole or not at all, and return it as it is read there.
+
+    Raises:
+        ConfigError: the folder is there already.
+        DataError: the files cannot be used.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder}: is there already; give a new folder, or remove it")
+    _remove_abandoned(folder)
+    given = {s: p for s in SPLITS if (p := getattr(files, s)) is not None}
+    paths = list(given.values())
+    refuse_same_file(paths)
+    dictionaries = read_dictionaries(files)
+    with replacing(folder) as temporary:
+        temporary.mkdir()
+        raw = [temporary / f"{split}.codes" for split in given]
+        values = _write_codes(paths, raw)
+        tables = [np.memmap(path, np.int32, "r+").reshape(-1, 3) for path in raw]
+        entities, relations = vocabularies_of(dictionaries, tables, values)
+        translate(paths, tables, values, (entities, relations), in_place=True)
+        refuse_same_triples(paths, tables)
+        for split, triples, path in zip(given, tables, raw, strict=True):
+            _write_triples(temporary / f"{split}.arrow", triples)
+            path.unlink()
+        del tables, triples
+        entities, relations = labelled(entities, relations, files)
+        entities.write(temporary / "entities.parquet")
+        relations.write(temporary / "relations.parquet")
+        graph = _read(name, temporary, list(given))
+        manifest = PackedManifest(
+            format=FORMAT,
+            name=name,
+            fingerprint=graph.fingerprint,
+            num_triples={split: len(graph.split(split)) for split in given},
+        )
+        write_whole(temporary / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+    return read_packed(folder)
+
+
+def read_packed(folder: Path) -> KnowledgeGraph:
+    """Return the graph of a packed folder; its triples stay on the disk.
+
+    Raises:
+        DataError: it is no packed folder, or was changed since it was packed.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise DataError(f"{folder}: no {MANIFEST}; expected a folder of clew data --pack")
+    try:
+        manifest = PackedManifest.model_validate_json(path.read_text(encoding="utf-8"))
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not written by clew data --pack ({described(error)})") from None
+    if manifest.format != FORMAT:
+        raise DataError(
+            f"{path}: format {manifest.format}, expected {FORMAT}; pack the data set again"
+        )
+    graph = _read(manifest.name, folder, list(manifest.num_triples))
+    if graph.fingerprint != manifest.fingerprint:
+        raise DataError(
+            f"{folder}: was changed since it was packed (fingerprint {graph.fingerprint}, packed "
+            f"as {manifest.fingerprint}); pack the data set again"
+        )
+    return graph
+
+
+def _read(name: str, folder: Path, splits: list[str]) -> KnowledgeGraph:
+    triples = {split: _map_triples(folder / f"{split}.arrow") for split in splits}
+    return KnowledgeGraph(
+        name,
+        Vocabulary.read(folder / "entities.parquet", "entity"),
+        Vocabulary.read(folder / "relations.parquet", "relation"),
+        **{split: triples.get(split, no_triples()) for split in SPLITS},
+    )
+
+
+def _write_codes(paths: list[Path], raw: list[Path]) -> pa.StringArray:
+    for path in raw:
+        path.touch()
+
+    def write(number: int, codes: np.ndarray) -> None:
+        with raw[number].open("ab") as file:
+            file.write(np.ascontiguousarray(codes, np.int32).data)
+
+    return stream_coded(paths, TRIPLE, write)
+
+
+def _write_triples(path: Path, triples: Triples) -> None:
+    """Write a split as one batch, from the map of its ids, so that it is mapped as one array."""
+    column = pa.FixedSizeListArray.from_arrays(pa.array(triples.reshape(-1)), 3)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+        writer.write_batch(pa.record_batch([column], schema=SCHEMA))
+
+
+def _map_triples(path: Path) -> Triples:
+    try:
+        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+        flat: np.ndarray = batch.column(COLUMN).flatten().to_numpy(zero_copy_only=True)
+    except (OSError, KeyError, pa.ArrowInvalid) as error:
+        raise DataError(
+            f"{path}: cannot be read ({described(error)}); pack the data set again"
+        ) from None
+    return flat.reshape(-1, 3)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what packings of this folder left whose process was killed."""
+    for path in folder.parent.glob(f".{folder.name}.*.tmp"):
+        number = path.name.removesuffix(".tmp").rpartition(".")[2]
+        if number.isdecimal() and not _lives(int(number)):
+            remove(path)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,55 @@
+"""Reads columns of Parquet files that anybody may have written: as asked for, or an error."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from clew.errors import DataError, described
+
+
+def columns_of(path: Path, expected: str) -> list[str]:
+    """Return the names of a file's columns.
+
+    Args:
+        path: The file.
+        expected: What the file should be, for the message.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        names: list[str] = pq.read_schema(path).names
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not {expected} ({described(error)})") from None
+    return names
+
+
+def read_columns(
+    path: Path,
+    types: Mapping[str, pa.DataType],
+    expected: str,
+    *,
+    where: tuple[str, int] | None = None,
+) -> pa.Table:
+    """Read some columns of a file; what is stored in another type is converted, if it is the same.
+
+    Args:
+        path: The file.
+        types: Column to type.
+        expected: What the file should be, for the message.
+        where: Read only the rows that have a number in a column.
+
+    Raises:
+        DataError: it cannot be read, a column is missing, or a value is not of its type.
+    """
+    try:
+        chosen = None if where is None else [(where[0], "=", where[1])]
+        table = pq.read_table(path, columns=list(types), filters=chosen)
+        schema = pa.schema(list(types.items()), metadata=table.schema.metadata)
+        table = table.select(list(types)).cast(schema)
+        table.validate(full=True)  # text is UTF-8
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not {expected} ({described(error)})") from None
+    return table

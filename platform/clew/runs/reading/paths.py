@@ -1,0 +1,113 @@
+"""Paths of training facts from a test triple's head to its tail, and what they are evidence of.
+
+Pure functions over one test triple and its facts, as `ui.data.influence.facts_of` returns them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+import pandas as pd
+
+MAX_STEPS = 3
+MAX_FACTS = 2000
+"""So many of the strongest helping facts are searched."""
+MAX_PATHS = 50
+TOP = 10
+
+
+@dataclass(frozen=True)
+class FactPath:
+    """Facts that lead from the head of a test triple to its tail, whichever way each points."""
+
+    ranks: tuple[int, ...]
+    """Ranks of the facts, from the head on."""
+    weakest: float
+    """Influence of its weakest fact: no more can come along the path than that."""
+    steps: tuple[str, ...]
+    """The facts in words."""
+
+    @property
+    def sentence(self) -> str:
+        """The path in one sentence."""
+        return "; ".join(self.steps)
+
+
+def find_paths(test: pd.Series, facts: pd.DataFrame) -> list[FactPath]:
+    """Return the paths of at most `MAX_STEPS` helping facts, by falling weakest influence.
+
+    Between two entities only the strongest fact counts. At most `MAX_PATHS`, no entity twice.
+    """
+    helping = facts[facts["influence"] > 0].head(MAX_FACTS)
+    graph = nx.Graph()
+    rows = zip(helping.index, helping["head_id"], helping["tail_id"], strict=True)
+    for place, head, tail in rows:
+        if head != tail and not graph.has_edge(str(head), str(tail)):
+            graph.add_edge(str(head), str(tail), place=place)
+    ends = (str(test["head_id"]), str(test["tail_id"]))
+    if ends[0] == ends[1] or not all(end in graph for end in ends):
+        return []
+    walks = nx.all_simple_edge_paths(graph, *ends, cutoff=MAX_STEPS)
+    found = [[graph.edges[edge]["place"] for edge in walk] for walk in walks]
+    influence = facts["influence"]
+    found.sort(key=lambda places: (-min(influence[places]), len(places), places))
+    return [_path(facts.loc[places]) for places in found[:MAX_PATHS]]
+
+
+def _path(facts: pd.DataFrame) -> FactPath:
+    return FactPath(
+        tuple(int(rank) for rank in facts["rank"]),
+        float(facts["influence"].min()),
+        tuple(fact_words(fact) for _, fact in facts.iterrows()),
+    )
+
+
+def fact_words(fact: pd.Series) -> str:
+    """Return a triple as words: head, relation, tail."""
+    return " ".join(str(fact[key]).replace("_", " ") for key in ("head", "relation", "tail"))
+
+
+def facts_of_paths(facts: pd.DataFrame, paths: Sequence[FactPath]) -> pd.DataFrame:
+    """Return the facts of some paths, each once, strongest first."""
+    ranks = {rank for path in paths for rank in path.ranks}
+    return facts[facts["rank"].isin(ranks)]
+
+
+def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) -> str:
+    """Return in words what the strongest facts say about both ends, and whether a path joins them.
+
+    Args:
+        test: A row of a report's tests.
+        facts: Its training facts, most helpful first.
+        paths: What `find_paths` found.
+    """
+    head, relation, tail = (str(test[key]) for key in ("head", "relation", "tail"))
+    top = facts[facts["influence"] > 0].head(TOP)
+    if top.empty:
+        return "No training fact made it more likely."
+    strongest = f"the {_number(len(top))} strongest facts" if len(top) > 1 else "the strongest fact"
+    at_head, at_tail = (
+        int(((top["head_id"] == test[end]) | (top["tail_id"] == test[end])).sum())
+        for end in ("head_id", "tail_id")
+    )
+    same = int((top["relation_id"] == test["relation_id"]).sum())
+    if at_head and at_tail:
+        text = (
+            f"Of {strongest}, {at_head} mention{'s' * (at_head == 1)} {head} and {at_tail} {tail}."
+        )
+    else:
+        missing = " or ".join(
+            name for name, count in ((head, at_head), (tail, at_tail)) if not count
+        )
+        text = f"None of {strongest} mentions {missing}"
+        if 2 * same > len(top):
+            text += f": the model answers with what is common for {relation}"
+        text += "."
+    if paths:
+        return f"{text} The best path from {head} to {tail}: {paths[0].sentence}."
+    return f"{text} No path of up to {_number(MAX_STEPS)} helping facts joins {head} and {tail}."
+
+
+def _number(count: int) -> str:
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    return words[count - 1] if count <= len(words) else str(count)

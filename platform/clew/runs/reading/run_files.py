@@ -1,0 +1,110 @@
+"""What a run keeps besides its numbers: its files, its data sets, its log, ranks by relation."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+from clew import names
+from clew.errors import DataError, described
+from clew.runs import store
+from clew.runs.reading.runs import client, download_artifact
+
+MAX_FILES = 500
+_BY_RELATION = re.compile(rf"{names.ARTIFACT_EVALUATION}/(\w+)_by_relation\.parquet")
+BY_RELATION_COLUMNS = ("label", "side", "num_queries", names.MRR, names.MEAN_RANK)
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A file among a run's artifacts."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A data set that a run read."""
+
+    name: str
+    fingerprint: str
+    source: str
+    context: str
+    """What it was read for, such as `training`."""
+
+
+def list_files(run_id: str, *, uri: str | None = None) -> list[RunFile]:
+    """Return a run's files by path, at most `MAX_FILES` of them.
+
+    Raises:
+        TrackingError: the store does not answer.
+    """
+    connected = client(uri)
+
+    def below(folder: str | None) -> Iterator[RunFile]:
+        for info in connected.list_artifacts(run_id, folder):
+            if info.is_dir:
+                yield from below(info.path)
+            else:
+                yield RunFile(info.path, int(info.file_size or 0))
+
+    with store.using(f"the files of run {run_id}", uri):
+        return [file for file, _ in zip(below(None), range(MAX_FILES), strict=False)]
+
+
+def list_data(run_id: str, *, uri: str | None = None) -> list[RunData]:
+    """Return the data sets that a run read."""
+    with store.using(f"the data of run {run_id}", uri):
+        inputs = client(uri).get_run(run_id).inputs
+    return [
+        RunData(
+            found.dataset.name,
+            found.dataset.digest,
+            found.dataset.source,
+            next((tag.value for tag in found.tags if tag.key == MLFLOW_DATASET_CONTEXT), ""),
+        )
+        for found in (inputs.dataset_inputs if inputs else ())
+    ]
+
+
+def splits_by_relation(files: list[RunFile]) -> list[str]:
+    """Return the splits whose ranks by relation are among a run's files."""
+    matches = (_BY_RELATION.fullmatch(file.path) for file in files)
+    return [match[1] for match in matches if match]
+
+
+def read_by_relation(
+    run_id: str, split: str, folder: Path, *, uri: str | None = None
+) -> pd.DataFrame:
+    """Return the quality of each side of each relation, fetched into `folder`.
+
+    Raises:
+        TrackingError: the run has none for this split.
+        DataError: the file is not what it should be.
+    """
+    path = f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet"
+    found = download_artifact(run_id, path, folder, uri)
+    try:
+        table = pq.read_table(found)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
+    if missing := [name for name in BY_RELATION_COLUMNS if name not in table.column_names]:
+        raise DataError(f"{path}: column {missing[0]} is missing; evaluate the model again")
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def read_log(run_id: str, folder: Path, *, uri: str | None = None) -> str:
+    """Return what a run said, fetched into `folder`.
+
+    Raises:
+        TrackingError: the run keeps no log.
+    """
+    found = download_artifact(run_id, names.ARTIFACT_LOG, folder, uri)
+    return found.read_text(encoding="utf-8", errors="replace")

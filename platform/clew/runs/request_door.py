@@ -1,0 +1,167 @@
+"""The door of a scoring server: requests are refused by size and form, mistakes told in one line.
+
+MLflow's server reads and parses whatever comes, repeats it where it cannot use it, and adds a stack
+trace. It has no place for a middleware, but it makes its application after it has loaded the model:
+`close_door`, called by the model, puts a class in FastAPI's place that begins with the door.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MISTAKE = "mistake"
+"""Key of the line in an error that the model itself has found, in MLflow's JSON."""
+SERVED_PATH = "__pyfunc_model_path__"
+"""MLflow sets it in the processes of its scoring server, before they load the model."""
+LIMIT_VARIABLE, LIMIT_MIB = "CLEW_REQUEST_MIB", 16
+MAX_LINE = 600
+FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
+
+logger = logging.getLogger(__name__)
+
+
+def close_door(expects: str) -> None:
+    """Let the scoring server of this process, if it is one, begin with the door.
+
+    Args:
+        expects: What a request should hold, for people.
+    """
+    if SERVED_PATH not in os.environ:
+        return
+    import fastapi
+
+    class Guarded(fastapi.FastAPI):
+        """An application behind the door."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.add_middleware(Door, expects=expects)
+
+    fastapi.FastAPI = Guarded  # type: ignore[misc]
+
+
+class Door:
+    """An ASGI application before another one.
+
+    Args:
+        app: The scoring server.
+        expects: What a request should hold, for people.
+    """
+
+    def __init__(self, app: Application, expects: str) -> None:
+        self._app, self._expects = app, expects
+        self._limit_bytes = int(float(os.environ.get(LIMIT_VARIABLE, LIMIT_MIB)) * 2**20)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = await _read(receive, self._limit_bytes)
+        if body is None:
+            limit = f"{self._limit_bytes / 2**20:g} MiB"
+            line = f"the request is larger than {limit}; send fewer rows at once"
+            await _refuse(send, 413, "BAD_REQUEST", line)
+        elif scope["method"] == "POST" and (fault := _fault(scope, body)):
+            await _refuse(send, 400, "BAD_REQUEST", f"{fault}; expected {self._expects}")
+        else:
+            await self._pass_on(scope, body, receive, send)
+
+    async def _pass_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
+        events: list[Event] = []
+
+        async def replay() -> Event:
+            return waiting.pop() if waiting else await receive()
+
+        async def keep(event: Event) -> None:
+            events.append(event)
+
+        try:
+            await self._app(scope, replay, keep)
+        except Exception:
+            logger.exception("a request could not be answered")
+            await _refuse(send, 500, "INTERNAL_ERROR", "the server failed; its log says how")
+            return
+        if (status := events[0]["status"]) < 400:
+            for event in events:
+                await send(event)
+            return
+        text = b"".join(event.get("body", b"") for event in events[1:])
+        code, line = self._told(text.decode("utf-8", "replace"))
+        await _refuse(send, status, code, line)
+
+    def _told(self, text: str) -> tuple[str, str]:
+        """Return the code and the line of an error of MLflow's; its stack trace is logged."""
+        try:
+            content = dict(json.loads(text))
+        except ValueError:
+            content = {"message": text}
+        if trace := content.get("stack_trace"):
+            logger.error("a request could not be answered: %s", trace)
+        code = str(content.get("error_code", "BAD_REQUEST"))
+        if MISTAKE in content:
+            return code, str(content[MISTAKE])
+        # Before this stands the request itself, which may be long.
+        reason = str(content.get("message") or content.get("detail")).rpartition("Error: ")[2]
+        reason = (reason.strip().splitlines() or ["the request cannot be used"])[0][:300]
+        return code, f"{reason.rstrip('.')}; expected {self._expects}"
+
+
+def _fault(scope: Scope, body: bytes) -> str | None:
+    """Say what is wrong with the form of a request; None if nothing is, or if it is no JSON."""
+    kind = dict(scope["headers"]).get(b"content-type")
+    if kind is None:
+        return "the request has no content type"
+    if not kind.startswith(b"application/json"):
+        return None
+    try:
+        return _fault_in(json.loads(body))
+    except RecursionError:
+        return "the request is nested too deeply"
+    except ValueError as error:
+        return f"the request is no JSON ({str(error)[:100]})"
+
+
+def _fault_in(content: object) -> str | None:
+    if not isinstance(content, dict):
+        return "the request is no JSON object"
+    given = [form for form in FORMS if form in content]
+    if len(given) != 1:
+        return f"the request has {' and '.join(given) or 'none'} of {', '.join(FORMS)}; give one"
+    if not isinstance(content.get("params") or {}, dict):
+        return "params is no JSON object"
+    return None
+
+
+async def _read(receive: Receive, limit_bytes: int) -> bytes | None:
+    """Return a request's body; None if it is too large: the rest is read, and not kept.
+
+    A client that is cut off while it sends would not see the answer.
+    """
+    parts: list[bytes] = []
+    num_bytes, more = 0, True
+    while more:
+        event = await receive()
+        part = event.get("body", b"")
+        num_bytes, more = num_bytes + len(part), event.get("more_body", False)
+        if num_bytes > limit_bytes:
+            parts.clear()
+        else:
+            parts.append(part)
+    return None if num_bytes > limit_bytes else b"".join(parts)
+
+
+async def _refuse(send: Send, status: int, code: str, line: str) -> None:
+    content = json.dumps({"error_code": code, "message": line[:MAX_LINE]}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,138 @@
+"""One explained triple with all that is needed to tell others of it."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from clew import names
+from clew.errors import ConfigError, TrackingError
+from clew.runs.reading.models import read_vocabulary
+from clew.runs.reading.paths import FactPath, find_paths
+from clew.runs.reading.report_files import ReportFiles, report_files
+from clew.runs.reading.reports import ReportHead, read_facts, read_head
+from clew.runs.reading.reviews import Review, read_reviews
+from clew.runs.reading.runs import RunRecord, find_run
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A test triple, the training facts that moved it, and where all of it is from."""
+
+    test: pd.Series
+    """A row of the report's tests."""
+    facts: pd.DataFrame
+    """Its training facts, most helpful first."""
+    paths: tuple[FactPath, ...]
+    head: ReportHead
+    run: RunRecord | None = None
+    """The run that made the explanation; None for files alone."""
+    model: RunRecord | None = None
+    """The run of the explained model, if it is there."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of entities by their ids, as far as the data say them."""
+    reviews: tuple[Review, ...] = ()
+    """What people thought of it."""
+
+    @property
+    def title(self) -> str:
+        """The triple in words."""
+        return " ".join(str(self.test[key]) for key in ("head", "relation", "tail"))
+
+
+def explanation_of(
+    files: ReportFiles, index: int, *, run_id: str = "", uri: str | None = None
+) -> Explanation:
+    """Return an explained triple by its place in a report.
+
+    Args:
+        files: The report's files.
+        index: The place, from 0.
+        run_id: The run that they belong to; empty: none, so names and numbers are all there is.
+        uri: The store, the one in use unless given.
+
+    Raises:
+        ConfigError: there is no such triple in the report.
+        DataError: a file cannot be read.
+    """
+    head = read_head(files)
+    if index not in head.tests.index:
+        raise ConfigError(
+            f"--test is {index}; expected a place in the report, from 0 to {len(head.tests) - 1}"
+        )
+    test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
+    facts = read_facts(files, index)
+    paths = tuple(find_paths(test, facts))
+    if not run_id:
+        return Explanation(test, facts, paths, head)
+    run = find_run(run_id, uri)
+    model = _model_run(run, uri)
+    return Explanation(
+        test,
+        facts,
+        paths,
+        head,
+        run,
+        model,
+        kinds={} if model is None else _kinds(model, uri),
+        reviews=_reviews(run_id, test, uri),
+    )
+
+
+def open_explanation(source: str, index: int, *, uri: str | None = None) -> Explanation:
+    """Return an explained triple of a trace run, or of an `influence.json` on this disk.
+
+    Raises:
+        UsageError: there is no such run, file or triple.
+    """
+    path = Path(source).expanduser()
+    if path.suffix == ".json" or path.is_dir():
+        return explanation_of(_files_at(path), index)
+    with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
+        files = report_files(source, Path(folder), uri=uri)
+        if files.text is not None or files.sequence is not None:
+            raise ConfigError(
+                f"run {source} explains no triple; reports are written of explained triples"
+            )
+        return explanation_of(files, index, run_id=source, uri=uri)
+
+
+def _files_at(path: Path) -> ReportFiles:
+    """Return a report's files beside each other; each may be missing but one."""
+    folder = path if path.is_dir() else path.parent
+    found = [folder / name for name in (names.INFLUENCE_PARQUET, names.INFLUENCE_CSV)]
+    parquet, csv = (file if path.is_dir() and file.is_file() else None for file in found)
+    json = folder / names.INFLUENCE_JSON if path.is_dir() else path
+    if not json.is_file():
+        raise ConfigError(
+            f"{path}: no {json.name} there; give a trace run, a folder that tracin wrote, or its "
+            "JSON file"
+        )
+    return ReportFiles(json=json, parquet=parquet, csv=csv)
+
+
+def _model_run(run: RunRecord, uri: str | None) -> RunRecord | None:
+    source = run.tags.get(names.TAG_SOURCE_RUN, "")
+    try:
+        return find_run(source, uri) if source else None
+    except TrackingError:  # it was deleted: the explanation stays readable
+        return None
+
+
+def _kinds(model: RunRecord, uri: str | None) -> Mapping[str, str]:
+    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
+        try:
+            return read_vocabulary(model.run_id, Path(folder), uri=uri).kinds
+        except TrackingError:  # a run without a vocabulary says no kinds
+            return {}
+
+
+def _reviews(run_id: str, test: pd.Series, uri: str | None) -> tuple[Review, ...]:
+    triple = tuple(str(test[key]) for key in ("head_id", "relation_id", "tail_id"))
+    return tuple(
+        review
+        for review in read_reviews(run_id, uri=uri).reviews
+        if (review.test.head, review.test.relation, review.test.tail) == triple
+    )

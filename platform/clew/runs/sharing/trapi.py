@@ -1,0 +1,285 @@
+"""An explanation as a message of the Translator Reasoner API (TRAPI 1.5).
+
+The predicted triple is the answer to a query; its edge names support graphs: one of the strongest
+proponents, and one of each path between its ends. Every fact in them carries its influence.
+See https://github.com/NCATSTranslator/ReasonerAPI.
+"""
+
+from collections.abc import Iterable
+
+import pandas as pd
+from pydantic import BaseModel
+
+from clew.biolink.curies import as_curie
+from clew.biolink.terms import NAMED_THING, category_of, predicate_of, terms
+from clew.runs.reading.paths import FactPath
+from clew.runs.sharing.explanation import Explanation
+
+TRAPI_VERSION = "1.5.0"
+RESOURCE = "infores:clew"
+"""Who says so. The name is not registered in the infores catalogue."""
+HEAD, TAIL, ANSWER = "n0", "n1", "e0"
+PREDICTION = "prediction"
+PROPONENTS = "proponents"
+MAX_PROPONENTS = 50
+MAX_PATHS = 10
+INFLUENCE_NOTE = (
+    "Change of the predicted triple's loss by training on this fact, summed over checkpoints; "
+    "positive: the fact made the prediction more likely. No probability."
+)
+
+
+class Attribute(BaseModel):
+    """A value with its type."""
+
+    attribute_type_id: str
+    value: str | int | float | list[str]
+    original_attribute_name: str | None = None
+    description: str | None = None
+
+
+class Node(BaseModel):
+    """An entity."""
+
+    name: str
+    categories: list[str]
+    attributes: list[Attribute]
+
+
+class Qualifier(BaseModel):
+    """What a predicate says more exactly."""
+
+    qualifier_type_id: str
+    qualifier_value: str
+
+
+class Source(BaseModel):
+    """Who says a triple."""
+
+    resource_id: str
+    resource_role: str = "primary_knowledge_source"
+
+
+class Edge(BaseModel):
+    """A triple."""
+
+    subject: str
+    predicate: str
+    object: str
+    qualifiers: list[Qualifier] | None = None
+    sources: list[Source] = [Source(resource_id=RESOURCE)]
+    attributes: list[Attribute]
+
+
+class Graph(BaseModel):
+    """The entities and triples of the message."""
+
+    nodes: dict[str, Node]
+    edges: dict[str, Edge]
+
+
+class QueryNode(BaseModel):
+    """An entity of the question."""
+
+    ids: list[str]
+
+
+class QueryEdge(BaseModel):
+    """What is asked."""
+
+    subject: str = HEAD
+    object: str = TAIL
+    predicates: list[str]
+    knowledge_type: str = "inferred"
+
+
+class QueryGraph(BaseModel):
+    """The question."""
+
+    nodes: dict[str, QueryNode]
+    edges: dict[str, QueryEdge]
+
+
+class Binding(BaseModel):
+    """An entity or a triple of the answer."""
+
+    id: str
+    attributes: list[Attribute] = []
+
+
+class Analysis(BaseModel):
+    """What the model makes of the answer."""
+
+    resource_id: str = RESOURCE
+    score: float | None
+    scoring_method: str = "reciprocal of the filtered rank"
+    edge_bindings: dict[str, list[Binding]]
+    support_graphs: list[str]
+
+
+class Result(BaseModel):
+    """The answer."""
+
+    node_bindings: dict[str, list[Binding]]
+    analyses: list[Analysis]
+
+
+class SupportGraph(BaseModel):
+    """Triples that speak for another."""
+
+    edges: list[str]
+    attributes: list[Attribute]
+
+
+class Message(BaseModel):
+    """Question, knowledge, answer."""
+
+    query_graph: QueryGraph
+    knowledge_graph: Graph
+    results: list[Result]
+    auxiliary_graphs: dict[str, SupportGraph]
+
+
+class Response(BaseModel):
+    """The whole document."""
+
+    message: Message
+    schema_version: str = TRAPI_VERSION
+    biolink_version: str
+    status: str = "Success"
+    description: str
+
+
+def trapi_json(explanation: Explanation) -> str:
+    """Return an explanation as a TRAPI response, in JSON."""
+    return trapi_response(explanation).model_dump_json(exclude_none=True, indent=1) + "\n"
+
+
+def trapi_response(explanation: Explanation) -> Response:
+    """Return an explanation as a TRAPI response."""
+    test = explanation.test
+    proponents = explanation.facts[explanation.facts["influence"] > 0].head(MAX_PROPONENTS)
+    paths = explanation.paths[:MAX_PATHS]
+    ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
+    shown = explanation.facts[explanation.facts["rank"].isin(ranks)]
+    graphs = _support_graphs(proponents, paths)
+    head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
+    edges = {PREDICTION: _predicted(test, list(graphs))}
+    edges |= {_edge_id(int(fact["rank"])): _fact(fact) for _, fact in shown.iterrows()}
+    rank = float(test["rank"])
+    analysis = Analysis(
+        score=1 / rank if rank >= 1 else None,
+        edge_bindings={ANSWER: [Binding(id=PREDICTION)]},
+        support_graphs=list(graphs),
+    )
+    message = Message(
+        query_graph=QueryGraph(
+            nodes={HEAD: QueryNode(ids=[head]), TAIL: QueryNode(ids=[tail])},
+            edges={ANSWER: QueryEdge(predicates=[edges[PREDICTION].predicate])},
+        ),
+        knowledge_graph=Graph(nodes=_nodes(explanation, shown), edges=edges),
+        results=[
+            Result(
+                node_bindings={HEAD: [Binding(id=head)], TAIL: [Binding(id=tail)]},
+                analyses=[analysis],
+            )
+        ],
+        auxiliary_graphs=graphs,
+    )
+    return Response(
+        message=message,
+        biolink_version=terms().version,
+        description=f"Clew: why a model believes that {explanation.title}",
+    )
+
+
+def _nodes(explanation: Explanation, facts: pd.DataFrame) -> dict[str, Node]:
+    found: dict[str, Node] = {}
+    rows = [explanation.test, *(fact for _, fact in facts.iterrows())]
+    for row in rows:
+        for end in ("head", "tail"):
+            name = str(row[f"{end}_id"])
+            kind = explanation.kinds.get(name, "")
+            said = _said("biolink:category", "kind", kind) if kind else []
+            node = Node(
+                name=str(row[end]), categories=[category_of(kind) or NAMED_THING], attributes=said
+            )
+            found.setdefault(as_curie(name), node)
+    return found
+
+
+def _predicted(test: pd.Series, graphs: list[str]) -> Edge:
+    numbers = {"score": test["score"], "rank": test["rank"]}
+    attributes = [
+        Attribute(attribute_type_id="biolink:support_graphs", value=graphs),
+        *_origin("prediction", "computational_model"),
+        *(
+            Attribute(
+                attribute_type_id="biolink:has_quantitative_value", value=float(value)
+            ).model_copy(update={"original_attribute_name": name})
+            for name, value in numbers.items()
+            if pd.notna(value)
+        ),
+    ]
+    return _edge(test, attributes)
+
+
+def _fact(fact: pd.Series) -> Edge:
+    """Return a training fact; its knowledge level is that of data whose origin is not known."""
+    influence = Attribute(
+        attribute_type_id="biolink:has_quantitative_value",
+        value=float(fact["influence"]),
+        original_attribute_name="influence",
+        description=INFLUENCE_NOTE,
+    )
+    rank = Attribute(
+        attribute_type_id="biolink:has_count",
+        value=int(fact["rank"]),
+        original_attribute_name="rank by influence",
+    )
+    return _edge(fact, [influence, rank, *_origin("not_provided", "not_provided")])
+
+
+def _edge(row: pd.Series, attributes: list[Attribute]) -> Edge:
+    name, label = str(row["relation_id"]), str(row["relation"])
+    predicate, qualifiers = predicate_of(label)
+    if predicate_of(name)[0] != "biolink:related_to":
+        predicate, qualifiers = predicate_of(name)
+    return Edge(
+        subject=as_curie(str(row["head_id"])),
+        predicate=predicate,
+        object=as_curie(str(row["tail_id"])),
+        qualifiers=[
+            Qualifier(qualifier_type_id=key, qualifier_value=value) for key, value in qualifiers
+        ]
+        or None,
+        attributes=[*attributes, *_said("biolink:original_predicate", "relation", name)],
+    )
+
+
+def _origin(level: str, agent: str) -> list[Attribute]:
+    kinds = {"biolink:knowledge_level": level, "biolink:agent_type": agent}
+    return [Attribute(attribute_type_id=key, value=value) for key, value in kinds.items()]
+
+
+def _said(kind: str, name: str, value: str) -> list[Attribute]:
+    """Return what the data themselves say, where Biolink's word for it may be a wider one."""
+    return [Attribute(attribute_type_id=kind, value=value, original_attribute_name=name)]
+
+
+def _support_graphs(proponents: pd.DataFrame, paths: Iterable[FactPath]) -> dict[str, SupportGraph]:
+    strongest = [_edge_id(int(rank)) for rank in proponents["rank"]]
+    graphs = {PROPONENTS: SupportGraph(edges=strongest, attributes=[])} if strongest else {}
+    for number, path in enumerate(paths, 1):
+        weakest = Attribute(
+            attribute_type_id="biolink:has_quantitative_value",
+            value=path.weakest,
+            original_attribute_name="weakest influence",
+        )
+        edges = [_edge_id(rank) for rank in path.ranks]
+        graphs[f"path-{number}"] = SupportGraph(edges=edges, attributes=[weakest])
+    return graphs
+
+
+def _edge_id(rank: int) -> str:
+    return f"fact-{rank}"

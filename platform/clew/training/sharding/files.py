@@ -1,0 +1,87 @@
+"""The rows of each process in a checkpoint: one safetensors file a process.
+
+    rows-0-of-4.safetensors    `model/<parameter>`, `optimizer/<parameter>/<state>`,
+                               `average/<parameter>`: own rows of what is sharded, in their order
+
+What is not sharded is in the usual files, which the main process writes, with the digests of all
+in the manifest. Reading takes any number of processes: each gathers the rows that it asks for.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor, cat
+
+from clew.errors import CheckpointError
+from clew.training.sharding.rows import RowShard
+
+_NAME = re.compile(r"rows-(\d+)-of-(\d+)\.safetensors")
+
+
+def rows_file(rank: int, size: int) -> str:
+    """Return the name of the file with the rows of one process."""
+    return f"rows-{rank}-of-{size}.safetensors"
+
+
+def rows_files(names: Iterable[str]) -> list[str]:
+    """Return the files of rows among those of a checkpoint, in order of processes.
+
+    Raises:
+        CheckpointError: the file of a process is not among them.
+    """
+    found = {int(m[1]): m for name in names if (m := _NAME.fullmatch(name))}
+    if not found:
+        return []
+    size = int(next(iter(found.values()))[2])
+    for rank in range(size):
+        if rank not in found:
+            raise CheckpointError(
+                f"{rows_file(rank, size)}: missing, rank {rank}'s rows; take another checkpoint"
+            )
+    return [found[rank][0] for rank in range(size)]
+
+
+def split_rows(
+    tensors: Mapping[str, Tensor], shards: Mapping[str, RowShard], kind: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what is the same in all processes, and the own rows under `<kind>/<name>`."""
+    same, rows = dict[str, Tensor](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        parameter = name if name in shards else name.rpartition("/")[0]
+        is_sharded = parameter in shards and tensor.dim() > 0
+        if is_sharded:
+            rows[f"{kind}/{name}"] = tensor
+        else:
+            same[name] = tensor
+    return same, rows
+
+
+def read_rows(
+    paths: Iterable[Path], kind: str, wanted: Mapping[str, RowShard] | None
+) -> dict[str, Tensor]:
+    """Return the rows of one kind from the files of all processes.
+
+    Args:
+        paths: The files, in order of processes.
+        kind: `model`, `optimizer` or `average`.
+        wanted: Which rows of each parameter; None: all of them.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    seen: dict[str, int] = {}
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118 (no mapping)
+                if not key.startswith(f"{kind}/"):
+                    continue
+                name, rows = key.removeprefix(f"{kind}/"), file.get_slice(key)
+                first, count = seen.get(name, 0), rows.get_shape()[0]
+                seen[name] = first + count
+                low, high = first, first + count
+                if wanted is not None:
+                    shard = wanted.get(name) or wanted[name.rpartition("/")[0]]
+                    low, high = max(low, shard.start), min(high, shard.stop)
+                if low < high:
+                    parts.setdefault(name, []).append(rows[low - first : high - first])
+    return {name: cat(found) for name, found in parts.items()}

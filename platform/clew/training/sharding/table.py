@@ -1,0 +1,153 @@
+"""An embedding whose rows are spread over processes, and the whole one where there is one process.
+
+A model asks for its table with `entity_table`. Within `sharded_tables` it gets the rows of its
+process, with the same random numbers as in a whole table: they are drawn for all rows, a block at
+a time, and those of other processes are thrown away, so that no process ever holds the whole.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from clew.training.sharding.exchange import Exchange
+from clew.training.sharding.rows import RowShard, mark
+
+# A multiple of 16: torch draws normal numbers in sixteens, so that blocks continue one another.
+_BLOCK = 2**22
+_EXCHANGE = ContextVar[Exchange | None]("exchange", default=None)
+
+
+class ShardedTable(nn.Embedding):
+    """The rows of one process; looking others up is a collective that all take part in.
+
+    Args:
+        num_rows: Rows of the whole table.
+        dim: Length of a row.
+        exchange: The processes.
+    """
+
+    def __init__(self, num_rows: int, dim: int, exchange: Exchange) -> None:
+        shard = RowShard(num_rows, exchange.rank, exchange.size)
+        own = shard.stop - shard.start
+        super().__init__(own, dim, _weight=torch.empty(own, dim))
+        self.num_embeddings = num_rows
+        self.shard, self.exchange = shard, exchange
+        mark(self.weight, shard)  # type: ignore[arg-type]
+        self.draw_normal(1.0)
+
+    @torch.no_grad()
+    def draw_normal(self, std: float) -> None:
+        """Draw the numbers of the whole table, and keep those of the own rows."""
+        dim = self.embedding_dim
+        first, last = self.shard.start * dim, self.shard.stop * dim
+        total, own, start = self.num_embeddings * dim, self.weight.view(-1), 0
+        while start < total:
+            # The last block takes what is left: fewer than sixteen numbers are drawn otherwise.
+            count = _BLOCK if total - start >= _BLOCK + 16 else total - start
+            block = own.new_empty(count).normal_(0.0, std)
+            low, high = max(first, start), min(last, start + count)
+            if low < high:
+                own[low - first : high - first] = block[low - start : high - start]
+            start += count
+
+    def forward(self, input: Int64[Tensor, " id"]) -> Float[Tensor, "id dim"]:
+        """Return rows by their number in the whole table."""
+        rows: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+            self.weight, input, self.shard, self.exchange, self.sparse
+        )
+        return rows
+
+
+class _Lookup(torch.autograd.Function):
+    """Fetches rows from their owners; gradients go back to them."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd passes arguments by position)
+        ctx: Any,
+        weight: Tensor,
+        ids: Tensor,
+        shard: RowShard,
+        exchange: Exchange,
+        sparse: bool,
+    ) -> Tensor:
+        owner = shard.owner(ids)
+        order = owner.argsort(stable=True)
+        wanted = torch.bincount(owner, minlength=shard.size).tolist()
+        columns = exchange.sizes(*wanted, device=ids.device)
+        given = columns[shard.rank]
+        asked = exchange.all_to_all(ids[order], wanted, given, "ids") - shard.start
+        rows = exchange.all_to_all(weight[asked], given, wanted, "rows")
+        ctx.exchange, ctx.sparse = exchange, sparse
+        ctx.wanted, ctx.given, ctx.shape = wanted, given, weight.shape
+        ctx.save_for_backward(order, asked)
+        return torch.empty_like(rows).index_copy_(0, order, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        order, asked = ctx.saved_tensors
+        send = upstream[order]
+        came = ctx.exchange.all_to_all(send, ctx.wanted, ctx.given, "gradients of rows")
+        if ctx.sparse:
+            own = torch.sparse_coo_tensor(asked[None], came, ctx.shape, check_invariants=False)
+        else:
+            own = came.new_zeros(ctx.shape).index_add_(0, asked, came)
+        return own, None, None, None, None
+
+
+@contextmanager
+def sharded_tables(exchange: Exchange | None) -> Iterator[None]:
+    """Let models that are built meanwhile hold the rows of one process; None: whole tables."""
+    token = _EXCHANGE.set(exchange)
+    try:
+        yield
+    finally:
+        _EXCHANGE.reset(token)
+
+
+def entity_table(num_rows: int, dim: int) -> nn.Embedding:
+    """Return a table with fresh rows, or the part of this process."""
+    exchange = _EXCHANGE.get()
+    return (
+        nn.Embedding(num_rows, dim) if exchange is None else ShardedTable(num_rows, dim, exchange)
+    )
+
+
+def row_bias(table: nn.Embedding) -> nn.Parameter:
+    """Return a bias of zero for every row that a process has of a table."""
+    bias = nn.Parameter(torch.zeros(len(table.weight)))
+    return mark(bias, table.shard) if isinstance(table, ShardedTable) else bias
+
+
+def own_rows(table: nn.Embedding) -> slice:
+    """Return the rows of a table that this process has."""
+    if isinstance(table, ShardedTable):
+        return slice(table.shard.start, table.shard.stop)
+    return slice(0, table.num_embeddings)
+
+
+def sum_over_rows(table: nn.Embedding, tensor: Tensor) -> Tensor:
+    """Return the sum of what the processes found for their rows of a table."""
+    if isinstance(table, ShardedTable):
+        return table.exchange.sum(tensor, "ranks")
+    return tensor
+
+
+def draw_normal(table: nn.Embedding, std: float) -> None:
+    """Draw all rows of a table from a normal distribution."""
+    if isinstance(table, ShardedTable):
+        table.draw_normal(std)
+    else:
+        nn.init.normal_(table.weight, std=std)
+
+
+def draw_xavier_normal(table: nn.Embedding) -> None:
+    """Draw all rows of a table as `xavier_normal_` does."""
+    draw_normal(table, math.sqrt(2.0 / (table.embedding_dim + table.num_embeddings)))

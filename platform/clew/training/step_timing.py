@@ -1,0 +1,145 @@
+"""How fast steps are, and a look inside a few of them.
+
+Steps are timed without warm-up, compilation, evaluation and checkpoints; torch's profiler traces
+some of them, as a Chrome trace and as a table.
+"""
+
+import logging
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from clew import names
+from clew.runs.base import Tracker
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_STEPS = 3
+UNTRACED_STEPS = 5
+"""Steps before the trace: first steps allocate, and are not what training is made of."""
+TABLE_ROWS = 40
+FOLDER = "profile"
+TRACE_FILE, TABLE_FILE = "trace.json.gz", "operators.txt"
+
+
+@dataclass
+class Throughput:
+    """Times the steps of an epoch; the first steps of a run are warm-up and do not count."""
+
+    device: torch.device
+    flops_per_example: float = 0.0
+    peak_flops_per_second: float = 0.0
+    steps_seen: int = 0
+    timed_steps: int = 0
+    timed_units: dict[str, int] = field(default_factory=dict)
+    timed_seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    """Part of the timed seconds in which no batch was there yet."""
+    _mark: float = 0.0
+
+    def start(self) -> None:
+        """Begin timing, after anything that does not count."""
+        self._synchronize()
+        self._mark = time.perf_counter()
+
+    def step_done(self, units: dict[str, int]) -> None:
+        """Count one optimizer step and the `examples`, `tokens` or `frames` it processed."""
+        self.steps_seen += 1
+        if self.steps_seen <= WARM_UP_STEPS:
+            self._synchronize()
+            self._close_interval(timed=False)
+            self.waited_seconds = 0.0
+            return
+        self.timed_steps += 1
+        for name, number in units.items():
+            self.timed_units[name] = self.timed_units.get(name, 0) + number
+
+    def pause(self) -> None:
+        """Stop timing, before anything that does not count."""
+        self._synchronize()
+        self._close_interval(timed=True)
+
+    def _close_interval(self, *, timed: bool) -> None:
+        now = time.perf_counter()
+        seconds, self._mark = now - self._mark, now
+        self.epoch_seconds += seconds
+        if timed:
+            self.timed_seconds += seconds
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close_epoch(self) -> dict[str, float]:
+        """Return the epoch's metrics and start counting again."""
+        values = {names.TIME_EPOCH_SECONDS: self.epoch_seconds}
+        if self.timed_steps and self.timed_seconds > 0:
+            values[names.TIME_STEP_MILLISECONDS] = 1e3 * self.timed_seconds / self.timed_steps
+            values[names.TIME_DATA_MILLISECONDS] = 1e3 * self.waited_seconds / self.timed_steps
+            for name, number in self.timed_units.items():
+                values[f"throughput/{name}_per_second"] = number / self.timed_seconds
+            if self.flops_per_example and self.peak_flops_per_second:
+                flops = self.flops_per_example * self.timed_units.get("examples", 0)
+                values[names.MFU] = flops / self.timed_seconds / self.peak_flops_per_second
+        self.timed_steps, self.timed_units = 0, {}
+        self.timed_seconds = self.epoch_seconds = self.waited_seconds = 0.0
+        return values
+
+
+class StepProfiler:
+    """Traces the steps after the warm-up, once a training; does nothing for 0 steps.
+
+    Artifacts: `profile/trace.json.gz`, for https://ui.perfetto.dev or chrome://tracing, and
+    `profile/operators.txt`, operators by their own time. Traced steps are slower, so throughput
+    of the epoch in which they lie is too.
+    """
+
+    def __init__(self, num_steps: int, tracker: Tracker, device: torch.device) -> None:
+        self._num_steps, self._tracker, self._device = num_steps, tracker, device
+        self._seen = 0
+        self._running: profile | None = None
+
+    def step_done(self) -> None:
+        """Count a step; begin and end the trace where its turn has come."""
+        if not self._num_steps:
+            return
+        self._seen += 1
+        if self._seen == UNTRACED_STEPS:
+            self._begin()
+        elif self._seen == UNTRACED_STEPS + self._num_steps:
+            self.close()
+
+    def close(self) -> None:
+        """End a running trace and store it, also if training ended before its last step."""
+        if self._running is None:
+            if self._num_steps and self._seen < UNTRACED_STEPS:
+                self._tracker.warn(
+                    f"nothing was profiled: training took {self._seen} steps, the trace begins "
+                    f"after {UNTRACED_STEPS}"
+                )
+                self._num_steps = 0
+            return
+        running, self._running = self._running, None
+        running.stop()
+        on_gpu = self._device.type == "cuda"
+        order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            running.export_chrome_trace(str(folder / TRACE_FILE))
+            table = running.key_averages().table(sort_by=order, row_limit=TABLE_ROWS)
+            (folder / TABLE_FILE).write_text(table, encoding="utf-8")
+            for file in (TRACE_FILE, TABLE_FILE):
+                self._tracker.artifact(folder / file, FOLDER)
+        logger.info("profiled %d steps: artifacts %s/", self._num_steps, FOLDER)
+
+    def _begin(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._running = profile(activities=activities, profile_memory=True, acc_events=True)
+        self._running.start()

@@ -1,0 +1,123 @@
+"""The work of a batch explanation: test triples in groups, each result on the disk at once."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from clew.errors import ClewError, Interrupted, described
+from clew.folders import cache_folder
+from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.influence.link_prediction.report import ReportSource
+from clew.link_prediction.triples import Triples
+from clew.workflows.batch_results import Outcome, OutputFolder
+from clew.workflows.given_triples import GivenTriple
+from clew.workflows.trace_source import TraceSource
+from clew.workflows.tracin import explain
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+class Batch:
+    """Works through test triples in groups."""
+
+    def __init__(
+        self,
+        source: TraceSource,
+        report: ReportSource,
+        output: OutputFolder,
+    ) -> None:
+        self._source, self._report, self.output = source, report, output
+        self._neighbourhood = Neighbourhood.cached(report.graph, cache_folder("neighbourhoods"))
+        self._filtering = Filtering.from_config(source.model.config.influence)
+        self.seconds = 0.0
+
+    @property
+    def group_size(self) -> int:
+        """Test triples that are computed together."""
+        return self._source.model.config.influence.tests_per_group
+
+    def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
+        """Return the outcome of every test triple, in order."""
+        outcomes, waiting = self.look(tests)
+        progress(len(outcomes), len(tests))
+        for start in range(0, len(waiting), self.group_size):
+            for outcome in self._group(waiting[start : start + self.group_size]):
+                outcomes[outcome.index] = outcome
+            progress(len(outcomes), len(tests))
+        return [outcomes[test.index] for test in tests]
+
+    def look(
+        self, tests: Sequence[GivenTriple]
+    ) -> tuple[dict[int, Outcome], list[tuple[GivenTriple, np.ndarray]]]:
+        """Return what is known before any computing, by index; and the rest, with candidates."""
+        known: dict[int, Outcome] = {}
+        waiting: list[tuple[GivenTriple, np.ndarray]] = []
+        for test in tests:
+            outcome, candidates = self._look(test)
+            if outcome is not None:
+                known[test.index] = outcome
+            else:
+                waiting.append((test, candidates))
+        return known, waiting
+
+    def _look(self, test: GivenTriple) -> tuple[Outcome | None, np.ndarray]:
+        """Return what is known of a test triple before any computing, and its candidates."""
+        nothing = np.empty(0, np.int64)
+        if test.ids is None:
+            return unusable(test), nothing
+        folder = self.output.finished(test.index, test.text)
+        if folder is not None:
+            return self.output.kept(test.index, test.text, folder), nothing
+        head, _, tail = test.ids
+        candidates = self._neighbourhood.candidates(head, tail, self._filtering)
+        if not len(candidates):
+            f = self._filtering
+            message = (
+                f"no candidates within n_hops={f.n_hops} (min_degree={f.min_degree}, "
+                f"strict_path_filtering={str(f.strict_paths).lower()}); widen the filter"
+            )
+            return Outcome(test.index, test.text, "failed", message), candidates
+        return None, candidates
+
+    def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
+        """Explain a group together; if that fails, one by one, to find out which fails."""
+        try:
+            return self._explain(group)
+        except (Interrupted, KeyboardInterrupt):
+            raise
+        except (ClewError, RuntimeError, MemoryError) as error:
+            if len(group) > 1:
+                return [outcome for item in group for outcome in self._group([item])]
+            test = group[0][0]
+            logger.warning("line %d (%s): %s", test.index + 1, test.text, error)
+            return [Outcome(test.index, test.text, "failed", described(error))]
+
+    def _explain(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
+        mask = np.zeros((len(group), len(self._source.task.graph.train)), bool)
+        for row, (_, candidates) in enumerate(group):
+            mask[row, candidates] = True
+        findings = explain(self._source, ids_of([test for test, _ in group]), candidates=mask)
+        outcomes = []
+        for row, (test, _) in enumerate(group):
+            self.output.write(test.index, test.text, self._report, findings.only(row))
+            numbers = (
+                int(findings.candidates[row]),
+                float(findings.scores[row]),
+                float(findings.ranks[row]),
+            )
+            outcomes.append(Outcome(test.index, test.text, "done", "", *numbers))
+        self.seconds += findings.seconds
+        return outcomes
+
+
+def unusable(test: GivenTriple) -> Outcome:
+    """Return the outcome of a line that is no triple of the graph."""
+    return Outcome(test.index, test.text, "failed", test.problem)
+
+
+def ids_of(tests: Sequence[GivenTriple]) -> Triples:
+    """Return the ids of the usable triples."""
+    return np.array([t.ids for t in tests if t.ids is not None], np.int32).reshape(-1, 3)

@@ -1,0 +1,167 @@
+"""What training and explaining a large graph takes: memory, traffic and time, from unit costs.
+
+Two of the costs were measured, on the CPU where all of this was written (`docs/scale.md` says with
+which programs): the loss reaches .91 of the speed of its bare matrix products, and a trace takes as
+long as 8.7 operations at that speed for each training row, entity and dimension. Speeds of GPUs and
+of links between them are their data sheets'. So the times say what limits, not what a clock will.
+"""
+
+from dataclasses import dataclass
+
+from clew.config.graph_models import GraphModelSettings
+from clew.config.loss import EntityLoss
+from clew.config.optimizer import SGD, Adagrad
+from clew.config.schema import RunConfig
+from clew.runs.hardware import GIB
+from clew.training.sharding.traffic import lookup_bytes, loss_bytes
+
+PRODUCT_SHARE = 0.91
+TRACE_OPERATIONS = 8.7
+FLOAT_BYTES = 4
+COPIES_OF_QUERIES = 4  # queries of all processes, their gradient, and both once more as sent
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What a device can do, by its data sheet."""
+
+    operations_per_second: float = 67e12
+    memory_bytes_per_second: float = 3.35e12
+    link_bytes_per_second: float = 450e9
+    """To other devices of the machine; where they are on several machines, what a network gives."""
+
+
+NETWORK_BYTES_PER_SECOND = 50e9
+DEVICES_PER_MACHINE = 8
+
+
+@dataclass(frozen=True)
+class GraphSize:
+    """A graph, and how large its model is trained."""
+
+    num_entities: int
+    num_triples: int
+
+
+@dataclass(frozen=True)
+class ScalePlan:
+    """What each of several processes takes, with the entity table spread over them."""
+
+    processes: int
+    table_and_state_gib: float
+    gradient_gib: float
+    queries_gib: float
+    received_mib_per_step: float
+    product_seconds_per_step: float
+    table_seconds_per_step: float
+    """To read and write the rows that a step updates."""
+    traffic_seconds_per_step: float
+    steps_per_epoch: int
+    trace_hours: float
+    """One prediction at one checkpoint, over all training rows."""
+
+    @property
+    def memory_gib(self) -> float:
+        """Memory of a process, without libraries."""
+        return self.table_and_state_gib + self.gradient_gib + self.queries_gib
+
+    @property
+    def epoch_hours(self) -> float:
+        """One epoch, if nothing of a step overlaps."""
+        parts = (
+            self.product_seconds_per_step,
+            self.table_seconds_per_step,
+            self.traffic_seconds_per_step,
+        )
+        return self.steps_per_epoch * sum(parts) / 3600
+
+    @property
+    def limit(self) -> str:
+        """What a step spends most of its time with."""
+        parts = {
+            "matrix products": self.product_seconds_per_step,
+            "reading and writing the table": self.table_seconds_per_step,
+            "traffic": self.traffic_seconds_per_step,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+    def sentence(self) -> str:
+        """Return the plan in one line for people."""
+        return (
+            f"entity table over {self.processes} processes: {self.memory_gib:.3g} GiB each (table "
+            f"and state {self.table_and_state_gib:.3g}), {self.received_mib_per_step:.3g} MiB "
+            f"received a step; H100 by data sheet: {self.epoch_hours:.3g} h an epoch, most of it "
+            f"{self.limit}; a trace {self.trace_hours:.3g} h a checkpoint"
+        )
+
+
+def plan_scale(
+    config: RunConfig, graph: GraphSize, processes: int, device: DeviceSpeed | None = None
+) -> ScalePlan:
+    """Return what a configuration of link prediction takes in some processes.
+
+    Args:
+        config: Its batch size is that of a microbatch in each process.
+        graph: Entities and training triples.
+        processes: Number of processes, each with its rows of the entity table.
+        device: Speeds; unset: an H100's.
+    """
+    model, loss, speed = config.model, config.loss, device or DeviceSpeed()
+    assert isinstance(model, GraphModelSettings)
+    assert isinstance(loss, EntityLoss)
+    softmax = loss.function == "softmax_cross_entropy"
+    own, dim = config.training.batch_size, model.embedding_dim
+    queries, rows = own * processes, graph.num_entities / processes
+    compared = min(loss.negatives or graph.num_entities, graph.num_entities)
+    touched = min(2 * queries + compared, graph.num_entities) / processes
+    updated = touched if config.updates_rows else rows
+    state = _state_numbers(config)
+    products = (4 if softmax and not loss.negatives else 3) * 2 * queries * compared * dim
+    rate = PRODUCT_SHARE * speed.operations_per_second * processes
+    received = _received_bytes(processes, own, dim, softmax)
+    link = speed.link_bytes_per_second
+    if processes > DEVICES_PER_MACHINE:
+        link = NETWORK_BYTES_PER_SECOND
+    row_bytes = dim * FLOAT_BYTES
+    num_queries = graph.num_triples * 2
+    trace = TRACE_OPERATIONS * num_queries * graph.num_entities * dim
+    return ScalePlan(
+        processes=processes,
+        table_and_state_gib=rows * (row_bytes + state * FLOAT_BYTES) / GIB,
+        gradient_gib=updated * row_bytes / GIB,
+        queries_gib=COPIES_OF_QUERIES * queries * row_bytes / GIB if processes > 1 else 0.0,
+        received_mib_per_step=received / 2**20,
+        product_seconds_per_step=products / rate,
+        # Row, gradient and state are read, row and state written.
+        table_seconds_per_step=updated
+        * (3 * row_bytes + 2 * state * FLOAT_BYTES)
+        / speed.memory_bytes_per_second,
+        traffic_seconds_per_step=received / link,
+        steps_per_epoch=-(-num_queries // queries),
+        trace_hours=trace / rate * PRODUCT_SHARE / 3600,
+    )
+
+
+def _state_numbers(config: RunConfig) -> int:
+    """Return how many numbers the optimizer keeps for a row of the table."""
+    assert isinstance(config.model, GraphModelSettings)
+    dim = config.model.embedding_dim
+    match config.optimizer:
+        case Adagrad(row_wise=True):
+            return 1
+        case Adagrad():
+            return dim
+        case SGD(momentum=momentum):
+            return dim if momentum else 0
+        case _:
+            return 2 * dim
+
+
+def _received_bytes(processes: int, own: int, dim: int, softmax: bool) -> float:
+    """Return what a process receives in a step; rows are looked up evenly from all."""
+    if processes == 1:
+        return 0.0
+    remote = own * (processes - 1) / processes
+    sizes = {"dim": dim, "number_bytes": FLOAT_BYTES}
+    loss = loss_bytes(processes=processes, queries=own, positives=own, softmax=softmax, **sizes)
+    return sum(loss.values()) + sum(lookup_bytes(wanted=remote, given=remote, **sizes).values())

@@ -1,0 +1,121 @@
+"""How many cases a run of these tests tries, and what is allowed to happen in each.
+
+Usual test runs try the same `NUM_CASES` cases each time. `CLEW_ATTACK_CASES=1000000` tries more of
+them, `CLEW_ATTACK_SEED=7` others. A failed case is made as small as it can be, and printed.
+"""
+
+import logging
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from clew.errors import ClewError, of_the_system
+
+NUM_CASES = 10_000
+"""In all fuzzers together."""
+MAX_MESSAGE = 2_000
+MAX_PROCESSOR_SECONDS = 10
+MAX_MORE_BYTES = 2**30
+SIZE_FILE = "/proc/self/statm"
+
+
+def fuzz(share: float, case: Callable[[DrawFn], object]) -> None:
+    """Try a fuzzer's share of all cases; each draws its input."""
+    number = max(1, round(share * int(os.environ.get("CLEW_ATTACK_CASES") or NUM_CASES)))
+    chosen = os.environ.get("CLEW_ATTACK_SEED")
+
+    @given(st.data())
+    def each(data: st.DataObject) -> None:
+        case(data.draw)
+
+    if chosen:
+        each = seed(int(chosen))(each)
+    settings(
+        max_examples=number,
+        derandomize=not chosen,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )(each)()
+
+
+class Endless(BaseException):
+    """A case that took more processor time than any may; nothing in the product catches it."""
+
+
+class _Messages(logging.Handler):
+    """Keeps the longest message that was logged."""
+
+    longest = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.longest = max(self.longest, record.getMessage(), key=len)
+
+
+def attempt(call: Callable[[], object]) -> ClewError | None:
+    """Call what a command calls: it succeeds, or refuses in one line of reasonable length.
+
+    Any other exception, a message that is none, more than `MAX_PROCESSOR_SECONDS` of this
+    process's own time, or `MAX_MORE_BYTES` of memory, is a failure.
+
+    Returns:
+        Why it was refused; None: it was not.
+    """
+    refused: ClewError | None = None
+    with _limits(), _logged() as messages:
+        try:
+            call()
+        except ClewError as error:
+            refused = error
+        except OSError as error:  # `clew.__main__` says these in one line
+            if (refused := of_the_system(error)) is None:
+                raise
+    if refused is not None:
+        require_one_line(str(refused))
+        assert refused.exit_code in {2, 3}, repr(refused)
+    require_one_line(messages.longest or "nothing")
+    return refused
+
+
+def require_one_line(message: str) -> None:
+    """Refuse a message that a terminal does not show as one line of reasonable length."""
+    assert 0 < len(message) <= MAX_MESSAGE, f"{len(message)} characters: {message[:200]!r}"
+    assert len(message.splitlines()) == 1, repr(message)
+    assert message.isprintable() or "\t" in message, repr(message)
+
+
+@contextmanager
+def _logged() -> Iterator[_Messages]:
+    messages, logger = _Messages(), logging.getLogger("clew")
+    logger.addHandler(messages)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(messages)
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Endless
+
+    with open(SIZE_FILE) as file:
+        data = int(file.read().split()[5]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    earlier = signal.signal(signal.SIGVTALRM, stop)
+    resource.setrlimit(resource.RLIMIT_DATA, (data + MAX_MORE_BYTES, before[1]))
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_PROCESSOR_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, earlier)
+        resource.setrlimit(resource.RLIMIT_DATA, before)

@@ -1,0 +1,141 @@
+"""Kills commands at random moments and looks at what is left.
+
+    python -m tests.attack.random_kills FOLDER --kills 50 --seed 0
+
+trains, explains and promotes on a small graph in a store of its own, with the real program. Each
+command is killed (SIGKILL) at a random moment of the time that it takes, then given again, a
+training with `--resume`. Its result must be that of a command that was not killed, bit for bit, and
+after `clew sync` no run but those of trainings that were begun anew may say RUNNING.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from tests.attack.dying import digests
+from tests.attack.material import SPLITS, write_graph
+from tests.recorded import ROOT
+
+COMMANDS = ("train", "tracin", "promote")
+SMALL = (
+    "--embedding-dim=16",
+    "--output-channels=4",
+    "--num-epochs=12",
+    "training.device=cpu",
+    "training.checkpoint_frequency=1",
+    "tracking.log_mfu=false",
+)
+
+
+class Attack:
+    """A small graph, a store, and one run of each command that was not killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.uri = f"sqlite:///{folder / 'mlflow.db'}"
+        self.environment = os.environ | {
+            "MLFLOW_TRACKING_URI": self.uri,
+            "CLEW_SPOOL": str(folder / "spool"),
+            "PYTHONPATH": f"{ROOT / 'platform'}:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+        }
+        write_graph(folder / "graph")
+        self.seconds: dict[str, float] = {}
+        self.right: dict[str, object] = {}
+        self.run_id = ""
+        for command in COMMANDS:
+            started = time.monotonic()
+            assert self.start(command, "whole").wait() == 0, command
+            self.seconds[command] = time.monotonic() - started
+            self.right[command] = self.result(command, "whole")
+            if command == "train":
+                manifest = folder / "whole/best/manifest.json"
+                self.run_id = json.loads(manifest.read_text())["run_id"]
+
+    def start(self, command: str, name: str, *, again: bool = False) -> subprocess.Popen[bytes]:
+        """Start a command whose results have a name; `again`: after it was killed."""
+        kept = self.folder / name
+        match command:
+            case "train" if again and any(kept.glob("checkpoints/epoch-*/manifest.json")):
+                words = ["--resume", f"--checkpoint-dir={kept}"]
+            case "train":
+                shutil.rmtree(kept, ignore_errors=True)
+                files = [f"--{split}={self.folder}/graph/{split}.txt" for split in SPLITS]
+                words = [*files, *SMALL, f"--checkpoint-dir={kept}"]
+            case "tracin":
+                test = f"--test={self.folder}/graph/test.txt"
+                words = [f"--model={self.run_id}", test, f"--output={kept}-influence"]
+            case _:
+                words = [f"--run-id={self.run_id}", f"--name={name}", "--force=to be killed"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "clew", command, *words],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def result(self, command: str, name: str) -> object:
+        """Return what a command made, without what it measured."""
+        match command:
+            case "train":
+                return digests(self.folder / name)
+            case "tracin":
+                path = self.folder / f"{name}-influence/influence.json"
+                return json.loads(path.read_text())["tests"]
+            case _:
+                client = MlflowClient(self.uri)
+                version = client.get_model_version_by_alias(name, "champion")
+                return version.run_id, dict(client.get_registered_model(name).aliases)
+
+    def kill(self, command: str, name: str, after_seconds: float) -> str:
+        """Kill a command, give it again, and say how that ended."""
+        process = self.start(command, name)
+        try:
+            process.wait(after_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        if process.wait() == 0:
+            return "was faster"
+        if code := self.start(command, name, again=True).wait():
+            return f"LOST: exit code {code}"
+        same = self.result(command, name) == self.right[command]
+        return "equal" if same else "OTHER RESULT"
+
+    def num_running(self) -> int:
+        """Return how many runs say that they are running, once everything is sent."""
+        sync = [sys.executable, "-m", "clew", "sync"]
+        subprocess.run(sync, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+        client = MlflowClient(self.uri)
+        experiments = [e.experiment_id for e in client.search_experiments()]
+        return len(client.search_runs(experiments, "attributes.status = 'RUNNING'"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    attack, draw = Attack(given.folder.resolve()), random.Random(given.seed)
+    counts: dict[str, int] = {}
+    for number in range(given.kills):
+        command = COMMANDS[number % len(COMMANDS)]
+        moment = draw.uniform(0.0, attack.seconds[command])
+        outcome = attack.kill(command, f"killed-{number}", moment)
+        sys.stdout.write(f"{number} {command} after {moment:.1f} s: {outcome}\n")
+        sys.stdout.flush()
+        counts[outcome] = counts.get(outcome, 0) + 1
+    sys.stdout.write(f"{counts}, {attack.num_running()} runs say RUNNING\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A small disk that is full, from a real file system: one line, nothing half, and it goes on."""
+
+import contextlib
+import io
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clew import names
+from clew.__main__ import run
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.training.checkpoints import list_checkpoints, require_whole
+from tests.attack.cases import require_one_line
+from tests.attack.material import SPLITS, write_graph
+from tests.workflows.trained import copy_store, dispose_of, use_store
+
+pytestmark = pytest.mark.slow
+
+KIB = 1024
+DISK_KIB = 16 * KIB
+TRAINING = (
+    "--embedding-dim=16",
+    "--output-channels=4",
+    "--num-epochs=2",
+    "training.device=cpu",
+    "training.checkpoint_frequency=1",
+    "tracking.log_mfu=false",
+)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 16 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_KIB}k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or _failed(mount):
+        pytest.skip("this machine lets nobody mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def _failed(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+@contextlib.contextmanager
+def only(disk: Path, kib: int) -> Iterator[None]:
+    """Fill a disk but for so much."""
+    filler = disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(disk).free - kib * KIB))
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def clew(*arguments: object) -> tuple[int, str]:
+    """Run a command; return its exit code and its error, which is one line."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        code = run([str(argument) for argument in arguments])
+    lines = [line for line in errors.getvalue().splitlines() if line.startswith("clew: error")]
+    assert len(lines) == (code != 0), errors.getvalue()
+    for line in lines:
+        require_one_line(line)
+    return code, "".join(lines)
+
+
+def statuses() -> list[str]:
+    return [run.status for run in search_runs(RunQuery(kind=names.KIND_TRAIN)).runs]
+
+
+@pytest.mark.parametrize("kib", [0, 40, 200, 700])
+def test_checkpoints_on_a_full_disk(
+    disk: Path, kib: int, store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = copy_store(store_template, tmp_path)
+    use_store(monkeypatch, uri)
+    write_graph(tmp_path / "graph")
+    files = [f"--{split}={tmp_path}/graph/{split}.txt" for split in SPLITS]
+    kept = disk / "kept"
+    with only(disk, kib):
+        code, line = clew("train", *files, *TRAINING, f"--checkpoint-dir={kept}")
+    assert code in {0, 3}
+    assert statuses() == ["FAILED" if code else "FINISHED"]
+    if code:
+        assert "No space left on device; free some space there" in line
+    assert not list(disk.rglob(".*.tmp"))
+    whole = list_checkpoints(kept / "checkpoints")
+    for record in whole:
+        require_whole(record.path)
+    if code and whole:
+        assert clew("train", "--resume", f"--checkpoint-dir={kept}")[0] == 0
+    dispose_of(uri)
+
+
+def test_everything_on_a_full_disk(
+    disk: Path, store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store and the journal, too: the run ends when there is room again."""
+    uri = copy_store(store_template, disk)
+    use_store(monkeypatch, uri)
+    write_graph(tmp_path / "graph")
+    files = [f"--{split}={tmp_path}/graph/{split}.txt" for split in SPLITS]
+    with only(disk, 100):
+        code, _ = clew("train", *files, *TRAINING)
+    assert code in {2, 3}
+    assert clew("sync")[0] == 0
+    assert "RUNNING" not in statuses()
+    dispose_of(uri)

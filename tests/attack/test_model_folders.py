@@ -1,0 +1,69 @@
+"""Model folders as they are served: vocabularies, known triples, calibrations, tokens, records."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from clew.image_sequences.requests import WindowPredictor
+from clew.language_modeling.model_folder import load_text_folder
+from clew.language_modeling.writer import continuation
+from clew.link_prediction.answers import Query
+from clew.link_prediction.model_folder import load_predictor
+from tests.attack.cases import attempt, fuzz
+from tests.attack.damage import damaged_bytes, damaged_json
+from tests.attack.material import Material
+from tests.attack.test_reports import damaged_parquet
+
+pytestmark = pytest.mark.slow
+
+
+def ask_graph(folder: Path) -> None:
+    predictor = load_predictor(folder)
+    query = Query("location_of", head="acquired_abnormality")
+    predictor.predict([query], level=0.9 if predictor.answer_sets and predictor.known else None)
+
+
+def ask_text(folder: Path) -> None:
+    continuation(load_text_folder(folder), "3 green", max_tokens=2)
+
+
+ASK: dict[str, Callable[[Path], object]] = {
+    "graph": ask_graph,
+    "text": ask_text,
+    "frames": WindowPredictor.load,
+}
+
+
+@pytest.mark.parametrize("kind", ASK)
+def test_files_of_a_model_folder(kind: str, material: Material, place: Path) -> None:
+    source, folder = material.model(kind), place / kind
+    names = sorted(
+        str(path.relative_to(source))
+        for path in source.rglob("*")
+        if path.is_file() and path.name != "model.safetensors"
+    )
+
+    def damaged(draw: DrawFn, path: Path) -> bytes:
+        content = path.read_bytes()
+        if path.suffix == ".parquet":
+            return damaged_parquet(draw, content)
+        if path.suffix == ".json" and draw(st.integers(0, 3)):
+            said = json.loads(content)
+            if path.name == "manifest.json":
+                said.pop("sha256", None)
+            return draw(damaged_json(said))
+        return draw(damaged_bytes(content))
+
+    def case(draw: DrawFn) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+        path = folder / draw(st.sampled_from(names))
+        path.write_bytes(damaged(draw, path))
+        attempt(lambda: ASK[kind](folder))
+
+    fuzz(0.01, case)

@@ -1,0 +1,52 @@
+"""Takes the documents' picture of every page of the dashboard, over a store that people know.
+
+python -m tests.browser.pictures FOLDER    (`make pictures`, after `make demo`)
+"""
+
+import sys
+from pathlib import Path
+
+from clew.names import KIND_TRACE, KIND_TRAIN
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.store import prepare_client_environment, tracking_uri
+from tests.browser.dashboard import Dashboard, chromium, serving
+
+WINDOW = {"width": 1200, "height": 900}
+
+
+def newest(uri: str, kind: str, most: int) -> list[str]:
+    """Return the ids of the newest finished runs of a kind."""
+    query = RunQuery(kind=kind, status="FINISHED")
+    return [run.run_id for run in search_runs(query, limit=most, uri=uri).runs]
+
+
+def addresses(uri: str) -> dict[str, str]:
+    """Return the address of each page with something to see on it."""
+    trained, (explained,) = newest(uri, KIND_TRAIN, 2), newest(uri, KIND_TRACE, 1)
+    return {
+        "overview": "/",
+        "compare": f"/compare?runs={','.join(reversed(trained))}",
+        "influence": f"/influence?run={explained}&fact=1",
+        "reviews": "/reviews",
+        "models": "/models",
+        "studies": "/studies?view=Memory",
+        "ask": "/ask",
+    }
+
+
+def take(uri: str, folder: Path) -> None:
+    """Serve a store and write `PAGE.png` for each page."""
+    prepare_client_environment()
+    folder.mkdir(parents=True, exist_ok=True)
+    with serving(uri) as address, chromium() as browser:
+        for name, path in addresses(uri).items():
+            page = browser.new_context(viewport=WINDOW).new_page()  # type: ignore[arg-type]
+            dashboard = Dashboard(page, address).open(path)
+            dashboard.picture(folder / f"{name}.png")
+            if dashboard.problems:
+                raise RuntimeError(f"{name}: {'; '.join(dashboard.problems)}")
+            page.context.close()
+
+
+if __name__ == "__main__":
+    take(tracking_uri(), Path(sys.argv[1]))

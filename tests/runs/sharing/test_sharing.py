@@ -1,0 +1,187 @@
+"""Explanations for others: a page without anything from elsewhere, and valid TRAPI."""
+
+import json
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from reasoner_pydantic import Response
+
+from clew.__main__ import run as clew
+from clew.errors import ConfigError, TrackingError
+from clew.runs.reading.kinds import NUM_LOOKS, looks
+from clew.runs.sharing.explanation import Explanation, open_explanation
+from clew.runs.sharing.html_report import html_report
+from clew.runs.sharing.trapi import PREDICTION, PROPONENTS, trapi_json
+from tests.recorded import HOSTILE, NUM_TESTS, Recorded
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture
+def explained(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Explanation:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
+    return open_explanation(recorded.runs["trace"], 0)
+
+
+@pytest.fixture
+def hostile(recorded: Recorded) -> Explanation:
+    return open_explanation(recorded.runs["trace hostile"], 0, uri=recorded.uri)
+
+
+class Page(HTMLParser):
+    """What a page holds: its elements with their attributes, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_says_what_was_found(explained: Explanation) -> None:
+    page = Page(html_report(explained, now=NOW))
+    first = explained.facts.iloc[0]
+    for said in (
+        explained.test["head"],
+        first["head"],
+        first["relation"],
+        "How far to trust it",
+        "not been tested",
+        explained.model.run_id if explained.model else "?",
+        "2026-01-02",
+    ):
+        assert said in page.text
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("h1") == tags.count("svg") == 1
+    shapes = sum(tag in ("circle", "rect") for tag in tags)
+    assert shapes >= 2, "both ends are drawn"
+
+
+@pytest.mark.parametrize("kind", ["explained", "hostile"])
+def test_a_page_holds_all_that_it_shows(kind: str, request: pytest.FixtureRequest) -> None:
+    page = Page(html_report(request.getfixturevalue(kind), now=NOW))
+    loads = {"script", "img", "link", "iframe", "object", "embed", "base", "form"}
+    assert not loads & {tag for tag, _ in page.elements}
+    for tag, attributes in page.elements:
+        assert "src" not in attributes
+        assert not [name for name in attributes if name.startswith("on")]
+        href = attributes.get("href") or "https://"
+        assert href.startswith("https://"), (tag, href)
+
+
+def test_hostile_names_are_text(hostile: Explanation) -> None:
+    html = html_report(hostile, now=NOW)
+    named = [name for name in HOSTILE if name in hostile.title]
+    assert named
+    for name in named:
+        assert name in Page(html).text
+    assert "<script" not in html
+
+
+def test_paths_come_in_sentences(hostile: Explanation) -> None:
+    assert hostile.paths
+    text = Page(html_report(hostile, now=NOW)).text
+    for path in hostile.paths[:5]:
+        assert path.sentence in text
+
+
+def test_a_message_is_valid_trapi(explained: Explanation) -> None:
+    response = Response.model_validate(
+        json.loads(trapi_json(explained)), context={"normalize": False}
+    )
+    message = response.message
+    edges, nodes = message.knowledge_graph.edges, message.knowledge_graph.nodes
+    for edge in edges.values():
+        assert {edge.subject, edge.object} <= set(nodes.keys())
+    (result,) = message.results
+    (analysis,) = result.analyses
+    assert {binding.id for binding in analysis.edge_bindings["e0"]} == {PREDICTION}
+    assert set(analysis.support_graphs) == set(message.auxiliary_graphs.keys())
+    for graph in message.auxiliary_graphs.values():
+        assert set(graph.edges) <= set(edges.keys())
+
+
+@pytest.mark.parametrize("kind", ["explained", "hostile"])
+def test_the_support_graph_holds_the_proponents_with_scores(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    explanation = request.getfixturevalue(kind)
+    content = json.loads(trapi_json(explanation))
+    Response.model_validate(content)
+    message = content["message"]
+    helping = explanation.facts[explanation.facts["influence"] > 0].head(50)
+    names = message["auxiliary_graphs"][PROPONENTS]["edges"]
+    assert len(names) == len(helping)
+    for name, (_, fact) in zip(names, helping.iterrows(), strict=True):
+        attributes = message["knowledge_graph"]["edges"][name]["attributes"]
+        values = {a.get("original_attribute_name"): a["value"] for a in attributes}
+        assert values["influence"] == pytest.approx(fact["influence"])
+        assert values["relation"] == fact["relation_id"]
+    for number, path in enumerate(explanation.paths[:10], 1):
+        edges = message["auxiliary_graphs"][f"path-{number}"]["edges"]
+        assert edges == [f"fact-{rank}" for rank in path.ranks]
+
+
+@pytest.mark.parametrize("form", ["html", "trapi"])
+def test_the_command_writes_a_file(
+    recorded: Recorded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
+    target = tmp_path / "why"
+    arguments = ["report", f"--explanation={recorded.runs['trace']}", f"--output={target}"]
+    assert clew([*arguments, "--test=1", f"--format={form}"]) == 0
+    assert "why the model believes that" in capsys.readouterr().out
+    text = target.read_text()
+    assert text.startswith("<!doctype html>" if form == "html" else "{")
+
+
+def test_files_alone_are_enough(recorded: Recorded) -> None:
+    explanation = open_explanation(str(recorded.files("trace", "influence")), 2)
+    assert explanation.run is None
+    assert len(explanation.facts)
+    assert "How far to trust it" in html_report(explanation)
+
+
+def test_what_cannot_be_told(recorded: Recorded, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"from 0 to {NUM_TESTS - 1}"):
+        open_explanation(recorded.runs["trace"], 99, uri=recorded.uri)
+    with pytest.raises(ConfigError, match="explains no triple"):
+        open_explanation(recorded.runs["trace text"], 0, uri=recorded.uri)
+    with pytest.raises(ConfigError, match=re.escape("no influence.json there")):
+        open_explanation(str(tmp_path), 0)
+    with pytest.raises(TrackingError, match="no run"):
+        open_explanation("0" * 32, 0, uri=recorded.uri)
+
+
+def test_kinds_are_categories_and_looks(explained: Explanation) -> None:
+    kinds = {str(explained.test["head_id"]): "Drug", str(explained.test["tail_id"]): "Disease"}
+    told = Explanation(**{**vars(explained), "kinds": kinds})
+    nodes = json.loads(trapi_json(told))["message"]["knowledge_graph"]["nodes"]
+    found = {category for node in nodes.values() for category in node["categories"]}
+    assert found == {"biolink:Drug", "biolink:Disease", "biolink:NamedThing"}
+    page = Page(html_report(told, now=NOW))
+    assert "Drug" in page.text
+    assert "Disease" in page.text
+
+
+def test_kinds_look_different_and_stay_so() -> None:
+    kinds = {f"e{number}": f"kind {number:02}" for number in range(NUM_LOOKS)}
+    all_looks = looks(kinds, kinds)
+    assert len(set(all_looks.values())) == NUM_LOOKS
+    assert looks(kinds, ["e3"]) == {"kind 03": all_looks["kind 03"]}
+    assert looks(kinds, ["unknown"]) == {}
+    assert pd.Series(kinds).nunique() == NUM_LOOKS

@@ -1,0 +1,119 @@
+"""The page of a run, over stores that commands filled."""
+
+import pandas as pd
+import pytest
+
+from clew import names
+from clew.runs.reading.lineage import lineage
+from clew.runs.reading.run_files import list_data, list_files, read_by_relation
+from clew.runs.reading.runs import find_run
+from clew.ui.data.run_page import mlflow_page
+from tests.recorded import MODEL, Recorded
+from tests.ui.conftest import Open, shown
+
+
+def test_a_training_with_all_that_was_recorded(page: Open, many: Recorded) -> None:
+    run_id = many.runs["fp32 0"]
+    app = page("run", many.uri, id=run_id)
+    text = shown(app)
+    assert app.title[0].value == "umls fp32"
+    assert not app.error
+    for part in ("clew train", "run-", run_id, "fingerprint", "cores", "parameters", MODEL):
+        assert part in text or part == MODEL, part
+    headings = [heading.value for heading in app.subheader]
+    assert headings == [
+        "Metrics",
+        "Ranks by relation",
+        "Comes from, led to",
+        "Files",
+        "Configuration",
+        "Log",
+    ]
+    metrics = app.dataframe[0].value
+    assert metrics["Metric"][0] == "MRR, validation"
+    assert set(metrics["Of"]) >= {"Quality", "Training", "Time", "Memory"}
+
+
+@pytest.mark.parametrize(
+    "name", ["trace", "trace text", "frames", "study", "failed", "killed", "hostile", "stuck"]
+)
+def test_a_run_of_any_kind(page: Open, many: Recorded, name: str) -> None:
+    app = page("run", many.uri, id=many.runs[name])
+    assert not app.error, [error.value for error in app.error]
+    assert many.runs[name] in shown(app)
+
+
+def test_the_metric_in_the_address_is_drawn(page: Open, many: Recorded) -> None:
+    app = page("run", many.uri, id=many.runs["fp32 1"], metric=names.TRAIN_LOSS)
+    assert "Training loss" in shown(app)
+    assert "what training makes small" in shown(app).lower()
+
+
+def test_a_run_that_is_gone(page: Open, many: Recorded) -> None:
+    app = page("run", many.uri, id="0" * 32)
+    assert any("No run" in warning.value for warning in app.warning)
+    assert len(app.dataframe) == 1, "the table to choose from"
+
+
+def test_the_ranks_are_those_that_were_stored(many: Recorded, tmp_path) -> None:
+    run_id = many.runs["fp32 1"]
+    frame = read_by_relation(run_id, "test", tmp_path, uri=many.uri)
+    weights = frame["num_queries"]
+    mean = (frame[names.MRR] * weights).sum() / weights.sum()
+    assert mean == pytest.approx(find_run(run_id, many.uri).metrics["test/mrr"], rel=1e-5)
+    assert set(frame["side"]) == {"head", "tail"}
+
+
+def test_where_a_run_comes_from_and_what_it_led_to(many: Recorded) -> None:
+    found = lineage(find_run(many.runs["fp32 1"], many.uri), uri=many.uri)
+    made = {relative.run.run_id: relative.how for relative in found.results}
+    assert made[many.runs["trace"]] == "explanation"
+    assert "promotion" in made.values()
+    assert [(version.model, version.version) for version in found.versions] == [(MODEL, 1)]
+    (source,) = lineage(find_run(many.runs["trace"], many.uri), uri=many.uri).sources
+    assert (source.how, source.run.run_id) == ("works on the model of", many.runs["fp32 1"])
+
+
+@pytest.mark.parametrize("name", ["fp32 1", "trace"])
+def test_a_run_names_its_data(many: Recorded, name: str) -> None:
+    (data,) = list_data(many.runs[name], uri=many.uri)
+    run = find_run(many.runs[name], many.uri)
+    assert data.name == "umls"
+    assert run.tags[names.TAG_DATA_FINGERPRINT].startswith(data.fingerprint)
+
+
+def test_a_promotion_names_its_data(many: Recorded) -> None:
+    found = lineage(find_run(many.runs["fp32 1"], many.uri), uri=many.uri).results
+    (promotion,) = [relative.run for relative in found if relative.how == "promotion"]
+    (data,) = list_data(promotion.run_id, uri=many.uri)
+    assert (data.name, data.context) == ("umls", "promotion")
+
+
+def test_a_run_keeps_its_log_and_its_command(many: Recorded) -> None:
+    run = find_run(many.runs["fp32 0"], many.uri)
+    assert run.tags[names.TAG_COMMAND].startswith("clew train ")
+    assert names.ARTIFACT_LOG in [file.path for file in list_files(run.run_id, uri=many.uri)]
+    log = (many.files("fp32 0") / names.ARTIFACT_LOG).read_text()
+    assert "parameters" in log
+    failed = (many.files("failed") / names.ARTIFACT_LOG).read_text()
+    assert "ERROR" in failed.splitlines()[-1]
+
+
+def test_mlflow_shows_the_run_among_experiments(many: Recorded, monkeypatch) -> None:
+    run = find_run(many.runs["fp32 1"], many.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host:5000/")
+    served = mlflow_page(run)
+    assert not served.command
+    assert "secret" not in served.address
+    assert served.address.endswith(f"/runs/{run.run_id}?workflowType=machine_learning")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
+    assert mlflow_page(run).command == f"mlflow ui --backend-store-uri {many.uri}"
+
+
+def test_a_table_of_metrics_without_any(many: Recorded, monkeypatch) -> None:
+    from clew.ui.data import run_page
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
+    run = find_run(many.runs["failed"], many.uri)
+    monkeypatch.setattr(run_page, "curves_of", lambda run: {})
+    assert isinstance(run_page.metric_table(run), pd.DataFrame)

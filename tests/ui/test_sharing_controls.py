@@ -1,0 +1,62 @@
+"""What the page Influence gives away, and how kinds of entities look on it."""
+
+import pandas as pd
+
+from clew.runs.reading.kinds import COLOURS, looks
+from clew.ui.components import graph, identifiers
+from tests.recorded import Recorded
+from tests.ui.conftest import Open
+
+
+def test_an_explanation_can_be_shared(page: Open, many: Recorded) -> None:
+    app = page("influence", many.uri, run=many.runs["trace"])
+    labels = [button.label for button in app.get("download_button")]
+    assert "⤓ Report to mail (HTML)" in labels
+    assert "⤓ TRAPI message (JSON)" in labels
+
+
+def rows() -> tuple[pd.Series, pd.DataFrame]:
+    test = pd.Series(
+        {"head_id": "MESH:D1", "head": "aspirin", "relation_id": "treats", "relation": "treats"}
+        | {"tail_id": "X:2", "tail": "pain"}
+    )
+    facts = pd.DataFrame([dict(test) | {"influence": 1.0, "rank": 1}])
+    return test, facts
+
+
+def test_kinds_are_symbols_and_colours() -> None:
+    test, facts = rows()
+    kinds = {"MESH:D1": "Drug", "X:2": "Disease"}
+    drawn = {}
+    for told in ({}, kinds):
+        nodes = graph.spec(test, facts, column="influence", kinds=told)["series"][0]["data"]
+        drawn[len(told)] = {n["id"]: (n["symbol"], n["itemStyle"]["color"]) for n in nodes}
+    assert len(set(drawn[0].values())) == 1
+    look = looks(kinds, kinds)
+    assert drawn[2]["MESH:D1"] == (look["Drug"].symbol, look["Drug"].colour)
+    assert drawn[2]["X:2"] == (look["Disease"].symbol, look["Disease"].colour)
+    assert drawn[2]["X:2"] != drawn[2]["MESH:D1"]
+
+
+def test_identifiers_are_links_only_to_known_databases() -> None:
+    test, _ = rows()
+    line = str(identifiers.line(test, {"X:2": "<b>Disease</b>"}))
+    assert 'href="https://meshb.nlm.nih.gov/record/ui?ui=D1"' in line
+    assert line.count("<a ") == 1
+    assert "&lt;b&gt;Disease&lt;/b&gt;" in line
+    same = test.copy()
+    same["head"], same["head_id"], same["tail"], same["tail_id"] = "virus", "virus", "a", "a"
+    assert str(identifiers.line(same, {})) == ""
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_of_kinds_stand_out_in_both_themes() -> None:
+    for background in ("#ffffff", "#10181c"):
+        for colour in COLOURS:
+            darker, lighter = sorted((luminance(colour), luminance(background)))
+            assert (lighter + 0.05) / (darker + 0.05) >= 3

@@ -1,0 +1,122 @@
+"""Servers in processes of their own, as a person would start them, and requests to them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from clew.runs import store
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def process(command: list[str], log: Path, address: str, **environment: str) -> Iterator[None]:
+    """Start a server, wait for its first answer, and end it with all its children."""
+    variables = os.environ | environment | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            env=variables,
+            cwd=log.parent,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        while store.probe(address) is not None:
+            if child.poll() is not None:
+                raise RuntimeError(log.read_text(encoding="utf-8")[-3000:])
+            time.sleep(0.2)
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def post(address: str, content: object, kind: str = "application/json") -> tuple[int, Any]:
+    """Send a request as anybody would, without MLflow; bytes are sent as they are."""
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    request = urllib.request.Request(
+        f"{address}/invocations", data=data, headers={"Content-Type": kind}
+    )
+    try:
+        with urllib.request.urlopen(request) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def refused(address: str, content: object, kind: str = "application/json") -> tuple[int, str]:
+    """Send a mistake; return the status and the one line of the answer, which has nothing else."""
+    status, answer = post(address, content, kind)
+    assert answer.keys() == {"error_code", "message"}
+    line = answer["message"]
+    assert len(line.splitlines()) == 1
+    assert len(line) <= 600
+    assert not any(word in line for word in ("Traceback", 'File "', "site-packages"))
+    return status, line
+
+
+FORMLESS = {
+    "deep": (b'{"dataframe_records": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deeply"),
+    "rather deep": (b'{"inputs": ' + b"[" * 300 + b"]" * 300 + b"}", "expected rows"),
+    "no JSON": (b'{"dataframe_records": [', "no JSON (Expecting value"),
+    "no text": (b"\xff\xfe", "no JSON"),
+    "a list": ([{"x": 1}], "no JSON object"),
+    "no rows": ({"params": {}}, "none of dataframe_records"),
+    "two kinds of rows": ({"inputs": [], "instances": []}, "inputs and instances"),
+    "rows of another kind": ({"dataframe_records": 7}, "expected rows"),
+    "numbers as rows": ({"dataframe_records": [1, None]}, "expected rows"),
+    "ragged": ({"dataframe_split": {"columns": ["a"], "data": [[1, 2]]}}, "expected rows"),
+    "params is a list": ({"dataframe_records": [{}], "params": [1]}, "params is no JSON object"),
+    "no columns": ({"dataframe_records": [{}]}, "expected rows"),
+    "unknown columns alone": ({"dataframe_records": [{"x": 1}]}, "expected rows"),
+}
+"""Mistakes that any model refuses, and what is said."""
+
+
+def check_formless(address: str) -> None:
+    """Send mistakes of form; the server still answers after them."""
+    for name, (content, said) in FORMLESS.items():
+        status, line = refused(address, content)
+        assert (name, status) == (name, 400), line
+        assert said in line, name
+    large = json.dumps({"dataframe_records": [{"x": "y" * 50_000_000}]}).encode()
+    status, line = refused(address, large)
+    assert (status, line) == (413, "the request is larger than 16 MiB; send fewer rows at once")
+    for kind in ("text/csv", "application/vnd.apache.parquet"):
+        status, line = refused(address, b'"\x00\n1,2\n1,2,3\n', kind)
+        assert (kind, status) == (kind, 400), line
+    status, line = refused(address, {"inputs": []}, "text/html")
+    assert status == 415
+
+
+@contextmanager
+def serving(uri: str, model: str, log: Path, **environment: str) -> Iterator[str]:
+    """Serve a champion with the command that the documentation names; no package on its path."""
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("mlflow")), "models", "serve"]
+    command += ["-m", f"models:/{model}@champion", "--env-manager", "local", "-p", str(port)]
+    address = f"http://127.0.0.1:{port}"
+    variables = environment | {
+        "MLFLOW_TRACKING_URI": uri,
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "OMP_NUM_THREADS": "1",
+    }
+    with process(command, log, address, **variables):
+        yield address

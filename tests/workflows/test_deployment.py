@@ -1,0 +1,197 @@
+"""The parts of docs/deploy/compose.yaml as processes: PostgreSQL, an S3 store, MLflow, dashboard.
+
+Commands and environments are those of the file, with ports and hosts of this machine. Not tried
+here are the images themselves and the proxy with its certificates.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clew.config.services import TrackingConfig
+from clew.errors import TrackingError
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.runs import find_run
+from tests.workflows.servers import free_port, process
+
+POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
+MISSING = [
+    what
+    for what, is_there in (
+        ("PostgreSQL (apt-get install postgresql)", POSTGRES is not None),
+        ("root or a user who may run it", os.getuid() == 0 and shutil.which("setpriv")),
+        ("moto (pip install 'moto[s3]')", find_spec("moto") is not None),
+        ("boto3 (pip install boto3)", find_spec("boto3") is not None),
+        ("psycopg2 (pip install psycopg2-binary)", find_spec("psycopg2") is not None),
+        ("Flask-WTF (pip install 'flask-wtf<2')", find_spec("flask_wtf") is not None),
+    )
+    if not is_there
+]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
+]
+FILE = Path(__file__).parents[2] / "docs/deploy/compose.yaml"
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+VALUES = {
+    "DOMAIN": "127.0.0.1",
+    "DATABASE_PASSWORD": "of-the-database",
+    "FILES_PASSWORD": "of-the-files",
+    "SERVER_KEY": "of-the-server",
+    "ADMIN_PASSWORD": "of-the-administrator",
+}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where the parts answer."""
+
+    tracking: str
+    files: str
+
+
+def filled(value: object, places: dict[str, str]) -> str:
+    """Return a value of the file with its variables and this machine's hosts and ports."""
+    text = re.sub(r"\$\{(\w+):\?\}", lambda found: VALUES[found[1]], str(value))
+    for written, here in places.items():
+        text = text.replace(written, here)
+    return text
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    services: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))[
+        "services"
+    ]
+    folder = tmp_path_factory.mktemp("deployed")
+    ports = {name: free_port() for name in ("database", "files", "tracking")}
+    tracking, files = (f"http://127.0.0.1:{ports[name]}" for name in ("tracking", "files"))
+    places = {
+        "@database/": f"@127.0.0.1:{ports['database']}/",
+        "http://files:9000": files,
+        "--port 5000": f"--port {ports['tracking']}",
+        "--host 0.0.0.0": "--host 127.0.0.1",
+        "--workers 2": "--workers 1",
+        "tracking:5000": f"127.0.0.1:{ports['tracking']}",
+        "/run/secrets/auth": str(folder / "auth.ini"),
+    }
+    example = (FILE.parent / "example.env").read_text(encoding="utf-8")
+    settings = re.search(r'AUTH_CONFIG="(.*)"', example, re.DOTALL)
+    assert settings is not None
+    own = settings[1].replace("${DATABASE_PASSWORD}", VALUES["DATABASE_PASSWORD"])
+    (folder / "auth.ini").write_text(filled(own, places), encoding="utf-8")
+    command = shlex.split(filled(services["tracking"]["command"], places))
+    environment = {k: filled(v, places) for k, v in services["tracking"]["environment"].items()}
+    with ExitStack() as stack:
+        stack.enter_context(database(folder, ports["database"]))
+        moto = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(ports["files"])]
+        stack.enter_context(process(moto, folder / "files.log", files))
+        make_bucket(files)
+        program = [sys.executable, "-m", *command]
+        stack.enter_context(process(program, folder / "tracking.log", tracking, **environment))
+        yield Deployment(tracking, files)
+
+
+def database(folder: Path, port: int) -> Any:
+    """Start PostgreSQL as a user without rights, with the user, password and base of the file."""
+    assert POSTGRES is not None
+    place = Path(f"/tmp/clew-postgres-{port}")
+    place.mkdir(mode=0o700)
+    (place / "password").write_text(VALUES["DATABASE_PASSWORD"])
+    for path in (place, place / "password"):
+        os.chown(path, 65534, 65534)
+    stack = ExitStack()
+    stack.callback(shutil.rmtree, place, ignore_errors=True)
+    data = ["-D", str(place / "data")]
+    made = [*NOBODY, str(POSTGRES / "initdb"), *data, "-U", "clew", "--auth=scram-sha-256"]
+    subprocess.run([*made, f"--pwfile={place / 'password'}"], check=True, capture_output=True)
+    options = ["-p", str(port), "-k", str(place), "-h", "127.0.0.1"]
+    server = [*NOBODY, str(POSTGRES / "postgres"), *data, *options]
+    running = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stack.callback(running.wait)
+    stack.callback(running.kill)
+    ready = [str(POSTGRES / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+    while subprocess.run(ready, check=False).returncode:
+        assert running.poll() is None
+    environment = os.environ | {"PGPASSWORD": VALUES["DATABASE_PASSWORD"]}
+    create = [str(POSTGRES / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", "clew", "clew"]
+    subprocess.run(create, check=True, env=environment)
+    return stack
+
+
+def files_of(address: str) -> Any:
+    """Return a client of the S3 store."""
+    import boto3
+
+    keys = {"aws_access_key_id": "clew", "aws_secret_access_key": VALUES["FILES_PASSWORD"]}
+    return boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys)
+
+
+def make_bucket(address: str) -> None:
+    files_of(address).create_bucket(Bucket="clew")
+
+
+@pytest.fixture
+def member(deployed: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Be somebody who knows the password."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", deployed.tracking)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", VALUES["ADMIN_PASSWORD"])
+    monkeypatch.setenv("CLEW_SPOOL", str(tmp_path / "spool"))
+
+
+@pytest.mark.usefixtures("member")
+def test_runs_go_to_the_database_and_files_to_the_bucket(
+    deployed: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    note = tmp_path / "note.txt"
+    note.write_text("kept")
+    with open_tracker(TrackingConfig(), kind="train") as tracker:
+        tracker.metrics({"valid/mrr": 0.5}, 1)
+        tracker.artifact(note)
+    run = find_run(tracker.run_id)
+    assert (run.status, run.metrics["valid/mrr"]) == ("FINISHED", 0.5)
+    listed = files_of(deployed.files).list_objects_v2(Bucket="clew")["Contents"]
+    assert [entry["Key"] for entry in listed if entry["Key"].endswith("note.txt")]
+    assert not list(tmp_path.glob("ml*"))  # nothing beside it
+
+
+@pytest.mark.usefixtures("member")
+def test_nobody_gets_in_without_a_password(
+    deployed: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{deployed.tracking}/api/2.0/mlflow/experiments/search")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "guessed")
+    with pytest.raises(TrackingError):
+        open_tracker(TrackingConfig(), kind="train")
+
+
+def test_the_dashboard_of_the_file_starts_on_its_options(
+    deployed: Deployment, tmp_path: Path
+) -> None:
+    services = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
+    port = free_port()
+    places = {"0.0.0.0": "127.0.0.1", "8501": str(port), "http://tracking:5000": deployed.tracking}
+    command = shlex.split(filled(services["dashboard"]["command"], places))
+    environment = {k: filled(v, places) for k, v in services["dashboard"]["environment"].items()}
+    address = f"http://127.0.0.1:{port}/_stcore"  # with `/health`
+    program = [sys.executable, *command[1:]]
+    paths = os.pathsep.join(str(FILE.parents[2] / part) for part in ("", "platform"))
+    with process(program, tmp_path / "ui.log", address, **environment, PYTHONPATH=paths):
+        pass

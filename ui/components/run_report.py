@@ -1,0 +1,268 @@
+"""The parts of a run's page: what it is, its metrics, ranks by relation, files, relatives, log."""
+
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from clew.ui.components import address, charts, exports, glossary, links, markup, palette, states
+from clew.ui.components.runs_table import duration, utc
+from clew.ui.data.comparison import number_text
+from clew.ui.data.run_page import (
+    Lineage,
+    MlflowPage,
+    RunData,
+    RunFile,
+)
+from clew.ui.data.runs import RunRecord, headline_key, state_of
+
+ROW_HEIGHT = 36
+MAX_HEIGHT = 430
+FACTS = (
+    ("Kind", names.TAG_KIND),
+    ("Variant", names.TAG_VARIANT),
+    ("Parameters", names.TAG_PARAMETERS),
+    ("Best step", names.TAG_BEST_STEP),
+    ("Machine", names.TAG_HARDWARE),
+    ("Device", names.TAG_DEVICE),
+    ("Commit", names.TAG_COMMIT),
+    ("Version of Clew", names.TAG_VERSION),
+    ("Decision", names.TAG_DECISION),
+)
+GROUPS = {
+    "valid": "Quality",
+    "test": "Quality",
+    "train": "Training",
+    "time": "Time",
+    "throughput": "Time",
+    "memory": "Memory",
+    "influence": "Explanations",
+    "system": "Machine",
+}
+"""Where a metric stands in the table, by the first part of its key; others come last."""
+
+
+def summary(run: RunRecord, data: list[RunData]) -> None:
+    """Show what the run is, on what data and which machine."""
+    state = state_of(run)
+    rows = [
+        ("State", f"{palette.STATE_SYMBOLS[state]} {state}"),
+        ("Started (UTC)", utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S")),
+        ("Took", duration(run)),
+        *((label, run.tags.get(tag, "")) for label, tag in FACTS),
+        *((f"Data, {found.context}", _data_text(found, run)) for found in data),
+        ("Run id", run.run_id),
+    ]
+    line = '<tr><th scope="row">{label}</th><td class="clew-wrap">{value}</td></tr>'
+    body = markup.join([markup.fill(line, label=k, value=v) for k, v in rows if v])
+    markup.show('<table class="clew-facts"><tbody>{body}</tbody></table>', body=body)
+    for warning in run.tags.get(names.TAG_WARNINGS, "").splitlines():
+        states.warning(warning)
+
+
+def _data_text(found: RunData, run: RunRecord) -> str:
+    fingerprint = run.tags.get(names.TAG_DATA_FINGERPRINT, "")
+    whole = fingerprint if fingerprint.startswith(found.fingerprint) else found.fingerprint
+    return f"{found.name}, fingerprint {whole}"
+
+
+def commands(run: RunRecord, repeating: str, mlflow: MlflowPage) -> None:
+    """Show how the run was started, what makes it again, and where MLflow shows it."""
+    if typed := run.tags.get(names.TAG_COMMAND, ""):
+        st.markdown("**Started by**")
+        st.code(typed, language="bash", wrap_lines=True)
+    if repeating:
+        st.markdown("**Repeat it** with its own configuration")
+        st.code(repeating, language="bash", wrap_lines=True)
+    st.markdown("**In MLflow**")
+    if mlflow.command:
+        st.code(mlflow.command, language="bash", wrap_lines=True)
+    st.link_button("Open the run in MLflow ↗", mlflow.address)
+
+
+def metrics(run: RunRecord, table: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> None:
+    """Show all metrics with their trends, and the curve of the one that is chosen.
+
+    The chosen metric is in the address under `metric`.
+    """
+    if table.empty:
+        states.note("This run recorded no metrics.")
+        return
+    shown = table.assign(group=[_group(key) for key in table.index])
+    shown = shown.loc[sorted(shown.index, key=lambda key: _place(run, str(key)))]
+    wanted = address.text("metric")
+    chosen = wanted if wanted in shown.index else _first_curve(shown)
+    left, right = st.columns([1.15, 1])
+    with left:
+        _metric_table(shown, chosen)
+    with right:
+        _curve(run, chosen, curves[chosen])
+
+
+def _group(key: str) -> str:
+    return GROUPS.get(key.partition("/")[0], "Other")
+
+
+def _place(run: RunRecord, key: str) -> tuple[int, bool, bool, str]:
+    """Return where a metric comes in the table: the run's headline first, sides behind both."""
+    order = list(dict.fromkeys(GROUPS.values()))
+    group = _group(key)
+    rank = order.index(group) if group in order else len(order)
+    return rank, key != headline_key(run), key.endswith(("_head", "_tail")), key
+
+
+def _first_curve(shown: pd.DataFrame) -> str:
+    """Return the first metric that has more than one value; the first if none has."""
+    several = shown.index[shown["values"] > 1]
+    return str(several[0] if len(several) else shown.index[0])
+
+
+def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
+    keys = list(shown.index)
+    key = f"metrics-{hash(tuple(keys))}-{chosen}"
+
+    def choose() -> None:
+        rows = st.session_state[key].selection.rows
+        address.write("metric", keys[rows[0]] if rows else None)
+
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "Metric": [glossary.label(name) for name in keys],
+                "Last": [number_text(value) for value in shown["last"]],
+                "Best": ["" if pd.isna(v) else number_text(v) for v in shown["best"]],
+                "Trend": [trend if len(trend) > 1 else [] for trend in shown["trend"]],
+                "Of": list(shown["group"]),
+            }
+        ),
+        key=key,
+        hide_index=True,
+        on_select=choose,
+        selection_mode="single-row",
+        selection_default={"selection": {"rows": [keys.index(chosen)], "columns": [], "cells": []}},
+        column_config={
+            "Metric": st.column_config.TextColumn(width="medium"),
+            "Best": st.column_config.TextColumn(
+                width="small", help="Where larger or smaller values are better."
+            ),
+            "Last": st.column_config.TextColumn(width="small"),
+            "Trend": st.column_config.LineChartColumn(width="small"),
+            "Of": st.column_config.TextColumn(width="small"),
+        },
+        row_height=ROW_HEIGHT,
+        height=min(38 + ROW_HEIGHT * len(keys), MAX_HEIGHT),
+    )
+
+
+def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
+    words = glossary.words(key)
+    st.markdown(f"**{markup.markdown(words.label)}**: {markup.markdown(words.help)}")
+    if len(curve) < 2:
+        states.note(f"It has one value, at step {int(curve['step'].iloc[-1]):,}.")
+        return
+    name = run.name or run.run_id[:8]
+    frame = curve.assign(run=name, group=name)
+    spec = charts.curves(frame, key=key, order=[name], by_time=False)
+    st.altair_chart(spec.properties(height=charts.HEIGHT), width="stretch")
+
+
+def relations(frame: pd.DataFrame) -> None:
+    """Show the quality of each side of each relation."""
+    columns = {
+        "label": st.column_config.TextColumn("Relation", width="medium"),
+        "side": st.column_config.TextColumn(
+            "Asked for", width="small", help="Which end of the triple the model had to name."
+        ),
+        "num_queries": st.column_config.NumberColumn("Questions", width="small"),
+        names.MRR: st.column_config.ProgressColumn(
+            "MRR",
+            help=glossary.words(names.metric("test", names.MRR)).help,
+            min_value=0.0,
+            max_value=1.0,
+            format="%.3f",
+        ),
+        names.MEAN_RANK: st.column_config.NumberColumn(
+            "Mean rank", format="%.1f", width="small", help="1 is perfect."
+        ),
+    }
+    hits = [names.hits_at(k) for k in (1, 3, 10) if names.hits_at(k) in frame]
+    for name in hits:
+        label = glossary.words(names.metric("test", name)).label.partition(",")[0]
+        columns[name] = st.column_config.NumberColumn(label, format="%.3f", width="small")
+    shown = frame[[*columns]]
+    st.dataframe(
+        shown,
+        hide_index=True,
+        column_config=columns,
+        row_height=ROW_HEIGHT,
+        height=min(38 + ROW_HEIGHT * len(shown), MAX_HEIGHT),
+    )
+    exports.button("CSV", shown.to_csv(index=False), "ranks_by_relation.csv", "text/csv")
+
+
+def relatives(found: Lineage) -> None:
+    """Show where the run comes from and what came of it, each with a link."""
+    if not (found.sources or found.results or found.versions):
+        states.note("It comes from no other run, and nothing has been made of it yet.")
+    for source in found.sources:
+        links.to(
+            "run", f"{source.how} {source.run.name or source.run.run_id[:8]}", id=source.run.run_id
+        )
+    for version in found.versions:
+        aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
+        links.to(
+            "models", f"{version.model} version {version.version}{aliases}", model=version.model
+        )
+    for result in found.results:
+        run = result.run
+        day = utc(run.started_ms).strftime("%Y-%m-%d %H:%M")
+        links.to("run", f"{result.how}: {run.name or run.run_id[:8]}, {day}", id=run.run_id)
+        if run.tags.get(names.TAG_KIND) == names.KIND_TRACE:
+            links.to("influence", "its explanations", run=run.run_id)
+
+
+def files(found: list[RunFile]) -> None:
+    """Show the run's files with their sizes."""
+    if not found:
+        states.note("This run keeps no files.")
+        return
+    frame = pd.DataFrame(
+        {"File": [f.path for f in found], "Size [KiB]": [f.size_bytes / 1024 for f in found]}
+    )
+    st.dataframe(
+        frame,
+        hide_index=True,
+        column_config={
+            "File": st.column_config.TextColumn(width="large"),
+            "Size [KiB]": st.column_config.NumberColumn(format="%.1f", width="small"),
+        },
+        row_height=ROW_HEIGHT,
+        height=min(38 + ROW_HEIGHT * len(found), MAX_HEIGHT),
+    )
+
+
+def configuration(run: RunRecord) -> None:
+    """Show the resolved configuration, a setting a row."""
+    prefix = names.PARAMETER_PREFIX
+    frame = pd.DataFrame(
+        {
+            "Setting": [key.removeprefix(prefix) for key in sorted(run.params)],
+            "Value": [run.params[key] for key in sorted(run.params)],
+        }
+    )
+    if frame.empty:
+        states.note("This run records no configuration of its own; its model's run does.")
+        return
+    st.dataframe(
+        frame,
+        hide_index=True,
+        row_height=ROW_HEIGHT,
+        height=min(38 + ROW_HEIGHT * len(frame), MAX_HEIGHT),
+    )
+
+
+def log(text: str) -> None:
+    """Show what the run said."""
+    if not text:
+        states.note("This run keeps no log: it had nothing to say, or is of an older version.")
+        return
+    st.code(text, language=None, height=MAX_HEIGHT, wrap_lines=True)

@@ -1,0 +1,150 @@
+"""One run for its page: its curves, files, data, log, and what it has to do with other runs."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from clew.config.directions import direction_of
+from clew.runs import store
+from clew.runs.reading.lineage import Lineage, ModelVersion, Relative, lineage
+from clew.runs.reading.metrics import pick_values, run_histories
+from clew.runs.reading.run_files import (
+    RunData,
+    RunFile,
+    list_data,
+    list_files,
+    read_by_relation,
+    read_log,
+    splits_by_relation,
+)
+from clew.ui.data.runs import RunRecord
+
+__all__ = ["Lineage", "ModelVersion", "Relative", "RunData", "RunFile", "splits_by_relation"]
+
+SECONDS_FRESH = 10
+DEFAULT_MLFLOW_ADDRESS = "http://127.0.0.1:5000"
+EXPERIMENT_MODE = "workflowType=machine_learning"
+"""MLflow's pages have two modes; this one has runs, metrics and models in its menu."""
+
+
+@dataclass(frozen=True)
+class MlflowPage:
+    """Where MLflow's own page of a run is; with the command that serves it, if one is needed."""
+
+    address: str
+    command: str
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=32, show_spinner=False)
+def _curves(uri: str, run: RunRecord) -> dict[str, pd.DataFrame]:
+    return run_histories(run, uri=uri)
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
+def _files(uri: str, run_id: str) -> list[RunFile]:
+    return list_files(run_id, uri=uri)
+
+
+@st.cache_data(ttl=60, max_entries=64, show_spinner=False)
+def _data(uri: str, run_id: str) -> list[RunData]:
+    return list_data(run_id, uri=uri)
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
+def _lineage(uri: str, run: RunRecord) -> Lineage:
+    return lineage(run, uri=uri)
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def _by_relation(uri: str, run_id: str, split: str) -> pd.DataFrame:
+    with tempfile.TemporaryDirectory(prefix="clew-ranks-") as folder:
+        return read_by_relation(run_id, split, Path(folder), uri=uri)
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def _log(uri: str, run_id: str) -> str:
+    with tempfile.TemporaryDirectory(prefix="clew-log-") as folder:
+        return read_log(run_id, Path(folder), uri=uri)
+
+
+def curves_of(run: RunRecord) -> dict[str, pd.DataFrame]:
+    """Return the curves of all metrics, by key: rows `run_id, step, seconds, value`."""
+    return _curves(store.tracking_uri(), run)
+
+
+def metric_table(run: RunRecord) -> pd.DataFrame:
+    """Return a row a metric, its key as index: `last`, `best`, `trend`, `values` (how many)."""
+    rows = {}
+    for key, curve in curves_of(run).items():
+        best = pick_values(curve, key, "best") if direction_of(key) else {}
+        rows[key] = {
+            "last": run.metrics[key],
+            "best": best.get(run.run_id),
+            "trend": [float(value) for value in curve["value"]],
+            "values": len(curve),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["last", "best", "trend", "values"])
+
+
+def files_of(run: RunRecord) -> list[RunFile]:
+    """Return the run's files, by path."""
+    return _files(store.tracking_uri(), run.run_id)
+
+
+def data_of(run: RunRecord) -> list[RunData]:
+    """Return the data sets that the run read."""
+    return _data(store.tracking_uri(), run.run_id)
+
+
+def lineage_of(run: RunRecord) -> Lineage:
+    """Return where the run comes from and what came of it."""
+    return _lineage(store.tracking_uri(), run)
+
+
+def by_relation(run: RunRecord, split: str) -> pd.DataFrame:
+    """Return the quality of each side of each relation, the most frequent relation first."""
+    frame = _by_relation(store.tracking_uri(), run.run_id, split)
+    return frame.sort_values(["num_queries", "label", "side"], ascending=[False, True, True])
+
+
+def log_of(run: RunRecord) -> str:
+    """Return what the run said; empty if it keeps no log."""
+    if not any(file.path == names.ARTIFACT_LOG for file in files_of(run)):
+        return ""
+    return _log(store.tracking_uri(), run.run_id)
+
+
+def repeating_commands(run: RunRecord) -> str:
+    """Return the commands that make such a run again; empty where it keeps no configuration."""
+    if not any(file.path == names.ARTIFACT_CONFIG_YAML for file in files_of(run)):
+        return ""
+    folder = f"run-{run.run_id[:8]}"
+    return (
+        f"mlflow artifacts download --run-id {run.run_id} "
+        f"--artifact-path {names.ARTIFACT_CONFIG_YAML} --dst-path {folder}\n"
+        f"clew train --config {folder}/{names.ARTIFACT_CONFIG_YAML}"
+    )
+
+
+def mlflow_page(run: RunRecord) -> MlflowPage:
+    """Return where MLflow shows the run: on the tracking server, or on one that has to be started.
+
+    The path opens the run among experiments rather than among traces of language models.
+    """
+    uri = store.tracking_uri()
+    is_served = store.database_path(uri) is None and uri.startswith(("http://", "https://"))
+    base = _without_secrets(uri) if is_served else DEFAULT_MLFLOW_ADDRESS
+    run_path = f"experiments/{quote(run.experiment_id)}/runs/{quote(run.run_id)}"
+    command = "" if is_served else f"mlflow ui --backend-store-uri {store.address(uri)}"
+    return MlflowPage(f"{base}/#/{run_path}?{EXPERIMENT_MODE}", command)
+
+
+def _without_secrets(uri: str) -> str:
+    """Return a server's address without user, password and query; the browser asks for them."""
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")

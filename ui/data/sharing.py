@@ -1,0 +1,49 @@
+"""Explanations for others: kinds of entities, a page to mail, a TRAPI message."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import pandas as pd
+
+from clew import names
+from clew.errors import ClewError
+from clew.runs.reading.kinds import PLAIN, Look, looks
+from clew.runs.sharing.explanation import Explanation
+from clew.runs.sharing.html_report import html_report
+from clew.runs.sharing.trapi import trapi_json
+from clew.ui.data.influence import ReportHead
+from clew.ui.data.models import vocabulary
+from clew.ui.data.paths import FactPath
+from clew.ui.data.reviews import reviews_of
+from clew.ui.data.runs import runs_by_id
+
+__all__ = ["NO_KINDS", "PLAIN", "Explanation", "Look", "html_report", "looks", "trapi_json"]
+
+NO_KINDS: Mapping[str, str] = MappingProxyType({})
+
+
+def kinds_of(head: ReportHead) -> Mapping[str, str]:
+    """Return the kinds of entities, from the run of the explained model; none if it is gone."""
+    try:
+        return vocabulary(head.run_id).kinds if head.run_id else NO_KINDS
+    except ClewError:
+        return NO_KINDS
+
+
+def shared(
+    run_id: str,
+    head: ReportHead,
+    test: pd.Series,
+    facts: pd.DataFrame,
+    paths: Sequence[FactPath],
+) -> Explanation:
+    """Return what is told of an explanation; `run_id` is empty for files from the disk."""
+    run = next(iter(runs_by_id([run_id])), None) if run_id else None
+    source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
+    model = next(iter(runs_by_id([source])), None) if source else None
+    triple = tuple(str(test[key]) for key in ("head_id", "relation_id", "tail_id"))
+    reviews = reviews_of(run_id).reviews if run else ()
+    mine = (r for r in reviews if (r.test.head, r.test.relation, r.test.tail) == triple)
+    return Explanation(
+        test, facts, tuple(paths), head, run, model, kinds=kinds_of(head), reviews=tuple(mine)
+    )

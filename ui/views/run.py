@@ -1,0 +1,105 @@
+"""Run: one run with all that was recorded of it."""
+
+import streamlit as st
+
+from clew import names
+from clew.runs import store
+from clew.ui.components import address, links, markup, run_filters, run_report, runs_table, states
+from clew.ui.data.run_page import (
+    by_relation,
+    curves_of,
+    data_of,
+    files_of,
+    lineage_of,
+    log_of,
+    metric_table,
+    mlflow_page,
+    repeating_commands,
+    splits_by_relation,
+)
+from clew.ui.data.runs import RunQuery, RunRecord, number_of_runs, runs_by_id, runs_page
+
+
+def render() -> None:
+    """Show the page."""
+    markup.style()
+    with states.guarded("The run"):
+        wanted = address.text("id")
+        found = runs_by_id([wanted])
+        if found:
+            _run(found[0])
+            return
+        st.title("Run", anchor=False)
+        if number_of_runs(RunQuery()) == 0:
+            states.empty_store(store.shown(store.tracking_uri()))
+            return
+        if wanted:
+            states.warning(f"No run {wanted} is in the store; it may have been deleted.")
+        _choose()
+
+
+def _choose() -> None:
+    """Let a person choose a run."""
+    query = run_filters.run_query(run_filters.experiment())
+    page = runs_page(query, runs_table.current_page("run", query))
+    if not page.runs:
+        states.nothing("Nothing matches", "No run matches these filters; clear one of them.")
+        return
+    chosen = runs_table.choose(page.runs, key="run", several=False)
+    runs_table.pager(page, number_of_runs(query), key="run")
+    if chosen:
+        address.write("id", chosen[0])
+        st.rerun()
+
+
+def _run(run: RunRecord) -> None:
+    st.title(markup.markdown(run.name or run.run_id[:8]), anchor=False)
+    _actions(run)
+    left, right = st.columns([1, 1.15], gap="large")
+    with left, states.guarded("What the run is"):
+        run_report.summary(run, data_of(run))
+    with right, states.guarded("Its commands"):
+        run_report.commands(run, repeating_commands(run), mlflow_page(run))
+    st.subheader("Metrics", anchor=False)
+    with states.guarded("The metrics"):
+        run_report.metrics(run, metric_table(run), curves_of(run))
+    with states.guarded("The ranks by relation"):
+        _relations(run)
+    left, right = st.columns(2, gap="large")
+    with left, states.guarded("What it comes from"):
+        st.subheader("Comes from, led to", anchor=False)
+        run_report.relatives(lineage_of(run))
+    with right, states.guarded("Its files"):
+        st.subheader("Files", anchor=False)
+        run_report.files(files_of(run))
+    left, right = st.columns(2, gap="large")
+    with left, states.guarded("The configuration"):
+        st.subheader("Configuration", anchor=False)
+        run_report.configuration(run)
+    with right, states.guarded("The log"):
+        st.subheader("Log", anchor=False)
+        run_report.log(log_of(run))
+
+
+def _actions(run: RunRecord) -> None:
+    """Offer the pages that show more of the run."""
+    kind = run.tags.get(names.TAG_KIND)
+    with st.container(horizontal=True):
+        links.to("overview", "All runs")
+        if kind == names.KIND_TRAIN:
+            links.to("compare", "Compare", runs=run.run_id)
+            links.to("models", "Promote", candidate=run.run_id)
+        if kind == names.KIND_TRACE:
+            links.to("influence", "Read the explanations", run=run.run_id)
+
+
+def _relations(run: RunRecord) -> None:
+    """Show the quality by relation, where an evaluation of triples recorded it."""
+    splits = splits_by_relation(files_of(run))
+    if not splits:
+        return
+    st.subheader("Ranks by relation", anchor=False)
+    split = splits[0]
+    if len(splits) > 1:
+        split = st.segmented_control("Split", splits, default=split, required=True, key="split")
+    run_report.relations(by_relation(run, split))
