@@ -112,14 +112,14 @@ def test_each_file_is_hashed_once_for_a_load(
     make_trainer: Any, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
-    digest: Callable[[Path], str] = checkpoints._sha256
+    digest: Callable[[Path], str] = checkpoints.sha256
 
     def counted(path: Path) -> str:
         hashed.append(path.name)
         return digest(path)
 
     trainer = make_trainer(training__ema_decay=0.5)
-    monkeypatch.setattr(checkpoints, "_sha256", counted)
+    monkeypatch.setattr(checkpoints, "sha256", counted)
     trainer.checkpointer.resumable.restore(written)
     assert sorted(hashed) == sorted({*FILES} - {"manifest.json"})
     hashed.clear()

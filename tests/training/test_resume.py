@@ -149,16 +149,17 @@ def test_a_checkpoint_of_another_optimizer_state_is_refused(make_trainer: Any) -
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+import clew.training.checkpoint_files as checkpoint_files
 import clew.training.checkpoints as checkpoints
 folder, stop_in = Path(sys.argv[1]), sys.argv[2]
 import torch
 from torch import nn
-real = {"save": checkpoints.save_file, "rename": Path.replace}
+real = {"save": checkpoint_files.save_file, "rename": Path.replace}
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
 if stop_in == "save":
     calls = iter(range(2))
-    checkpoints.save_file = lambda *a: real["save"](*a) if next(calls) == 0 else die()
+    checkpoint_files.save_file = lambda *a: real["save"](*a) if next(calls) == 0 else die()
 else:
     Path.replace = die
 model = nn.Linear(3, 3)

@@ -142,6 +142,12 @@ class Model:
             return predicted(self.reference, Path(frames), confidence=conformal or CONFIDENCE)
         assert relation is not None
         query = Query(relation, head=head or None, tail=tail or None)
+        return self._answers(query, top_k, filter_known=filter_known, conformal=conformal)
+
+    def _answers(
+        self, query: Query, top_k: int, *, filter_known: bool, conformal: float | None
+    ) -> pd.DataFrame:
+        """Return a graph model's answers to a question, a row each."""
         answering = self._answering
         if conformal is not None and answering.answer_sets is None:
             with open_model(self.reference) as source:
@@ -253,7 +259,7 @@ def reference_of(model: Model | Recorded | str | Path) -> str:
         return model.reference
     if model.run_id is None:
         raise UsageError(
-            "this run was not recorded, so its model cannot be found; train with "
-            "tracking.enabled=true"
+            "this run has no id: the tracking store did not answer, or another process of the "
+            "training recorded it; run clew sync, then name the run by its id"
         )
     return model.run_id

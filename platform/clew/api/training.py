@@ -28,7 +28,8 @@ class Run:
     """A finished training run."""
 
     run_id: str | None
-    """Its id in the tracking store; None if it was not recorded (`tracking.enabled=false`)."""
+    """Its id in the tracking store; None where the store did not answer, or in a process of a
+    distributed training that does not record."""
     variant: str
     """Precision and optimizations in short, for example `bf16+ckpt`."""
     metrics: dict[str, float] = field(repr=False)

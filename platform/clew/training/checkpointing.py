@@ -12,6 +12,7 @@ from torch import nn
 
 from clew import names
 from clew.errors import NonFiniteLossError, PlaceError
+from clew.training.checkpoint_files import save_tensors
 from clew.training.checkpoints import (
     AVERAGE,
     MODEL,
@@ -19,7 +20,6 @@ from clew.training.checkpoints import (
     Manifest,
     TrainingState,
     read_manifest,
-    save_tensors,
     write_checkpoint,
 )
 from clew.training.distributed import World

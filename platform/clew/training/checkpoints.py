@@ -17,10 +17,7 @@ one, so that a missing one is noticed before the sum is taken.
 """
 
 import hashlib
-import json
 import logging
-import os
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,11 +29,19 @@ import pydantic
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clew.errors import CheckpointError, OutOfMemoryError, described, quoted
 from clew.files import replacing
+from clew.training.checkpoint_files import (
+    read_json,
+    save_tensors,
+    sha256,
+    sha256_of_content,
+    sync,
+    write_json,
+)
 from clew.training.devices import free_gib
 from clew.training.progress import Count, TrainingValues, Weight
 from clew.training.sharding.files import read_rows, rows_files, split_rows
@@ -144,11 +149,11 @@ def write_checkpoint(
                 save_tensors(
                     split_rows(training.average, shards, AVERAGE)[0], temporary / AVERAGE_FILE
                 )
-            _write_json(temporary / TRAINING_STATE_FILE, training.values.model_dump())
+            write_json(temporary / TRAINING_STATE_FILE, training.values.model_dump())
         write_manifest(temporary, manifest)
         for path in temporary.iterdir():
-            _sync(path)
-    _sync(folder.parent)
+            sync(path)
+    sync(folder.parent)
     return CheckpointRecord.of(manifest, folder)
 
 
@@ -157,10 +162,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST_FILE)
     # Just written, they come from memory; hashing runs beside the interpreter, so at once.
     with ThreadPoolExecutor() as pool:
-        digests = dict(zip((p.name for p in files), pool.map(_sha256, files), strict=True))
+        digests = dict(zip((p.name for p in files), pool.map(sha256, files), strict=True))
     content = asdict(replace(manifest, sha256=digests))
-    content["sha256"][MANIFEST_FILE] = _sha256_of_content(content)
-    _write_json(folder / MANIFEST_FILE, content)
+    content["sha256"][MANIFEST_FILE] = sha256_of_content(content)
+    write_json(folder / MANIFEST_FILE, content)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -171,7 +176,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: no {MANIFEST_FILE}; expected a checkpoint folder with {MODEL_FILE} and "
             f"{MANIFEST_FILE}"
         )
-    content = _read_json(path, MAX_MANIFEST_BYTES)
+    content = read_json(path, MAX_MANIFEST_BYTES)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise CheckpointError(
@@ -180,7 +185,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     digests = content.get("sha256")
     own = digests.pop(MANIFEST_FILE, None) if isinstance(digests, dict) else None
-    if own is not None and own != _sha256_of_content(content):
+    if own is not None and own != sha256_of_content(content):
         raise _damaged(path)
     try:
         return _MANIFESTS.validate_python(content)
@@ -290,9 +295,9 @@ def weights_digest(folder: Path) -> str:
     """Return sixteen hex digits over a checkpoint's weights."""
     rows = rows_files(read_manifest(folder).sha256)
     if rows:
-        digests = "".join(_sha256(folder / name) for name in (MODEL_FILE, *rows))
+        digests = "".join(sha256(folder / name) for name in (MODEL_FILE, *rows))
         return hashlib.sha256(digests.encode()).hexdigest()[:16]
-    return _sha256(folder / MODEL_FILE)[:16]
+    return sha256(folder / MODEL_FILE)[:16]
 
 
 def load_training_state(folder: Path, own: Mapping[str, RowShard] | None = None) -> TrainingState:
@@ -313,7 +318,7 @@ def load_training_values(folder: Path) -> TrainingValues:
         raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
     _require_unchanged(path, read_manifest(folder))
     try:
-        return TrainingValues.model_validate(_read_json(path, MAX_TRAINING_STATE_BYTES))
+        return TrainingValues.model_validate(read_json(path, MAX_TRAINING_STATE_BYTES))
     except ValidationError as error:
         raise CheckpointError(
             f"{path}: {described(error)}; the checkpoint cannot be used"
@@ -341,7 +346,7 @@ def _require_unchanged(path: Path, manifest: Manifest) -> None:
     """Refuse a file of a checkpoint that is missing, or is not as it was written."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete")
-    if manifest.sha256 and manifest.sha256.get(path.name) != _sha256(path):
+    if manifest.sha256 and manifest.sha256.get(path.name) != sha256(path):
         raise _damaged(path)
 
 
@@ -361,55 +366,3 @@ def _damaged(path: Path) -> CheckpointError:
         f"{path}: changed or damaged since it was written: its SHA-256 is not the one in "
         f"{MANIFEST_FILE}; take another checkpoint"
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sha256_of_content(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors by way of the CPU; those of the running model stay where they are.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    try:
-        save_file({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, path)
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)|code: (\d+)", str(error))
-        if number is None:
-            raise
-        code = int(number[1] or number[2])
-        raise OSError(code, os.strerror(code), str(path)) from None
-
-
-def _read_json(path: Path, largest: int) -> Any:
-    """Read JSON, after a look at its size."""
-    if path.stat().st_size > largest:
-        raise CheckpointError(
-            f"{path}: larger than {largest:,} bytes, which it never is; take another checkpoint"
-        )
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: not valid JSON ({described(error)}); take another checkpoint"
-        ) from None
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    """Ask the system to put a file or folder on the disk before we rely on it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
