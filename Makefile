@@ -28,7 +28,7 @@ help:
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
 	@echo "make lint    ruff, types, import contracts, what is installed"
 	@echo "make docs    the documentation site in site/, every link checked"
-	@echo "make lock    requirements.txt: what constraints.txt names, with hashes (needs uv)"
+	@echo "make lock    uv.lock and requirements.txt: what constraints.txt names, with hashes (needs uv)"
 	@echo "make wheel   the source distribution and the wheel in dist/, with its bill of materials"
 	@echo "make pictures the documents' pictures of every page, over the store of make demo"
 	@echo "make bench   the benchmarks: tables here, JSON in experiments/benchmarks/results"
@@ -63,8 +63,9 @@ docs: $(INSTALLED_FOR_DOCS)
 	@echo "the documentation is in site/index.html"
 
 lock:
-	@uv pip compile --quiet pyproject.toml --all-extras --constraint constraints.txt \
-		--generate-hashes --universal --no-annotate --output-file requirements.txt
+	@uv lock --quiet $$(sed -n 's/^[A-Za-z]/--upgrade-package=&/p' constraints.txt)
+	@uv export --quiet --frozen --all-extras --no-emit-project --no-annotate --no-header \
+		--output-file requirements.txt
 
 wheel: $(INSTALLED_FOR_TESTS)
 	@rm -rf build dist

@@ -52,6 +52,39 @@ def test_hashes_are_of_the_pinned_versions(root: Path, pins: dict[str, str]) -> 
     assert all(name.startswith(GPU_LIBRARIES) for name in set(locked) - set(pins))
 
 
+def test_uv_and_pip_install_the_same_files(root: Path) -> None:
+    """`uv sync` reads uv.lock, `pip install --require-hashes` requirements.txt."""
+    lock = tomllib.loads((root / "uv.lock").read_text(encoding="utf-8"))
+    of_uv = {
+        f"{package['name']}=={package['version']}": {
+            file["hash"] for file in [*package.get("wheels", []), package.get("sdist")] if file
+        }
+        for package in lock["package"]
+        if "version" in package
+    }
+    text = (root / "requirements.txt").read_text(encoding="utf-8")
+    entries = re.findall(r"^([\w.-]+==\S+) ((?:.|\n(?= ))+)", text, re.M)
+    of_pip = {name: set(re.findall(r"sha256:\w{64}", files)) for name, files in entries}
+    assert of_pip == of_uv, "run make lock"
+
+
+def test_the_lock_holds_what_is_declared(root: Path, declared: dict[str, Any]) -> None:
+    lock = tomllib.loads((root / "uv.lock").read_text(encoding="utf-8"))
+    (own,) = [package for package in lock["package"] if package["name"] == declared["name"]]
+    listed = {
+        (item["name"], item.get("specifier", ""), re.sub(r".*extra == '(\w+)'", r"\1", marker))
+        for item in own["metadata"]["requires-dist"]
+        if (marker := item.get("marker", ""))
+    }
+    for extra, texts in declared["optional-dependencies"].items():
+        wanted = {
+            (canonicalize_name(requirement.name), SpecifierSet(str(requirement.specifier)))
+            for requirement in map(Requirement, texts)
+        }
+        found = {(name, SpecifierSet(spec)) for name, spec, group in listed if group == extra}
+        assert found == wanted, f"{extra}: run make lock"
+
+
 def requirements(declared: dict[str, Any], without: Collection[str] = ()) -> list[Requirement]:
     extras = declared["optional-dependencies"]
     chosen = [text for name, group in extras.items() if name not in without for text in group]
