@@ -265,6 +265,11 @@ def test_documents_may_be_split_at_any_point(options: dict[str, Any], split: int
     right, _ = model.advance(sequence[:, split:], state)
     found = torch.cat([left, right], dim=1)
     torch.testing.assert_close(found, model(sequence), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_documents_read_token_by_token_give_the_same(options: dict[str, Any]):
+    model, sequence = build(**options, reset_at_documents=True), packed_documents()
     steps = step_by_step(model, sequence)
     torch.testing.assert_close(steps, model.logits(model(sequence)), rtol=1e-10, atol=1e-10)
 
