@@ -45,6 +45,7 @@ def test_every_python_of_the_environment_knows_the_root(bare_environment: dict[s
     assert told.stdout.strip() == str(Path(sys.prefix) / "mlflow-envs"), told.stderr
 
 
+@pytest.mark.slow
 def test_mlflow_run_takes_this_environment(
     root: Path, tmp_path: Path, bare_environment: dict[str, str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_mlflow_run_takes_this_environment(
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.slow
 def test_mlflow_run_without_an_experiment_is_in_clew(
     root: Path, tmp_path: Path, bare_environment: dict[str, str]
 ) -> None:

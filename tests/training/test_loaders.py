@@ -55,6 +55,7 @@ def test_epochs_and_seeds_differ_and_repeat(source: Any) -> None:
     assert (np.sort(orders[0, 0]) == np.arange(23)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "persistent", "prefetch", "context"),
     # A spawned worker takes a second to start: once is enough.
@@ -112,6 +113,7 @@ def test_batches_leave_the_random_numbers_of_dropout_alone(source: Any, num_work
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_training_keeps_its_workers_and_moves_no_number(
     make_trainer: Any, toy_task: Any, persistent: bool

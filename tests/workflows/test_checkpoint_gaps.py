@@ -18,6 +18,7 @@ from clew.training.checkpoints import MANIFEST_FILE, list_checkpoints
 from clew.training.trainer import Trainer
 from tests.edited import edit_manifest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "experiments" / "link_prediction" / "umls.yaml")
 SMALL = [

@@ -323,6 +323,7 @@ def test_no_result_file_is_written_from_a_tree_with_uncommitted_changes(
     assert any(line.startswith("| 2x faster |") for line in lines), "the figures are printed still"
 
 
+@pytest.mark.slow
 def test_a_tracin_study_explains_one_model_by_every_variant(
     tracking_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from clew.workflows.train import resume, train
 from tests.workflows.test_resume import config_of, interrupt, newest_run
 
 __all__ = ["interrupt"]
+pytestmark = pytest.mark.slow
 
 Damage = Callable[[Path], None]
 

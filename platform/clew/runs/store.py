@@ -39,6 +39,9 @@ CLIENT_ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     # A progress bar for each checkpoint does not belong between the lines of training.
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # In a folder with a uv.lock, MLflow would copy that project into every model, and serve the
+    # model in its environment instead of the model's own.
+    "MLFLOW_UV_AUTO_DETECT": "false",
 }
 
 
