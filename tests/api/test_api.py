@@ -35,7 +35,7 @@ def test_a_run_holds_its_last_values_and_all_of_its_history(why: clew.Attributio
 def test_a_run_that_was_not_recorded_says_so() -> None:
     run = clew.Run(None, "fp32", {})
     for reads in (run.load, lambda: run.history, lambda: clew.attribute(run, [TRIPLE])):
-        with pytest.raises(UsageError, match="this run has no id.*clew sync"):
+        with pytest.raises(UsageError, match=r"this run has no id.*clew sync"):
             reads()
 
 
