@@ -25,6 +25,7 @@ def addresses(uri: str) -> dict[str, str]:
     trained, (explained,) = newest(uri, KIND_TRAIN, 2), newest(uri, KIND_TRACE, 1)
     return {
         "overview": "/",
+        "run": f"/run?id={trained[0]}",
         "compare": f"/compare?runs={','.join(reversed(trained))}",
         "influence": f"/influence?run={explained}&fact=1",
         "reviews": "/reviews",

@@ -304,6 +304,23 @@ def test_a_large_graph_is_cut(explained: pd.Series) -> None:
     assert all(node["label"]["show"] for node in series["data"][:2]), "the ends have names"
 
 
+def test_names_of_a_crowded_column_stand_beside_it(explained: pd.Series) -> None:
+    names = [f"a name of several words {number}" for number in range(graph.NUM_STACKED + 1)]
+    ends = {"head_id": "H", "head": "head", "tail_id": names, "tail": names}
+    facts = pd.DataFrame(ends).assign(relation="r", influence=1.0, rank=range(1, len(names) + 1))
+    spec = graph.spec(explained, facts, column="influence")
+    (series,) = spec["series"]
+    beside = {node["name"]: node["label"] for node in series["data"][2:]}
+    assert {label["position"] for label in beside.values()} == {"left"}
+    assert not any("\n" in label["formatter"] for label in beside.values())
+    assert {node["label"]["position"] for node in series["data"][:2]} == {"bottom"}
+    assert (series["left"], series["right"]) == (graph.BESIDE_PIXELS, graph.AROUND_PIXELS)
+    (narrow,) = spec["media"][0]["option"]["series"]
+    assert {node["label"]["position"] for node in narrow["data"]} <= {"top", "bottom"}
+    (few,) = graph.spec(explained, facts.head(graph.NUM_STACKED), column="influence")["series"]
+    assert {node["label"]["position"] for node in few["data"]} <= {"top", "bottom"}
+
+
 def test_an_empty_graph_is_the_test_triple(explained: pd.Series, facts: pd.DataFrame) -> None:
     spec = graph.spec(explained, facts.head(0), column="influence")
     assert len(spec["series"][0]["links"]) == 1

@@ -5,6 +5,7 @@ short paths, outside of them what is nearer to one end. The same explanation alw
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,9 +21,14 @@ NUM_NAMED = 40
 """How many entities have names, those of the strongest facts first; others show theirs on hover."""
 NUM_WRAPPED = 28
 """With more entities than this, a name has one line."""
+NUM_STACKED = 8
+"""In an outer column of more entities than this, names stand beside them, in one line."""
+BESIDE_PIXELS, AROUND_PIXELS = 150, 70
+"""Room for names beside a column, and for those above and below it."""
 MAX_TEXT = 24
-HEIGHT_WIDE, HEIGHT_NARROW = 0.66, 1.8
-"""Height of the drawing in units of its width, by the window."""
+HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
+"""Height of the drawing in units of its width, by how many sides have names beside them, and in a
+narrow window."""
 NARROW_PIXELS = 460
 
 
@@ -49,13 +55,14 @@ def spec(
     labels = node_labels(test, facts)
     places = positions(test, facts)
     ends = [str(test["head_id"]), str(test["tail_id"])]
+    crowded = _crowded_sides(places)
     # No `labelLayout`: with it, names of edges are drawn at another size and place.
     series = {
         "type": "graph",
         "layout": "none",
         "roam": True,
-        "left": 70,
-        "right": 70,
+        "left": BESIDE_PIXELS if -1.0 in crowded else AROUND_PIXELS,
+        "right": BESIDE_PIXELS if 1.0 in crowded else AROUND_PIXELS,
         "top": 34,
         "bottom": 34,
         "preserveAspect": "contain",
@@ -64,10 +71,17 @@ def spec(
         "edgeSymbolSize": 8,
         "emphasis": {"focus": "none", "label": {"show": True}, "lineStyle": {"opacity": 1}},
         "select": {"lineStyle": {"opacity": 1}},
-        "data": _nodes(labels, places, ends, HEIGHT_WIDE, kinds),
+        "data": _nodes(
+            labels, places, ends, height=HEIGHTS[len(crowded)], kinds=kinds, crowded=crowded
+        ),
         "links": [_test_edge(test), *_fact_edges(facts, places, column, selected)],
     }
-    narrow = {"data": _nodes(labels, places, ends, HEIGHT_NARROW, kinds)}
+    # Too narrow for names beside the columns: they are above and below, and may meet.
+    narrow = {
+        "data": _nodes(labels, places, ends, height=HEIGHT_NARROW, kinds=kinds, crowded=()),
+        "left": AROUND_PIXELS,
+        "right": AROUND_PIXELS,
+    }
     return {
         "animation": False,
         "tooltip": {"renderMode": "richText", "confine": True},
@@ -80,8 +94,10 @@ def _nodes(
     labels: dict[str, str],
     places: dict[str, Position],
     ends: list[str],
+    *,
     height: float,
     kinds: Mapping[str, str],
+    crowded: Collection[float],
 ) -> list[dict[str, Any]]:
     """Return the entities; `labels` begins with the ends, then come those of strong facts."""
     wrapped = len(labels) <= NUM_WRAPPED
@@ -97,7 +113,14 @@ def _nodes(
             "x": places[key][0] * 300,
             "y": places[key][1] * 300 * height,
             **styles[key],
-            "label": _name(text, places[key][1], number < NUM_NAMED, wrapped, key in ends),
+            "label": _name(
+                text,
+                places[key],
+                shown=number < NUM_NAMED,
+                wrapped=wrapped,
+                is_end=key in ends,
+                crowded=crowded,
+            ),
         }
         for number, (key, text) in enumerate(labels.items())
     ]
@@ -114,14 +137,33 @@ def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
     return {"symbol": symbol, "symbolSize": size + 2, "itemStyle": {"color": colour} | rim}
 
 
-def _name(text: str, y: float, shown: bool, wrapped: bool, is_end: bool) -> dict[str, Any]:
+def _crowded_sides(places: Mapping[str, Position]) -> set[float]:
+    """Return where outer columns of many entities are: -1 the left one, 1 the right one."""
+    sizes = Counter(x for x, _ in places.values())
+    return {x for x in (-1.0, 1.0) if sizes[x] > NUM_STACKED}
+
+
+def _name(
+    text: str,
+    place: Position,
+    *,
+    shown: bool,
+    wrapped: bool,
+    is_end: bool,
+    crowded: Collection[float],
+) -> dict[str, Any]:
     """Return how an entity's name is written: away from the middle, in at most two lines."""
+    x, y = place
+    beside = x in crowded
     # In a formatter a brace begins a placeholder; a space of no width behind it ends that.
-    written = "\n".join(name_lines(text, 2 if wrapped else 1)).replace("{", "{\u200b")
+    lines = name_lines(text, 2 if wrapped and not beside else 1)
+    # The ends are so near to each other there that the name of the triple's relation is above them.
+    below = y > 0 or (is_end and bool(crowded))
+    outwards = ("right" if x > 0 else "left") if beside else ("bottom" if below else "top")
     return {
         "show": shown,
-        "formatter": written,
-        "position": "bottom" if y > 0 else "top",
+        "formatter": "\n".join(lines).replace("{", "{\u200b"),
+        "position": outwards,
         "fontSize": 13 if is_end else 11,
         "lineHeight": 15 if is_end else 12,
         "fontWeight": "bold" if is_end else "normal",
