@@ -22,8 +22,8 @@ VOCABULARY = 13
 END = 12
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "all": {"scales": (1, 4), "convolution_width": 3, "resonance": 0.5, "num_gates": 4},
-    "documents": {"scales": (1, 4), "convolution_width": 3, "reset_at_documents": True},
+    "all": {"convolution_width": 3, "resonance": 0.5, "num_gates": 4},
+    "documents": {"convolution_width": 3, "reset_at_documents": True},
 }
 SENTENCE = "Grüße, 世界! 🙂 naïve\n"
 
@@ -128,7 +128,7 @@ def test_a_state_of_another_model_or_none_is_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "other")
     with pytest.raises(DataError, match="not the state of a text"):
         read_paused(tmp_path / "other", model, "one")
-    tensors.pop("text.state.carried.layers.0.scans.0.state")
+    tensors.pop("text.state.carried.layers.0.eigenstates")
     said = {"clew.text_state": "1", "clew.weights": "one"}
     save_file(tensors, tmp_path / "torn", metadata=said)
     with pytest.raises(DataError, match="damaged"):

@@ -45,7 +45,6 @@ def make_config(tmp_path: Path) -> Any:
             "num_eigenstates": 8,
             "max_seq_len": 32,
             "chunk_size": 8,
-            "scales": [1, 2],
             "dropout": 0.1,
         },
         "optimizer": {"kind": "adamw", "learning_rate": 0.01, "weight_decay": 0.1},

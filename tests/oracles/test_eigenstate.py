@@ -1,4 +1,4 @@
-"""The eigenstate model in double precision: causality, memory, states and scales."""
+"""The eigenstate model in double precision: causality, memory and states."""
 
 import copy
 from typing import Any
@@ -18,13 +18,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"resonance": 0.0},
     "resonance": {"resonance": 0.5},
     "gates": {"num_gates": 4},
-    "scales": {"scales": (1, 4)},
-    "coarse": {"scales": (3,)},
     "filters": {"convolution_width": 3},
     "all": {
         "resonance": 0.5,
         "num_gates": 4,
-        "scales": (1, 4),
         "convolution_width": 4,
         "dropout": 0.2,
     },
@@ -95,7 +92,7 @@ def test_step_by_step_logits_equal_parallel_logits(options: dict[str, Any]):
 
 
 @pytest.mark.parametrize("split", [1, 2, 5, 7, 8, 12, 49])
-@pytest.mark.parametrize("options", [OPTIONS["all"], OPTIONS["coarse"]], ids=["all", "coarse"])
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
 def test_the_state_may_be_split_at_any_point(split: int, options: dict[str, Any]):
     model, sequence = build(**options), tokens()
     left, state = model.advance(sequence[:, :split], None)
@@ -103,27 +100,22 @@ def test_the_state_may_be_split_at_any_point(split: int, options: dict[str, Any]
     whole, whole_end = model.advance(sequence, None)
     torch.testing.assert_close(torch.cat([left, right], dim=1), whole, rtol=1e-10, atol=1e-10)
     for a, b in zip(end.layers, whole_end.layers, strict=True):
-        for ours, theirs in zip(a.scans, b.scans, strict=True):
-            torch.testing.assert_close(ours.state, theirs.state)
-            torch.testing.assert_close(ours.pending_sum, theirs.pending_sum)
-            assert ours.pending_tokens == theirs.pending_tokens
+        torch.testing.assert_close(a.eigenstates, b.eigenstates)
         torch.testing.assert_close(a.mixer_inputs, b.mixer_inputs)
         torch.testing.assert_close(a.mlp_inputs, b.mlp_inputs)
 
 
-def test_pooling_over_blocks_equals_its_definition():
-    """Each token reads the state after the last block that was complete before its own."""
-    scale, mixer = 3, build(scales=(3,), resonance=0.0).blocks[0].mixer
+def test_a_mixer_is_its_definition():
+    mixer = build(resonance=0.0).blocks[0].mixer
     x = torch.randn(1, 14, 16, dtype=torch.float64)
     pairs, size = mixer.eigenvalues(1)
     drives, gates = mixer.project(x).split([16, 16], dim=-1)
     drive = torch.view_as_complex(drives.reshape(1, 14, 8, 2)) * size[:, None]
     multiplier, state, states = torch.view_as_complex(pairs)[0], torch.zeros(8), []
     for t in range(14):
-        if t and t % scale == 0:
-            state = multiplier * state + drive[0, t - scale : t].mean(0)
-        states.append(state + 0j)
-    expected = mixer.output(torch.view_as_real(torch.stack(states)).flatten(-2).double())
+        state = multiplier * state + drive[0, t]
+        states.append(state)
+    expected = mixer.output(torch.view_as_real(torch.stack(states)).flatten(-2))
     expected = expected * torch.sigmoid(gates[0])
     torch.testing.assert_close(mixer(x)[0][0], expected)
 
@@ -162,7 +154,7 @@ def test_any_rate_gives_eigenvalues_within_the_unit_circle(rate: float):
 
 @pytest.mark.parametrize("resets", [False, True])
 def test_recomputed_activations_change_no_number(resets: bool):
-    plain = build(dropout=0.2, scales=(1, 4), convolution_width=4, reset_at_documents=resets)
+    plain = build(dropout=0.2, convolution_width=4, reset_at_documents=resets)
     plain.train()
     recomputing = copy.deepcopy(plain)
     recomputing.enable_gradient_checkpointing()

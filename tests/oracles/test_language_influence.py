@@ -43,21 +43,21 @@ def small_task(folder: Path, **options: Any) -> LanguageModeling:
     "options",
     [
         {},
-        {"num_gates": 4, "scales": [1, 2]},
+        {"num_gates": 4},
         {"resonance": 0.0},
         {"convolution_width": 3},
         {"further_tokens": 2},
         {"reset_at_documents": True},
-        {"reset_at_documents": True, "scales": [1, 2], "convolution_width": 3},
+        {"reset_at_documents": True, "convolution_width": 3},
     ],
     ids=[
         "plain",
-        "gates and scales",
+        "gates",
         "no resonance",
         "filters",
         "further tokens",
         "documents",
-        "documents, scales and filters",
+        "documents and filters",
     ],
 )
 def test_every_parameter_is_factored_and_the_products_are_exact(

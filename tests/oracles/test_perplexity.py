@@ -20,9 +20,7 @@ VOCABULARY = 9
 @pytest.fixture
 def model() -> EigenstateLM:
     torch.manual_seed(0)
-    config = EigenstateLMModel(
-        d_model=16, n_layers=2, num_eigenstates=8, max_seq_len=32, scales=(1, 4)
-    )
+    config = EigenstateLMModel(d_model=16, n_layers=2, num_eigenstates=8, max_seq_len=32)
     return EigenstateLM(VOCABULARY, config).double().eval()
 
 
@@ -96,9 +94,7 @@ def test_generation_draws_from_the_distribution(model: EigenstateLM):
 def test_documents_by_themselves_have_the_losses_of_each_alone(segment_tokens: int):
     """Only the token after an end of text is predicted from before: from the document that ends."""
     torch.manual_seed(0)
-    config = EigenstateLMModel(
-        d_model=16, n_layers=2, num_eigenstates=8, scales=(1, 4), reset_at_documents=True
-    )
+    config = EigenstateLMModel(d_model=16, n_layers=2, num_eigenstates=8, reset_at_documents=True)
     model = EigenstateLM(VOCABULARY, config, end_of_text=0).double().eval()
     tokens = text()
     found = measure_perplexity(

@@ -1,10 +1,11 @@
 """Section `model`, kind `eigenstate_lm`: a language model of diagonal linear recurrences."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
+from clew.errors import quoted
 
 PresetName = Literal["nano", "small_32k", "medium_32k", "large_32k"]
 
@@ -85,9 +86,6 @@ class EigenstateLMModel(Section):
     """Blocks of the resonance matrix; only eigenstates of the same block interact."""
     resonance: float = Field(default=0.1, ge=0)
     """Strength eps of the resonance R = I + eps M on the readout; 0: none."""
-    scales: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1,), min_length=1)
-    """Time scales; the eigenstates are divided evenly among them. Those of scale s run over means
-    of s tokens, delayed so that no token sees a mean that contains itself or a later token."""
     convolution_width: int = Field(default=1, ge=1)
     """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
     reset_at_documents: bool = False
@@ -110,6 +108,19 @@ class EigenstateLMModel(Section):
             return PRESETS.get(values["preset"], {}) | values
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_scales(cls, values: Any) -> Any:
+        """Read runs of versions that had time scales, if they used the ordinary one alone."""
+        if not isinstance(values, dict) or "scales" not in values:
+            return values
+        if values["scales"] not in ([1], (1,)):
+            raise ValueError(
+                f"scales is {quoted(values['scales'])}, which this version of Clew has no more; "
+                "leave it out and train again, or use the run with the version that trained it"
+            )
+        return {key: value for key, value in values.items() if key != "scales"}
+
     @property
     def gates(self) -> int:
         """Number of gates."""
@@ -117,11 +128,10 @@ class EigenstateLMModel(Section):
 
     @model_validator(mode="after")
     def _sizes_divide(self) -> "EigenstateLMModel":
-        whole = self.num_heads * len(self.scales)
-        if self.num_eigenstates % whole:
+        if self.num_eigenstates % self.num_heads:
             raise ValueError(
                 f"num_eigenstates is {self.num_eigenstates}, not a multiple of num_heads "
-                f"{self.num_heads} x {len(self.scales)} scales = {whole}; choose sizes that divide"
+                f"{self.num_heads}; choose sizes that divide"
             )
         if self.d_model % self.gates:
             raise ValueError(

@@ -20,9 +20,8 @@ from torch.nn import functional as F
 from clew.config.eigenstate import EigenstateLMModel
 from clew.layers.dropout import dropout
 from clew.layers.examples import for_each_example
-from clew.layers.multiscale import ScanState, scan_at_scale
 from clew.layers.positions import Positions
-from clew.layers.scan import RealEigenvalues, RealSeries
+from clew.layers.scan import RealEigenvalues, RealSeries, RealState, scan
 from clew.layers.short_convolution import Inputs, ShortConvolution
 
 Hidden = Float[Tensor, "batch time dim"]
@@ -31,18 +30,14 @@ FASTEST_TURN = math.pi / 2
 """Largest initial frequency, in radians a step."""
 
 
-Scans = tuple[ScanState, ...]
-"""What a mixer carries from one part of a sequence to the next, one entry for each time scale."""
-
-
 @dataclass(frozen=True)
 class LayerState:
-    """What a block carries: its mixer's scans, and the last inputs of its convolutions.
+    """What a block carries: its eigenstates, and the last inputs of its convolutions.
 
     Everything is None at the start of a sequence.
     """
 
-    scans: Scans | None = None
+    eigenstates: RealState | None = None
     mixer_inputs: Inputs | None = None
     mlp_inputs: Inputs | None = None
 
@@ -78,18 +73,22 @@ class EigenstateMixer(nn.Module):
         nn.init.normal_(self.output.weight, std=(4 * states * config.n_layers) ** -0.5)
 
     def forward(
-        self, x: Hidden, before: Scans | None = None, positions: Positions | None = None
-    ) -> tuple[Hidden, Scans]:
+        self, x: Hidden, before: RealState | None = None, positions: Positions | None = None
+    ) -> tuple[Hidden, RealState]:
         """Return what is added to the residual stream, and the state after the last step."""
         eigenvalues, scale = self.eigenvalues(len(x))
         widths = [2 * self.config.num_eigenstates, self.config.gates]
         drive, gate = torch.split(self.project(x), widths, dim=-1)
         pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2) * scale[:, None, :, None]
-        states, after = self._scan(pairs, eigenvalues, before, positions)
+        if before is None:
+            before = pairs.new_zeros(pairs.shape[0], *pairs.shape[2:])
+        starts = None if positions is None else positions == 0
+        chunk_size = self.config.chunk_size
+        states = scan(pairs, eigenvalues, before, chunk_size=chunk_size, starts=starts)
         readout, gate = self.output(self._resonate(states)), torch.sigmoid(gate)
         if self.config.gates < self.config.d_model:
             gate = gate.repeat_interleave(self.config.d_model // self.config.gates, dim=-1)
-        return readout * gate, after
+        return readout * gate, states[:, -1]
 
     def eigenvalues(self, batch: int) -> tuple[RealEigenvalues, Float[Tensor, "batch state"]]:
         """Return lambda and the input scale sqrt(1 - |lambda|^2), once for each example."""
@@ -98,29 +97,6 @@ class EigenstateMixer(nn.Module):
         modulus = torch.exp(decay)
         pairs = torch.stack([modulus * torch.cos(angle), modulus * torch.sin(angle)], dim=-1)
         return pairs, torch.sqrt(-torch.expm1(2.0 * decay))
-
-    def _scan(
-        self,
-        drive: RealSeries,
-        eigenvalues: RealEigenvalues,
-        before: Scans | None,
-        positions: Positions | None,
-    ) -> tuple[RealSeries, Scans]:
-        """Scan each time scale's share of the eigenstates."""
-        scales, chunk_size = self.config.scales, self.config.chunk_size
-        share = self.config.num_eigenstates // len(scales)
-        drives, values = torch.split(drive, share, dim=2), torch.split(eigenvalues, share, dim=1)
-        results = [
-            scan_at_scale(
-                inputs, value, scan, scale=scale, chunk_size=chunk_size, positions=positions
-            )
-            for inputs, value, scan, scale in zip(
-                drives, values, before or (None,) * len(scales), scales, strict=True
-            )
-        ]
-        states = [series for series, _ in results]
-        after = tuple(scan for _, scan in results)
-        return (states[0] if len(states) == 1 else torch.cat(states, dim=2)), after
 
     def _resonate(self, states: RealSeries) -> Float[Tensor, "batch time two_states"]:
         """Return R c as real numbers."""
@@ -134,15 +110,9 @@ class EigenstateMixer(nn.Module):
 
 
 def _initial_rates(config: EigenstateLMModel) -> Tensor:
-    """Return log(1 / time constant), time constants log-uniform from one token on, `(state,)`.
-
-    An eigenstate of scale s takes a step every s tokens, so its longest is s times shorter.
-    """
-    share = config.num_eigenstates // len(config.scales)
+    """Return log(1 / time constant), time constants log-uniform from one token on, `(state,)`."""
     longest = config.longest_time_constant or config.max_seq_len
-    return torch.cat(
-        [-torch.rand(share) * math.log(max(1.0, longest / scale)) for scale in config.scales]
-    )
+    return -torch.rand(config.num_eigenstates) * math.log(longest)
 
 
 class EigenstateBlock(nn.Module):
@@ -177,12 +147,12 @@ class EigenstateBlock(nn.Module):
         filtered, mixer_inputs = self.mixer_filter(
             self.mixer_norm(x), before.mixer_inputs, positions
         )
-        mixed, scans = self.mixer(filtered, before.scans, positions)
+        mixed, eigenstates = self.mixer(filtered, before.eigenstates, positions)
         x = x + dropout(mixed, self.dropout, self.training)
         filtered, mlp_inputs = self.mlp_filter(self.mlp_norm(x), before.mlp_inputs, positions)
         added = self.contract(squared_relu(self.expand(filtered)))
         x = x + dropout(added, self.dropout, self.training)
-        return x, LayerState(scans, mixer_inputs, mlp_inputs)
+        return x, LayerState(eigenstates, mixer_inputs, mlp_inputs)
 
 
 def squared_relu(x: Tensor) -> Tensor:
