@@ -163,11 +163,15 @@ def test_a_review_from_verdict_to_export(
 ) -> None:
     # The page closes before its server: what is asked for last is taken down first.
     dashboard = look(own_address, f"/influence?run={own.runs['trace']}&view=Review")
-    dashboard.press("✗ implausible")
     tick_fact(dashboard)
-    dashboard.page.get_by_role("textbox", name="Comment").fill("chance <b>only</b>")
+    comment = dashboard.page.get_by_role("textbox", name="Comment")
+    comment.press_sequentially("chance <b>only</b>, 1 of 2")
     dashboard.page.get_by_role("textbox", name="Your name").fill("Grace")
-    dashboard.press("Save review")
+    assert not read_reviews(own.runs["trace"], uri=own.uri).reviews, (
+        "a digit in a text is no verdict"
+    )
+    dashboard.page.get_by_role("textbox", name="Your name").blur()
+    dashboard.page.keyboard.press("2")
     dashboard.shows("Saved with the run")
     (review,) = read_reviews(own.runs["trace"], uri=own.uri).reviews
     assert (review.verdict, review.reviewer) == ("implausible", "Grace")
@@ -178,4 +182,4 @@ def test_a_review_from_verdict_to_export(
     with dashboard.page.expect_download() as download:
         dashboard.button("⤓ CSV").click()
     download.value.save_as(tmp_path / "reviews.csv")
-    assert "chance <b>only</b>" in (tmp_path / "reviews.csv").read_text()
+    assert "chance <b>only</b>, 1 of 2" in (tmp_path / "reviews.csv").read_text()

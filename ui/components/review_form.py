@@ -12,6 +12,7 @@ from clew.ui.data.reviews import (
     Fact,
     Review,
     Reviews,
+    Verdict,
     add_review,
     fact_of,
     latest_of_each,
@@ -44,13 +45,6 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
     key = f"review-{run_id}-{test.name}"
     shown = strongest(facts, "influence", NUM_FACTS)
     with st.form(key, border=True):
-        verdict = st.segmented_control(
-            "Is this a plausible reason to believe the triple?",
-            VERDICTS,
-            key=f"{key}-verdict",
-            format_func=lambda found: f"{palette.VERDICT_SYMBOLS[found]} {found}",
-            help="  \n".join(f"**{name}**: {text}" for name, text in MEANINGS.items()),
-        )
         st.caption("Tick the facts that convinced you, and those that look wrong.")
         ticked = st.data_editor(
             _ticks(shown),
@@ -75,11 +69,11 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
                 persist_state="session",
                 help="Kept with the review, so that others can ask you.",
             )
-        sent = st.form_submit_button("Save review", type="primary")
-    if not sent:
-        return
+        st.markdown(
+            "**Is this a plausible reason to believe the triple?** A verdict saves the review."
+        )
+        verdict = _verdict(key)
     if verdict is None:
-        st.warning("Choose a verdict first: plausible, implausible or unsure.", icon="⚠️")
         return
     _save(
         Review(
@@ -92,6 +86,21 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
             wrong=_marked(shown, ticked[WRONG]),
         )
     )
+
+
+def _verdict(key: str) -> Verdict | None:
+    """Show a button for each verdict, which has a key too; return the verdict that was given."""
+    pressed = None
+    with st.container(horizontal=True):
+        for number, verdict in enumerate(VERDICTS, start=1):
+            if st.form_submit_button(
+                f"{palette.VERDICT_SYMBOLS[verdict]} {verdict}",
+                key=f"{key}-{verdict}",
+                help=MEANINGS[verdict],
+                shortcut=str(number),
+            ):
+                pressed = verdict
+    return pressed
 
 
 def _ticks(facts: pd.DataFrame) -> pd.DataFrame:

@@ -60,6 +60,7 @@ def bar(run_id: str, tests: pd.DataFrame, place: int) -> None:
         st.button(
             "Next to review",
             key="queue-next",
+            shortcut="N",
             disabled=not after,
             on_click=_open,
             args=(after[0] if after else place,),
