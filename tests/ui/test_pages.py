@@ -154,6 +154,12 @@ def test_a_table_and_its_files_say_what_their_numbers_are(
     assert r"Time per epoch \[s\]" in given["comparison.md"]
     assert "Peak process memory [GiB]" in given["comparison.tex"]
     assert "last value" in shown(page("compare", many.uri, runs=runs, pick="last"))
+    more = page("compare", many.uri, runs=runs)
+    more.multiselect(key="more").set_value(["test/hits_at_10", "valid/mrr"]).run()
+    assert shown(more).count("Hits@10, test") == 1
+    assert shown(more).count("best value") == 2, "valid/mrr is the quality, and has one column"
+    assert "Hits@10, test, best value mean" in given["comparison.csv"]
+    assert "Total time" in shown(more)
     assert "Quality, last" in page("overview", many.uri).dataframe[0].value
 
 

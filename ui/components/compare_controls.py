@@ -131,6 +131,14 @@ def setting(runs: Sequence[RunRecord]) -> Setting:
         bind="query-params",
         help="Runs alike except for their seed are one row: mean ± standard deviation.",
     )
+    further = st.multiselect(
+        "More columns",
+        metrics,
+        key="more",
+        bind="query-params",
+        format_func=glossary.label,
+        placeholder="other measures of quality",
+    )
     step = None
     if pick == "at a step":
         step = int(st.number_input("Step", 0, value=1000, key="step", bind="query-params"))
@@ -140,6 +148,7 @@ def setting(runs: Sequence[RunRecord]) -> Setting:
         pick=PICKS.get(pick or "best", "best"),
         step=step,
         by_seed=grouped,
+        further=tuple(further),
     )
 
 

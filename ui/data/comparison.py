@@ -66,19 +66,31 @@ class Setting:
     """How runs are compared."""
 
     quality: str
+    """The metric that the pictures show; empty where no run has one."""
     reference: str
     """Id of a run of the reference group."""
     pick: Pick = "best"
     step: int | None = None
     by_seed: bool = True
+    further: tuple[str, ...] = ()
+    """Quality metrics that the table shows too."""
+
+    @property
+    def qualities(self) -> list[str]:
+        """All quality metrics, each once."""
+        return [key for key in dict.fromkeys([self.quality, *self.further]) if key]
 
 
-def picked_text(setting: Setting) -> str:
-    """Return which value of the quality's curve is compared."""
-    if setting.pick == "step":
-        return f"value at step {setting.step:,}"
-    best = setting.pick == "best" and direction_of(setting.quality) is not None
-    return "best value" if best else "last value"
+def picked_texts(setting: Setting) -> dict[str, str]:
+    """Return, for each quality metric, which value of its curve is compared."""
+
+    def text(key: str) -> str:
+        if setting.pick == "step":
+            return f"value at step {setting.step:,}"
+        best = setting.pick == "best" and direction_of(key) is not None
+        return "best value" if best else "last value"
+
+    return {key: text(key) for key in setting.qualities}
 
 
 def preset() -> Preset | None:
@@ -115,9 +127,8 @@ def compared(runs: Sequence[RunRecord], setting: Setting) -> Comparison:
         for key in COST_METRICS
         if key in present
     }
-    if setting.quality:
-        history = histories(runs, setting.quality)
-        values[setting.quality] = pick_values(history, setting.quality, setting.pick, setting.step)
+    for key in setting.qualities:
+        values[key] = pick_values(histories(runs, key), key, setting.pick, setting.step)
     return compare(groups, values, reference=next(chosen, groups[0].label))
 
 

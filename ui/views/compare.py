@@ -24,7 +24,7 @@ from clew.ui.data.comparison import (
     curves,
     memory,
     parameter_table,
-    picked_text,
+    picked_texts,
     points,
     preset,
 )
@@ -72,7 +72,7 @@ def _comparison(runs: Sequence[RunRecord]) -> None:
     setting = compare_controls.setting(runs)
     comparison = compared(runs, setting)
     change = compare_controls.change()
-    picked = {setting.quality: picked_text(setting)}
+    picked = picked_texts(setting)
     st.html(comparison_table.html(comparison, change, picked))
     exports.comparison(comparison, picked)
     with states.guarded("The pictures of cost and quality"):

@@ -18,6 +18,7 @@ OPTIMIZATIONS = f"{names.PARAMETER_PREFIX}optimizations."
 TRACKING = f"{names.PARAMETER_PREFIX}tracking."
 """Where and how a run is recorded, which changes nothing in what is trained."""
 COST_METRICS = (
+    names.TIME_TOTAL_SECONDS,
     names.TIME_EPOCH_SECONDS,
     names.EXAMPLES_PER_SECOND,
     names.GPU_PEAK_ALLOCATED_GIB,
