@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
 os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
-# Tests run beside each other: with more threads than cores, those of small products wait for each
-# other (a test of the eigenstates takes four times as long). Set before torch is imported.
+# Tests run beside each other. With more threads than cores, threads wait for each other at every
+# small product, and some tests take four times as long. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
