@@ -1,6 +1,7 @@
 """The test of explanations as a command: measures, resumption, what is refused, where it shows."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,16 @@ def _only_once(examine: Any) -> Any:
     return examined
 
 
-def test_training_again_with_nothing_dropped_gives_the_run(result: ValidationResult) -> None:
-    assert result.record.largest_difference < 1e-3
+def test_training_again_with_nothing_dropped_gives_the_run(
+    result: ValidationResult, tmp_path: Path
+) -> None:
+    models = [
+        np.load(path)["log_probability"] for path in sorted((tmp_path / "cells").glob("*.npz"))
+    ]
+    apart = [abs(one - other).max() for one, other in itertools.combinations(models, 2)]
+    # Sums in another order move a model a little, on each processor in its own way; other
+    # facts or another seed move it many times as far.
+    assert result.record.largest_difference < min(apart) / 10
 
 
 def test_a_killed_command_goes_on_where_it_was(
