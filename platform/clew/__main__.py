@@ -22,12 +22,8 @@ def main() -> None:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_parent()
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    prepare_environment()
     from clew.cli.options import is_main_process
-    from clew.runs.processor import prepare_threads
-
-    prepare_threads(os.environ)
 
     # Of the processes that torchrun starts, one tells what goes on; errors come from each.
     usual = "INFO" if is_main_process() else "WARNING"
@@ -38,6 +34,15 @@ def main() -> None:
         sys.exit(_report(f"CLEW_LOG_LEVEL is {level!r}; {expected}", UsageError.exit_code))
     logging.getLogger("clew").setLevel(level.upper())
     sys.exit(run(sys.argv[1:]))
+
+
+def prepare_environment() -> None:
+    """Set the variables that MLflow and torch read when they are imported."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    from clew.runs.processor import prepare_threads
+
+    prepare_threads(os.environ)
 
 
 def run(arguments: list[str]) -> int:

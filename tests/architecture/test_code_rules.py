@@ -15,7 +15,7 @@ MAY_PRINT = {
     )
 }
 # Errors go to standard error in one line, from the entry point of the command line.
-MAY_WRITE_STREAMS = MAY_PRINT | {"platform/clew/__main__.py"}
+MAY_WRITE_STREAMS = MAY_PRINT | {"platform/clew/__main__.py", "platform/clew/warm.py"}
 PICKLE_MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 PICKLE_CALLS = {"torch.load", "torch.save", "read_pickle", "to_pickle"}
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from clew.errors import UsageError
 from clew.ui.components.answers import traced_run
 from clew.ui.data import jobs as jobs_module
+from clew.ui.data import warm_process
 from clew.ui.data.jobs import Job, Jobs
 
 
@@ -22,7 +24,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 
 
 def finished(job: Job) -> Job:
-    job.process.wait()
+    job.wait()
     return job
 
 
@@ -41,20 +43,17 @@ def pipe(tmp_path: Path) -> Path:
 
 
 def shell(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Let jobs run a Python program in place of the command line."""
-    import subprocess
-    import sys
-
-    def spawn(arguments: list[str], folder: Path, person: str) -> "subprocess.Popen[bytes]":
-        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            return subprocess.Popen(
-                [sys.executable, "-u", "-c", program, *arguments],
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    monkeypatch.setattr(jobs_module, "_spawn", spawn)
+    """Let jobs run a Python program in place of the command line, in forks as ever."""
+    warm = f"""
+import sys
+from clew import warm
+def run_program():
+    exec({program!r})
+    sys.exit()
+warm.preload, warm.run_command = lambda: None, run_program
+warm.main()
+"""
+    monkeypatch.setattr(warm_process, "PROGRAM", (sys.executable, "-c", warm))
 
 
 def test_a_command_that_works(jobs: Jobs) -> None:
@@ -122,12 +121,48 @@ def test_files_go_beside_the_command(jobs: Jobs, monkeypatch: pytest.MonkeyPatch
     assert finished(job).output() == "a, b\tr\tc\n\n"
 
 
-def test_the_end_of_the_server_ends_them(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell(monkeypatch, "import signal; signal.pause()")
+def test_the_end_of_the_server_ends_them(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, pipe: Path
+) -> None:
+    program = f"held = open('{pipe}', 'w'); print('alive', file=held, flush=True); "
+    shell(monkeypatch, program + "import signal; signal.pause()")
     job = jobs.start([], title="waits")
-    jobs.close()
+    with pipe.open() as held:
+        assert held.readline() == "alive\n"
+        jobs.close()
+        assert held.read() == ""  # once the process that held it is dead
     assert finished(job).exit_code == -signal.SIGTERM
     assert not jobs.folder.exists()
+
+
+def test_what_had_not_begun_at_the_end_never_does(jobs: Jobs) -> None:
+    job = jobs.start(["demo"], title="waits for the imports")
+    jobs.close()
+    assert finished(job).state == "failed"
+    assert job.output() == ""
+
+
+def test_commands_start_again_after_the_warm_process_died(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, pipe: Path
+) -> None:
+    shell(monkeypatch, "import os; print(os.getppid())\n" + SAY_SO_AND_WAIT.format(pipe=pipe))
+    job = jobs.start([], title="waits")
+    pipe.read_text()
+    os.kill(int(job.output()), signal.SIGKILL)
+    assert finished(job).exit_code == -signal.SIGTERM
+    shell(monkeypatch, "print('again')")
+    assert finished(jobs.start([], title="the next")).output() == "again\n"
+
+
+def test_a_command_knows_its_person_and_store(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = "print(os.environ['MLFLOW_TRACKING_URI'], os.environ.get('CLEW_USER'))"
+    shell(monkeypatch, "import os; " + program)
+    monkeypatch.delenv("CLEW_USER", raising=False)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    for person, known in (("ada@lovelace.org", "ada@lovelace.org"), ("", "None")):
+        assert finished(jobs.start([], title="", person=person)).output() == f"{uri} {known}\n"
 
 
 @pytest.mark.parametrize(

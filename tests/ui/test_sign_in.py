@@ -1,13 +1,9 @@
 """Nobody passes who is not signed in and welcome; promotions say who it was."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
-
-from clew.ui.data import jobs
 
 PAGE = """
 import streamlit as st
@@ -63,21 +59,3 @@ def test_only_the_people_named_are_welcome(
     app = opened(user, people)
     assert titles(app) == (["inside"] if inside else ["Clew"])
     assert bool(app.error) is not inside
-
-
-def test_a_promotion_runs_in_the_name_of_who_is_signed_in(
-    monkeypatch: pytest.MonkeyPatch, use: Callable[[str], None], empty: str
-) -> None:
-    use(empty)
-    started: list[dict[str, str]] = []
-
-    def popen(command: list[str], *, env: dict[str, str], **_: Any) -> SimpleNamespace:
-        started.append(env)
-        return SimpleNamespace(poll=lambda: 0)
-
-    monkeypatch.setattr(jobs.subprocess, "Popen", popen)
-    monkeypatch.delenv("CLEW_USER", raising=False)
-    own = jobs.Jobs()
-    own.start(["promote"], title="", person="ada@lovelace.org")
-    own.start(["promote"], title="")
-    assert [env.get("CLEW_USER") for env in started] == ["ada@lovelace.org", None]

@@ -22,6 +22,7 @@ from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE
 from clew.workflows.gate import Check, Gate
+from clew.workflows.model_source import find_version, open_version
 from clew.workflows.promote import (
     PromotionRequest,
     promote,
@@ -132,6 +133,26 @@ def test_a_registered_model_holds_no_pickle(trained: TrainedStore, tmp_path: Pat
         "MLmodel",
         "registered_model_meta",
     }
+
+
+def test_only_the_checkpoint_of_a_version_is_copied_to_open_it(
+    trained: TrainedStore, champion: Crown, tmp_path: Path
+) -> None:
+    champion("opened", trained.weak)
+    source = open_version(find_version("models:/opened@champion"), tmp_path / "opened")
+    assert source.checkpoint.parent == tmp_path / "opened"
+    copied = {path.suffix for path in (tmp_path / "opened").rglob("*") if path.is_file()}
+    assert ".safetensors" in copied
+    assert ".py" not in copied
+
+
+def test_a_version_that_was_not_promoted_is_refused(trained: TrainedStore, tmp_path: Path) -> None:
+    client = MlflowClient(trained.uri)
+    files = client.get_run(trained.weak).info.artifact_uri
+    client.create_registered_model("foreign")
+    client.create_model_version("foreign", files, trained.weak)
+    with pytest.raises(CheckpointError, match="registered by `clew promote`"):
+        open_version(find_version("models:/foreign/1"), tmp_path)
 
 
 def test_a_better_candidate_replaces_the_champion(trained: TrainedStore, champion: Crown) -> None:

@@ -10,6 +10,7 @@ from clew.ui.components.runs_table import seconds_text
 from clew.ui.data.jobs import Job, find
 
 SECONDS_BETWEEN = 1.0
+SECONDS_AT_FIRST = 1.0
 TAIL_LINES = 30
 ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
 
@@ -28,6 +29,8 @@ def show(job_id: str, *, progress: Show | None = None, result: Show | None = Non
     if job is None:
         states.note("That command is not known to this dashboard any more; start it again.")
         return
+    if job.state == "running" and job.seconds < SECONDS_AT_FIRST:
+        job.wait(SECONDS_AT_FIRST)  # most answers are there by then, and need no second look
     running = job.state == "running"
 
     def body() -> None:

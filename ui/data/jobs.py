@@ -1,16 +1,14 @@
 """Child processes: whatever needs a model runs as `clew <verb>`, the same as on the command line.
 
+They are forks of a warm process that has imported torch and MLflow already, so they start at once.
 A job belongs to the server, not to a browser tab: a page that is loaded again finds it by its id.
 Its output goes to files, which the pages read as they grow.
 """
 
 import atexit
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,8 +22,8 @@ from typing import Any, Literal
 import streamlit as st
 
 from clew.errors import UsageError
-from clew.processes import child_environment
 from clew.runs import store
+from clew.ui.data.warm_process import Command, WarmProcess
 
 MAX_RUNNING = 4
 MAX_KEPT = 50
@@ -67,7 +65,7 @@ class Job:
     job_id: str
     title: str
     folder: Path
-    process: subprocess.Popen[bytes]
+    process: Command
     started: float = field(default_factory=time.time)
     cancelled: bool = False
 
@@ -115,18 +113,20 @@ class Job:
             return content if isinstance(content, dict) else None
         return None
 
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait for its end, or for so many seconds."""
+        self.process.wait(timeout_seconds)
+
     def cancel(self) -> None:
         """Interrupt it as Ctrl-C does; kill it if it does not end by itself."""
         if self.process.poll() is None:
             self.cancelled = True
-            _signal(self.process, signal.SIGINT)
-            threading.Thread(target=self._kill_later, daemon=True).start()
+            threading.Thread(target=self._end, daemon=True).start()
 
-    def _kill_later(self) -> None:
-        try:
-            self.process.wait(SECONDS_TO_STOP)
-        except subprocess.TimeoutExpired:
-            _signal(self.process, signal.SIGKILL)
+    def _end(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        if self.process.wait(SECONDS_TO_STOP) is None:
+            self.process.send_signal(signal.SIGKILL)
 
 
 class Jobs:
@@ -136,6 +136,7 @@ class Jobs:
         self.folder = Path(tempfile.mkdtemp(prefix="clew-jobs-"))
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
+        self._warm = WarmProcess()
         atexit.register(self.close)
 
     def start(
@@ -166,7 +167,8 @@ class Jobs:
             for name, content in (files or {}).items():
                 (folder / name).write_text(content, encoding="utf-8")
             placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
-            job = Job(job_id, title, folder, _spawn(placed, folder, person))
+            process = self._warm.start(job_id, placed, folder, _environment(person))
+            job = Job(job_id, title, folder, process)
             self._jobs[job_id] = job
             self._forget_old()
             return job
@@ -177,10 +179,12 @@ class Jobs:
 
     def close(self) -> None:
         """End what still runs, with the server."""
-        for job in self._jobs.values():
-            if job.state == "running":
-                _signal(job.process, signal.SIGTERM)
+        self._warm.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def warm_up(self) -> None:
+        """Get ready for the first command, in the background."""
+        self._warm.open()
 
     def _forget_old(self) -> None:
         ended = [job for job in self._jobs.values() if job.state != "running"]
@@ -200,25 +204,9 @@ def find(job_id: str) -> Job | None:
     return jobs().find(job_id)
 
 
-def _spawn(arguments: Sequence[str], folder: Path, person: str) -> subprocess.Popen[bytes]:
-    more = {"MLFLOW_TRACKING_URI": store.tracking_uri(), "PYTHONUNBUFFERED": "1"}
-    more |= {store.PERSON_VARIABLE: person} if person else {}
-    with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-m", "clew", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=child_environment(more),
-            cwd=store.project_root(),
-            start_new_session=True,
-        )
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal the process and what it started; it may have ended meanwhile."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+def _environment(person: str) -> dict[str, str]:
+    person_too = {store.PERSON_VARIABLE: person} if person else {}
+    return {"MLFLOW_TRACKING_URI": store.tracking_uri()} | person_too
 
 
 def _text(path: Path) -> str:

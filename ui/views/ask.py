@@ -26,6 +26,7 @@ def render() -> None:
                 commands=PROMOTE_COMMAND,
             )
             return
+        jobs.jobs().warm_up()
         model = ask_controls.model(champions)
         with states.guarded("The model's names"):
             vocabulary = models.vocabulary(models.champion_run(model))

@@ -39,6 +39,12 @@ def connect(uri: str) -> MlflowClient:
         return MlflowClient(uri)
 
 
+def preload_databases() -> None:
+    """Import what MLflow needs for a store in a database, which it does at the first connection."""
+    import mlflow.store.model_registry.sqlalchemy_store
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
 def open_run(
     client: MlflowClient,
     *,

@@ -232,12 +232,22 @@ class Registry:
                 if error.error_code not in _MISSING:
                     raise
 
-    def download(self, version: RegisteredVersion, folder: Path) -> Path:
-        """Copy the files of a version into `folder` and return where they are."""
+    def download(self, version: RegisteredVersion, folder: Path, part: str = "") -> Path:
+        """Copy the files of a version, or of a folder in it, into `folder`.
+
+        Returns:
+            Where they are; nothing is there if the version has no such part.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         with store.using(f"downloading {version.uri}", self.uri):
             # `models:/` addresses would be looked up in MLflow's global store, not in this one.
             location = self.client.get_model_version_download_uri(version.name, version.number)
+            if part:
+                place, _, name = f"{location.rstrip('/')}/{part}".rpartition("/")
+                beside = artifacts.list_artifacts(artifact_uri=place, tracking_uri=self.uri)
+                if name not in {Path(item.path).name for item in beside}:
+                    return folder / name
+                location = f"{place}/{name}"
             return Path(
                 artifacts.download_artifacts(
                     artifact_uri=location, dst_path=str(folder), tracking_uri=self.uri

@@ -104,9 +104,8 @@ def find_version(reference: str) -> RegisteredVersion:
 
 
 def open_version(version: RegisteredVersion, folder: Path, reference: str = "") -> ModelSource:
-    """Download a registered version into `folder`."""
-    root = Registry.connect().download(version, folder)
-    model = root / SERVED_FOLDER
+    """Download the checkpoint of a registered version into `folder`, not the code beside it."""
+    model = Registry.connect().download(version, folder, SERVED_FOLDER)
     if not (model / MANIFEST_FILE).is_file():
         raise CheckpointError(
             f"{version.uri} holds no {SERVED_FOLDER}/{MANIFEST_FILE}; it was not registered by "

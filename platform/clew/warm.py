@@ -1,0 +1,137 @@
+"""A process that has imported everything, and forks for each command that it is asked to run.
+
+    python -m clew.warm
+
+A command of its own spends seconds importing torch and MLflow; a fork of this process spends none.
+Requests come as lines of JSON on standard input, and what becomes of them goes out as lines of
+JSON on standard output. It ends when its input ends; the commands go on.
+
+It never computes: a fork has only the thread that forked, so there must be no others to miss.
+"""
+
+import gc
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+
+from pydantic import BaseModel
+
+from clew.__main__ import main as run_command
+from clew.__main__ import prepare_environment
+
+PRELOADED = (
+    "torch._dynamo",  # every optimizer imports it
+    "clew.cli.explanations",
+    "clew.cli.models",
+    "clew.cli.predictions",
+    "clew.workflows.predict",
+    "clew.workflows.promote",
+    "clew.workflows.queries",
+    "clew.workflows.tracin",
+)
+HELD = {signal.SIGCHLD, signal.SIGTERM}
+
+
+class Request(BaseModel):
+    """A command to run."""
+
+    job_id: str
+    arguments: list[str]
+    """Of `clew`."""
+    environment: dict[str, str]
+    """Variables besides those of this process."""
+    cwd: Path
+    folder: Path
+    """Gets the files `stdout` and `stderr`."""
+
+
+class Report(BaseModel):
+    """A command that was started, or that has ended."""
+
+    job_id: str
+    pid: int
+    exit_code: int | None = None
+    """None where it was started; negative where a signal ended it."""
+
+    def send(self) -> None:
+        """Write it as a line; short enough to be written as a whole."""
+        os.write(1, self.model_dump_json().encode() + b"\n")
+
+
+class Forks:
+    """The commands that run."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, str] = {}
+
+    def start(self, request: Request) -> None:
+        """Fork; the child runs the command, and never returns from here.
+
+        Raises:
+            SystemExit: in the child, with the command's exit code.
+        """
+        # An end is reported after its beginning, and nothing begins that is not reported.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+            become(request)
+            run_command()
+        self._running[pid] = request.job_id
+        Report(job_id=request.job_id, pid=pid).send()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+
+    def collect(self, number: int, frame: FrameType | None) -> None:
+        """Report those that have ended: the handler of SIGCHLD."""
+        while self._running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            Report(job_id=self._running.pop(pid), pid=pid, exit_code=code).send()
+
+
+def become(request: Request) -> None:
+    """Turn this fork into a process of its own that was asked for one command."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    streams = (
+        os.open(os.devnull, os.O_RDONLY),
+        os.open(request.folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+        os.open(request.folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+    )
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the other has read ahead
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ.update(request.environment)
+    os.chdir(request.cwd)
+    sys.argv = ["clew", *request.arguments]
+
+
+def preload() -> None:
+    """Import what commands need."""
+    for name in PRELOADED:
+        import_module(name)
+    import_module("clew.runs.opening").preload_databases()
+
+
+def main() -> None:
+    """Serve requests until there are no more."""
+    prepare_environment()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the dashboard
+    preload()
+    gc.freeze()  # else a collection in a fork, its last one above all, copies all of this memory
+    forks = Forks()
+    signal.signal(signal.SIGCHLD, forks.collect)
+    for line in sys.stdin:
+        forks.start(Request.model_validate_json(line))
+
+
+if __name__ == "__main__":
+    main()
