@@ -2,10 +2,11 @@
 
     python -m tests.attack.random_kills FOLDER --kills 50 --seed 0
 
-trains, explains and promotes on a small graph in a store of its own, with the real program. Each
-command is killed (SIGKILL) at a random moment of the time that it takes, then given again, a
-training with `--resume`. Its result must be that of a command that was not killed, bit for bit, and
-after `clew sync` no run but those of trainings that were begun anew may say RUNNING.
+trains, explains and promotes on a small graph in a store of its own, and packs a larger graph,
+with the real program. Each command is killed (SIGKILL) at a random moment of the time that it
+takes, then given again, a training with `--resume`. Its result must be that of a command that was
+not killed, bit for bit, and after `clew sync` no run but those of trainings that were started over
+may say RUNNING.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -24,7 +26,8 @@ from tests.attack.dying import digests
 from tests.attack.material import SPLITS, write_graph
 from tests.recorded import ROOT
 
-COMMANDS = ("train", "tracin", "promote")
+COMMANDS = ("train", "tracin", "promote", "data")
+PACKED_TRIPLES = 400_000
 SMALL = (
     "--embedding-dim=16",
     "--output-channels=4",
@@ -44,10 +47,12 @@ class Attack:
         self.environment = os.environ | {
             "MLFLOW_TRACKING_URI": self.uri,
             "CLEW_SPOOL": str(folder / "spool"),
+            "CLEW_DATA": str(folder),
             "PYTHONPATH": f"{ROOT / 'platform'}:{ROOT}",
             "OMP_NUM_THREADS": "1",
         }
         write_graph(folder / "graph")
+        write_large_graph(folder / "large")
         self.seconds: dict[str, float] = {}
         self.right: dict[str, object] = {}
         self.run_id = ""
@@ -73,6 +78,8 @@ class Attack:
             case "tracin":
                 test = f"--test={self.folder}/graph/test.txt"
                 words = [f"--model={self.run_id}", test, f"--output={kept}-influence"]
+            case "data":
+                words = ["--name=large", f"--pack={kept}-packed"]
             case _:
                 words = [f"--run-id={self.run_id}", f"--name={name}", "--force=to be killed"]
         return subprocess.Popen(
@@ -91,6 +98,13 @@ class Attack:
             case "tracin":
                 path = self.folder / f"{name}-influence/influence.json"
                 return json.loads(path.read_text())["tests"]
+            case "data":
+                packed = self.folder / f"{name}-packed"
+                files = sorted(path for path in packed.rglob("*") if path.is_file())
+                return {
+                    str(path.relative_to(packed)): sha256(path.read_bytes()).hexdigest()
+                    for path in files
+                }
             case _:
                 client = MlflowClient(self.uri)
                 version = client.get_model_version_by_alias(name, "champion")
@@ -117,6 +131,17 @@ class Attack:
         client = MlflowClient(self.uri)
         experiments = [e.experiment_id for e in client.search_experiments()]
         return len(client.search_runs(experiments, "attributes.status = 'RUNNING'"))
+
+
+def write_large_graph(folder: Path) -> None:
+    """Write a random graph that takes seconds to pack."""
+    folder.mkdir()
+    draw = random.Random(0)
+    for split, count in {"train": PACKED_TRIPLES, "valid": 100, "test": 100}.items():
+        with (folder / f"{split}.txt").open("w") as file:
+            for _ in range(count):
+                head, tail = draw.randrange(PACKED_TRIPLES), draw.randrange(PACKED_TRIPLES)
+                file.write(f"entity {head}\trelation {draw.randrange(9)}\tentity {tail}\n")
 
 
 def main() -> None:
