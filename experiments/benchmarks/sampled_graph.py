@@ -10,23 +10,14 @@ over all entities is measured beside it while a step over all of them takes a mi
 """
 
 import sys
-import tempfile
-import time
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from clew.config.load import from_mapping
-from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph, Triples, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.base import MemoryTracker
-from clew.training.checkpoints import Manifest
-from clew.training.distributed import World
 from clew.training.memory import keep_allocator_pages
-from clew.training.setup import build_trainer
 from experiments.benchmarks.harness import (
     median,
     print_table,
@@ -35,6 +26,7 @@ from experiments.benchmarks.harness import (
     run_child,
     write_results,
 )
+from experiments.benchmarks.steps import timed_steps
 
 NAME = "sampled_graph"
 ENTITIES, TRIPLES, STEPS = 200_000, 2_000_000, 60
@@ -96,24 +88,9 @@ def child(entities: int, triples: int, steps: int, case: str) -> None:
     config = from_mapping({"data": {"name": "generated"}}, settings | CASES[case])
     graph = graph_of(entities, triples)
     data_gib = resident_gib()
-    tracker = MemoryTracker()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(
-            config,
-            LinkPrediction(graph, config),
-            tracker,
-            device=torch.device("cpu"),
-            world=World(),
-            folder=Path(folder),
-            origin=Manifest(0, 0, 0.0, "link_prediction", {}, "", ""),
-        )
-        ends = [time.perf_counter()]
-        trainer.throughput.step_done = (  # type: ignore[method-assign]
-            lambda units: ends.append(time.perf_counter())
-        )
-        trainer.train()
+    trainer, seconds = timed_steps(graph, config)
     losses = [e.value for e in trainer.history.entries if e.key == "train/loss"]
-    step = median(np.diff(ends)[2:].tolist())
+    step = median(seconds[2:])
     report_child(
         {
             "step_seconds": step,

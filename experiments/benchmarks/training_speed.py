@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -29,16 +28,12 @@ from clew.config.training import TrainingConfig
 from clew.layers.products import product
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.models.conve import ConvE
-from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import OneVsAllExamples
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.mlflow_store import open_tracker
-from clew.training.checkpoints import Manifest
-from clew.training.distributed import World
 from clew.training.loaders import BatchLoader
 from clew.training.memory import keep_allocator_pages
-from clew.training.setup import build_trainer
 from experiments.benchmarks.harness import (
     median,
     print_table,
@@ -46,6 +41,7 @@ from experiments.benchmarks.harness import (
     run_child,
     write_results,
 )
+from experiments.benchmarks.steps import timed_steps
 
 NAME = "training_speed"
 NUM_ENTITIES, NUM_RELATIONS, NUM_TRIPLES = 14_541, 237, 272_115
@@ -147,25 +143,7 @@ def trainer_loop(case: Case) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         with open_tracker(config.tracking, kind="train", run_name="benchmark") as tracker:
-            trainer = build_trainer(
-                config,
-                LinkPrediction(graph, config),
-                tracker,
-                device=torch.device("cpu"),
-                world=World(),
-                folder=Path(folder),
-                origin=Manifest(0, 0, 0.0, "link_prediction", {}, "", ""),
-            )
-            ends = [time.perf_counter()]
-            counted = trainer.throughput.step_done
-
-            def step_done(units: dict[str, int]) -> None:
-                counted(units)
-                ends.append(time.perf_counter())
-
-            trainer.throughput.step_done = step_done  # type: ignore[method-assign]
-            trainer.train()
-    return np.diff(ends).tolist()
+            return timed_steps(graph, config, tracker)[1]
 
 
 def pykeen_loop(case: Case) -> list[float]:

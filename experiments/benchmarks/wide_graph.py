@@ -11,9 +11,7 @@ with Adam in every round, with Adagrad in the first. Every case has a process of
 
 import os
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,15 +24,10 @@ from clew.link_prediction.losses.entity_chunks import chunk_size
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.ranking import RankingSettings, rank_triples
-from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.base import MemoryTracker
 from clew.runs.hardware import process_peak_gib, reset_process_peak
-from clew.training.checkpoints import Manifest
-from clew.training.distributed import World
 from clew.training.memory import keep_allocator_pages
-from clew.training.setup import build_trainer
 from experiments.benchmarks.harness import (
     median,
     print_table,
@@ -43,6 +36,7 @@ from experiments.benchmarks.harness import (
     run_child,
     write_results,
 )
+from experiments.benchmarks.steps import timed_steps
 
 NAME = "wide_graph"
 ENTITIES, RELATIONS, DIMENSIONS, BATCH = 1_000_000, 200, 200, 1024
@@ -126,24 +120,9 @@ def training(entities: int, optimizer: str) -> dict[str, float]:
     if row_wise:
         settings["optimizer.row_wise"] = True
     config = from_mapping({"data": {"name": "generated"}}, settings)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(
-            config,
-            LinkPrediction(graph_of(entities), config),
-            MemoryTracker(),
-            device=torch.device("cpu"),
-            world=World(),
-            folder=Path(folder),
-            origin=Manifest(0, 0, 0.0, "link_prediction", {}, "", ""),
-        )
-        ends = [time.perf_counter()]
-        trainer.throughput.step_done = (  # type: ignore[method-assign]
-            lambda units: ends.append(time.perf_counter())
-        )
-        trainer.train()
-        peak = process_peak_gib()
-    step = median(np.diff(ends)[2:].tolist())
-    return {"seconds": step, "queries_per_second": BATCH / step, "process_gib": peak}
+    _, seconds = timed_steps(graph_of(entities), config)
+    step = median(seconds[2:])
+    return {"seconds": step, "queries_per_second": BATCH / step, "process_gib": process_peak_gib()}
 
 
 def ranking(entities: int) -> dict[str, float]:
