@@ -7,8 +7,8 @@ import pytest
 from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.window_report import SequenceInfluenceReport
-from clew.workflows.trace_records import WindowTrace
-from clew.workflows.trace_sequence import trace_sequence, trace_sequences
+from clew.workflows.trace_records import WindowTrace, write_outputs
+from clew.workflows.trace_sequence import trace_sequences
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
 from tests.workflows.trained import sequence_config
@@ -45,7 +45,8 @@ def check(result: WindowTrace[SequenceInfluenceReport]) -> None:
 
 
 def test_a_window_is_traced_and_recorded(model: str, tmp_path: Path) -> None:
-    result = trace_sequence(model, 25, {"influence.top_k": "3"}, output=tmp_path / "report.json")
+    (result,) = trace_sequences(model, [25], {"influence.top_k": "3"})
+    write_outputs([result], tmp_path / "report.json")
     check(result)
     assert result.report.group == "flight 2"
     assert "window that ends at frame 25" in result.table()
@@ -60,9 +61,9 @@ def test_a_window_is_traced_and_recorded(model: str, tmp_path: Path) -> None:
 
 
 def test_unless_told_otherwise_it_is_the_worst_prediction(model: str) -> None:
-    check(trace_sequence(model, None, {}))
+    check(trace_sequences(model, [None], {})[0])
     with pytest.raises(ConfigError, match=r"--frame is 3, which ends no test window.*22 to 29"):
-        trace_sequence(model, 3, {})
+        trace_sequences(model, [3], {})
 
 
 def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
@@ -82,5 +83,5 @@ def test_many_windows_are_traced_in_one_pass_and_found_by_an_index(model: str) -
         check(a)
         assert [w.window for w in a.report.proponents] == [w.window for w in b.report.proponents]
         assert a.report.settings["search_by_index"]["indices_made"] == 2
-    again = trace_sequence(model, 25, settings).report
+    again = trace_sequences(model, [25], settings)[0].report
     assert again.settings["search_by_index"]["indices_made"] == 0

@@ -1,7 +1,8 @@
 """Explaining a continuation end to end: train, trace, record, read."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from clew.runs.window_report import TextInfluenceReport
 from clew.workflows.export import export
 from clew.workflows.predict import predict
 from clew.workflows.queries import asked
-from clew.workflows.trace_records import WindowTrace
-from clew.workflows.trace_text import Text, read_texts, trace_text, trace_texts
+from clew.workflows.trace_records import WindowTrace, write_outputs
+from clew.workflows.trace_text import Text, read_texts, trace_texts
 from tests.workflows.trained import StoredRun
 
 
@@ -36,10 +37,17 @@ def check(result: WindowTrace[TextInfluenceReport]) -> None:
         assert entry.first_token == 28 * entry.window
 
 
+def explained(
+    model: str, prompt: str, continuation: str, settings: Mapping[str, object], **more: Any
+) -> WindowTrace[TextInfluenceReport]:
+    """Explain one continuation."""
+    (result,) = trace_texts(model, [Text(prompt, continuation)], settings, **more)
+    return result
+
+
 def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path):
-    result = trace_text(
-        model, "green bottles", " on", {"influence.top_k": "3"}, output=tmp_path / "report.json"
-    )
+    result = explained(model, "green bottles", " on", {"influence.top_k": "3"})
+    write_outputs([result], tmp_path / "report.json")
     check(result)
     assert len(result.report.proponents) == 3
     assert result.run_id is not None
@@ -53,46 +61,41 @@ def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path)
 def test_the_average_is_not_explained(model: str, tmp_path: Path):
     best = download_artifact(model, names.ARTIFACT_BEST, tmp_path)
     with pytest.raises(CheckpointError, match="holds the average of the parameters"):
-        trace_text(str(best), "green bottles", " on", {})
+        explained(str(best), "green bottles", " on", {})
 
 
 def test_a_copy_that_cannot_be_written_loses_nothing(model: str, tmp_path: Path):
-    target = tmp_path / "report.json"
+    result = explained(model, "green bottles", " on", {})
     with pytest.raises(IsADirectoryError):
-        trace_text(model, "green bottles", " on", {}, output=target, progress=in_the_way(target))
+        write_outputs([result], tmp_path)
     (run,) = search_runs(RunQuery(kind=names.KIND_TRACE, source_run=model), limit=1).runs
     assert run.status == "FINISHED"
     path = download_artifact(run.run_id, "influence/text_influence.json", tmp_path)
     assert TextInfluenceReport.read(path).continuation == " on"
 
 
-def in_the_way(target: Path) -> Callable[[int, int], None]:
-    """Return what makes a folder where a file is wanted, once the explanation has begun."""
-    return lambda done, total: target.mkdir(exist_ok=True)
-
-
 def test_top_k_of_zero_keeps_every_window(model: str):
-    report = trace_text(model, "green bottles", " on", {"influence.top_k": "0"}).report
+    report = explained(model, "green bottles", " on", {"influence.top_k": "0"}).report
     assert report.settings["top_k"] == 0
     kept = [entry.window for entry in (*report.proponents, *report.opponents)]
     assert sorted(kept) == list(range(report.num_windows))
 
 
 def test_without_a_continuation_the_models_own_is_traced(model: str):
-    result = trace_text(model, "green", "", {"influence.top_k": "2"}, num_last_layers=1)
+    result = explained(model, "green", "", {"influence.top_k": "2"}, num_last_layers=1)
     assert result.report.continuation
     assert {part for entry in result.report.proponents for part in entry.by_part} == {"norm"}
 
 
 def test_what_cannot_be_traced_is_refused(model: str):
     with pytest.raises(DataError, match="expected text in both"):
-        trace_text(model, "", "x", {})
+        explained(model, "", "x", {})
     with pytest.raises(ConfigError, match="no prompt given"):
-        trace_text(model, "", "", {})
+        explained(model, "", "", {})
     with pytest.raises(CheckpointError, match="no such folder"):
-        trace_text("some/where", "a", "b", {})
+        explained("some/where", "a", "b", {})
     with pytest.raises(ConfigError, match="the last 0 modules were asked for"):
-        trace_text(model, "a", "b", {}, num_last_layers=0)
+        explained(model, "a", "b", {}, num_last_layers=0)
 
 
 def test_a_language_model_has_no_names_to_ask_for(model: str, tmp_path: Path):
@@ -120,7 +123,7 @@ def test_a_damaged_report_is_named(tmp_path: Path):
 
 def test_forms_of_graph_models_are_refused(model: str):
     with pytest.raises(ConfigError, match=r"influence\.score is kronecker, but training windows"):
-        trace_text(model, "green", "", {"influence.score": "kronecker"})
+        explained(model, "green", "", {"influence.score": "kronecker"})
 
 
 def test_many_texts_are_traced_in_one_pass_each_as_a_run(model: str, tmp_path: Path):
@@ -133,7 +136,7 @@ def test_many_texts_are_traced_in_one_pass_each_as_a_run(model: str, tmp_path: P
     for result in results:
         check(result)
         assert result.report.settings["tests_in_this_pass"] == 2
-    alone = trace_text(model, "green bottles", " on", {"influence.top_k": "3"}).report
+    alone = explained(model, "green bottles", " on", {"influence.top_k": "3"}).report
     together = results[0].report
     assert [w.window for w in together.proponents] == [w.window for w in alone.proponents]
     assert together.proponents[0].influence == pytest.approx(alone.proponents[0].influence, 1e-4)
@@ -160,20 +163,20 @@ def test_a_file_of_prompts_that_cannot_be_read(tmp_path: Path, line: str, messag
 
 def test_a_search_keeps_its_index_with_the_run(model: str):
     settings = {"influence.search": "index", "influence.candidates": 8, "influence.top_k": 2}
-    first, second = (trace_text(model, "green bottles", " on", settings).report for _ in range(2))
+    first, second = (explained(model, "green bottles", " on", settings).report for _ in range(2))
     assert first.settings["search_by_index"]["indices_made"] == 2
     assert second.settings["search_by_index"]["indices_made"] == 0
     assert first.settings["search_by_index"]["index_bytes"] > 0
     assert [w.window for w in first.proponents] == [w.window for w in second.proponents]
-    exact = trace_text(model, "green bottles", " on", {"influence.top_k": 2}).report
+    exact = explained(model, "green bottles", " on", {"influence.top_k": 2}).report
     assert [w.window for w in first.proponents] == [w.window for w in exact.proponents]
     with pytest.raises(ConfigError, match=r"influence.top_k is 0, but a search scores"):
-        trace_text(model, "green", "", settings | {"influence.top_k": 0})
+        explained(model, "green", "", settings | {"influence.top_k": 0})
 
 
 def test_half_precision_and_cosines_are_as_the_settings_say(model: str):
     settings = {"influence.use_mixed_precision": True, "influence.with_cosine": False}
-    report = trace_text(model, "green bottles", " on", settings).report
+    report = explained(model, "green bottles", " on", settings).report
     assert report.settings["use_mixed_precision"] is True
     assert 0 < report.settings["half_precision_deviation"]["relative_error"] < 0.1
     assert {entry.cosine for entry in report.proponents} == {None}

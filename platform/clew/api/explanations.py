@@ -18,8 +18,8 @@ from clew.extras import extra
 from clew.files import working_folder
 from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX, InfluenceReport
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
-from clew.workflows.trace_sequence import trace_sequence
-from clew.workflows.trace_text import trace_text
+from clew.workflows.trace_sequence import trace_sequences
+from clew.workflows.trace_text import Text, trace_texts
 from clew.workflows.tracin import in_words, tracin
 
 if TYPE_CHECKING:
@@ -144,9 +144,10 @@ def attribute(
         return Attribution(traced.report, traced.run_id, triple_table(traced.report))
     with _bar("windows") as progress:
         if prompt is not None:
-            text = trace_text(reference, prompt, continuation, settings, progress=progress)
+            texts = [Text(prompt, continuation)]
+            (text,) = trace_texts(reference, texts, settings, progress=progress)
             return Attribution(text.report, text.run_id, text_table(text.report))
-        frames = trace_sequence(reference, frame, settings, progress=progress)
+        (frames,) = trace_sequences(reference, [frame], settings, progress=progress)
         return Attribution(frames.report, frames.run_id, frame_table(frames.report))
 
 

@@ -18,7 +18,6 @@ from clew.runs.window_report import (
     SequenceInfluenceReport,
 )
 from clew.workflows.model_source import LoadedModel
-from clew.workflows.outputs import check_file
 from clew.workflows.trace_records import WindowTrace, record_each, said_of, window_scores
 from clew.workflows.trace_source import open_checkpoints
 from clew.workflows.trace_windows import Explained, open_task, open_tracer
@@ -28,38 +27,6 @@ EXPLAINS = (
 )
 DRAWN_WINDOWS = 3
 """Training windows of each sign whose frames are drawn."""
-
-
-def trace_sequence(
-    model: str,
-    frame: int | None,
-    overrides: Mapping[str, Any],
-    *,
-    num_last_layers: int | None = None,
-    output: Path | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> WindowTrace[SequenceInfluenceReport]:
-    """Explain a test window by training windows: `trace_sequences` for one.
-
-    Args:
-        model: A run id or a folder of checkpoints.
-        frame: Last frame of the test window; None: the one with the largest error.
-        overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Count only this many modules from the end; None: all.
-        output: Where else to write the report, as JSON.
-        progress: Called with the number of windows done and in total.
-    """
-    check_file("--output", output)
-    (result,) = trace_sequences(
-        model,
-        [frame],
-        overrides,
-        num_last_layers=num_last_layers,
-        progress=progress,
-    )
-    if output is not None:
-        result.report.write(output)
-    return result
 
 
 def trace_sequences(

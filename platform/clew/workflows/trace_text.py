@@ -17,7 +17,6 @@ from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.workflows.model_source import LoadedModel
-from clew.workflows.outputs import check_file
 from clew.workflows.trace_records import WindowTrace, record_each, said_of, window_scores
 from clew.workflows.trace_source import open_checkpoints
 from clew.workflows.trace_windows import Explained, open_task, open_tracer
@@ -64,40 +63,6 @@ def read_texts(path: Path) -> list[Text]:
 
 
 _TEXTS = TypeAdapter(Text)
-
-
-def trace_text(
-    model: str,
-    prompt: str,
-    continuation: str,
-    overrides: Mapping[str, Any],
-    *,
-    num_last_layers: int | None = None,
-    output: Path | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> WindowTrace[TextInfluenceReport]:
-    """Explain a continuation by training windows: `trace_texts` for one.
-
-    Args:
-        model: A run id or a folder of checkpoints.
-        prompt: Text before the continuation.
-        continuation: Text whose likelihood is explained; empty: what the model writes.
-        overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Count only this many modules from the end; None: all.
-        output: Where else to write the report.
-        progress: Called with the number of windows done and in total.
-    """
-    check_file("--output", output)
-    (result,) = trace_texts(
-        model,
-        [Text(prompt, continuation)],
-        overrides,
-        num_last_layers=num_last_layers,
-        progress=progress,
-    )
-    if output is not None:
-        result.report.write(output)
-    return result
 
 
 def trace_texts(
