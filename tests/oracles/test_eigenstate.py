@@ -19,6 +19,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "resonance": {"resonance": 0.5},
     "gates": {"num_gates": 4},
     "filters": {"convolution_width": 3},
+    "gated": {"transition": "gated"},
     "all": {
         "resonance": 0.5,
         "num_gates": 4,
@@ -26,13 +27,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dropout": 0.2,
     },
 }
+OPTIONS["all, gated"] = OPTIONS["all"] | OPTIONS["gated"]
 
 
 def build(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> EigenstateLM:
     sizes = {"d_model": 16, "n_layers": 2, "num_eigenstates": 8, "num_heads": 2}
     config = EigenstateLMModel(**(sizes | {"max_seq_len": 64, "chunk_size": 7} | options))
     torch.manual_seed(seed)
-    return EigenstateLM(VOCABULARY, config, end_of_text=END).to(dtype).eval()
+    model = EigenstateLM(VOCABULARY, config, end_of_text=END).to(dtype).eval()
+    for module in model.modules():
+        if isinstance(module, EigenstateMixer) and module.widths[2]:
+            torch.nn.init.normal_(module.project.weight[-module.widths[2] :])  # zero at the start
+    return model
 
 
 def tokens(time: int = 50, batch: int = 2) -> Tensor:
@@ -75,7 +81,7 @@ def test_gradient_of_the_last_loss_reaches_the_first_token(options: dict[str, An
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 16, 64, 50])
-@pytest.mark.parametrize("options", [OPTIONS["all"], OPTIONS["resonance"]], ids=["all", "one"])
+@pytest.mark.parametrize("options", [OPTIONS[name] for name in ("all", "all, gated", "resonance")])
 def test_the_function_does_not_depend_on_the_chunk_size(chunk_size: int, options: dict[str, Any]):
     sequence = tokens()
     reference = build(**(options | {"chunk_size": 50}))(sequence)
@@ -92,7 +98,7 @@ def test_step_by_step_logits_equal_parallel_logits(options: dict[str, Any]):
 
 
 @pytest.mark.parametrize("split", [1, 2, 5, 7, 8, 12, 49])
-@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
+@pytest.mark.parametrize("options", [OPTIONS[name] for name in ("plain", "all", "all, gated")])
 def test_the_state_may_be_split_at_any_point(split: int, options: dict[str, Any]):
     model, sequence = build(**options), tokens()
     left, state = model.advance(sequence[:, :split], None)
@@ -118,6 +124,44 @@ def test_a_mixer_is_its_definition():
     expected = mixer.output(torch.view_as_real(torch.stack(states)).flatten(-2))
     expected = expected * torch.sigmoid(gates[0])
     torch.testing.assert_close(mixer(x)[0][0], expected)
+
+
+def test_a_gated_mixer_is_its_definition():
+    mixer = build(resonance=0.0, transition="gated").blocks[0].mixer
+    x = torch.randn(1, 14, 16, dtype=torch.float64)
+    drives, gates, sizes = mixer.project(x)[0].split([16, 16, 8], dim=-1)
+    exponent = torch.complex(-torch.exp(mixer.rate), mixer.frequency)
+    state, states = torch.zeros(8), []
+    for t in range(14):
+        multiplier = torch.exp(exponent * torch.log(1 + torch.exp(sizes[t])))
+        scale = torch.sqrt(1 - multiplier.abs() ** 2)
+        state = multiplier * state + scale * torch.view_as_complex(drives[t].reshape(8, 2))
+        states.append(state)
+    expected = mixer.output(torch.view_as_real(torch.stack(states)).flatten(-2))
+    torch.testing.assert_close(mixer(x)[0][0], expected * torch.sigmoid(gates))
+
+
+def test_gated_transitions_begin_as_fixed_ones():
+    config = EigenstateLMModel(d_model=16, num_eigenstates=8, transition="gated")
+    torch.manual_seed(0)
+    gated, fixed = (
+        EigenstateMixer(config),
+        EigenstateMixer(EigenstateLMModel(d_model=16, num_eigenstates=8)),
+    )
+    weights = gated.state_dict()
+    for name in ("project.weight", "project.bias"):
+        weights[name] = weights[name][: len(fixed.state_dict()[name])]
+    fixed.load_state_dict(weights)
+    x = torch.randn(2, 40, 16)
+    torch.testing.assert_close(gated(x), fixed(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [-1000.0, -100.0, 0.0, 1000.0])
+def test_any_size_of_a_step_has_finite_gradients(size: float):
+    mixer = build(dtype=torch.float32, transition="gated").blocks[0].mixer
+    torch.nn.init.constant_(mixer.project.bias[-8:], size)
+    mixer(torch.randn(1, 300, 16))[0].square().sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in mixer.parameters())
 
 
 def test_the_longest_initial_time_constant_can_be_chosen():

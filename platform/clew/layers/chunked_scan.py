@@ -10,8 +10,11 @@ A pass takes C vectorised steps over all chunks at once, and the carries are sca
 algorithm, so that T steps cost about 2 C log(T) / log(C) operations. Only products of lambda with
 itself occur: with |lambda| <= 1 nothing overflows, and lambda = 0 needs no logarithm.
 
-Where a new sequence begins, lambda is multiplied by 0; a chunk in which one does hands nothing on.
+Lambda is the same in every step (`Fixed`), or each step has its own (`Varying`): lambda^C is the
+product of a chunk's then.
 """
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Complex, Float
@@ -26,109 +29,135 @@ Keep = Float[Tensor, "batch time"]
 _SLAB_ELEMENTS = 2**16
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """Eigenvalues; 0 where a new sequence begins, and for a chunk in which one does."""
+
+    eigenvalues: Tensor
+    keep: Tensor | None = None
+
+    def at(self, step: int) -> Tensor:
+        """Return what the state before a step (in the direction of the scan) is multiplied by."""
+        keep = self.keep
+        return self.eigenvalues if keep is None else self.eigenvalues * keep[..., step, None]
+
+    def part(self, time: slice) -> "Fixed":
+        """Return those of some steps."""
+        return Fixed(self.eigenvalues, None if self.keep is None else self.keep[:, time])
+
+    def in_chunks(self, num_chunks: int) -> "Fixed":
+        """Return those of the same steps, cut into chunks."""
+        keep = self.keep
+        keep = None if keep is None else keep.reshape(len(keep), num_chunks, -1)
+        return Fixed(self.eigenvalues.unsqueeze(1), keep)
+
+    def of_chunks(self, chunk_size: int) -> "Fixed":
+        """Return those of whole chunks, from those of the steps in them."""
+        keep = None if self.keep is None else self.keep.amin(2)
+        return Fixed(power(self.eigenvalues.squeeze(1), chunk_size), keep)
+
+
+@dataclass(frozen=True)
+class Varying:
+    """A multiplier for each state in each step."""
+
+    values: Tensor
+
+    def at(self, step: int) -> Tensor:
+        """Return those of a step."""
+        return self.values[..., step, :]
+
+    def part(self, time: slice) -> "Varying":
+        """Return those of some steps."""
+        return Varying(self.values[:, time])
+
+    def in_chunks(self, num_chunks: int) -> "Varying":
+        """Return those of the same steps, cut into chunks."""
+        batch, _, num_states = self.values.shape
+        return Varying(self.values.view(batch, num_chunks, -1, num_states))
+
+    def of_chunks(self, chunk_size: int) -> "Varying":
+        """Return those of whole chunks, from those of the steps in them."""
+        return Varying(self.values.prod(2))
+
+
+Multipliers = Fixed | Varying
+
+
 def scan_into(
     states: Series,
     inputs: Series,
-    eigenvalues: Eigenvalues,
+    multipliers: Multipliers,
     initial: State,
     *,
     chunk_size: int,
-    keep: Keep | None = None,
     reverse: bool = False,
 ) -> None:
     """Write the states for `inputs` into `states`, forwards or from the last time to the first."""
     time = inputs.shape[1]
     num_chunks = time // chunk_size if chunk_size > 1 else 0
     if num_chunks < 2:
-        _steps(states, inputs, eigenvalues, initial, keep=keep, reverse=reverse)
+        _steps(states, inputs, multipliers, initial, reverse=reverse)
         return
     # Whole chunks first in the direction of the scan; what is left over follows them.
     whole = num_chunks * chunk_size
     head = slice(time - whole, None) if reverse else slice(None, whole)
     tail = slice(None, time - whole) if reverse else slice(whole, None)
     shape = (-1, num_chunks, chunk_size, inputs.shape[2])
-    chunks, kept = inputs[:, head].view(shape), None
-    if keep is not None:
-        kept, keep = keep[:, head].reshape(shape[:3]), keep[:, tail]
-    carries = _carries(chunks, eigenvalues, initial, keep=kept, reverse=reverse)
+    chunks, each = inputs[:, head].view(shape), multipliers.part(head).in_chunks(num_chunks)
+    carries = _carries(chunks, each, initial, reverse=reverse)
     starts = carries[:, 1:] if reverse else carries[:, :-1]
-    _scan_chunks(
-        states[:, head].view(shape), chunks, eigenvalues, starts, keep=kept, reverse=reverse
-    )
+    _scan_chunks(states[:, head].view(shape), chunks, each, starts, reverse=reverse)
     last = carries[:, 0] if reverse else carries[:, -1]
-    _steps(states[:, tail], inputs[:, tail], eigenvalues, last, keep=keep, reverse=reverse)
+    _steps(states[:, tail], inputs[:, tail], multipliers.part(tail), last, reverse=reverse)
 
 
 def _order(length: int, *, reverse: bool) -> range:
     return range(length - 1, -1, -1) if reverse else range(length)
 
 
-def _multiplier(eigenvalues: Tensor, keep: Tensor | None, step: int) -> Tensor:
-    """Return what the state before a step is multiplied by."""
-    return eigenvalues if keep is None else eigenvalues * keep[..., step, None]
-
-
 def _steps(
-    states: Tensor,
-    inputs: Tensor,
-    eigenvalues: Tensor,
-    initial: Tensor,
-    *,
-    keep: Tensor | None,
-    reverse: bool,
+    states: Tensor, inputs: Tensor, multipliers: Multipliers, initial: Tensor, *, reverse: bool
 ) -> None:
     """Scan a short series step by step."""
     previous = initial
     for step in _order(inputs.shape[1], reverse=reverse):
-        multiplier = _multiplier(eigenvalues, keep, step)
-        torch.addcmul(inputs[:, step], previous, multiplier, out=states[:, step])
+        torch.addcmul(inputs[:, step], previous, multipliers.at(step), out=states[:, step])
         previous = states[:, step]
 
 
-def _carries(
-    chunks: Tensor, eigenvalues: Tensor, initial: Tensor, *, keep: Tensor | None, reverse: bool
-) -> Tensor:
+def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, reverse: bool) -> Tensor:
     """Return the states between chunks, the initial one among them, `(batch, chunk + 1, state)`."""
     batch, num_chunks, chunk_size, num_states = chunks.shape
     carries = chunks.new_empty(batch, num_chunks + 1, num_states)
     carries[:, -1 if reverse else 0] = initial
     scan_into(
         carries[:, :-1] if reverse else carries[:, 1:],
-        _end_states(chunks, eigenvalues, keep=keep, reverse=reverse),
-        power(eigenvalues, chunk_size),
+        _end_states(chunks, multipliers, reverse=reverse),
+        multipliers.of_chunks(chunk_size),
         initial,
         chunk_size=chunk_size,
-        keep=None if keep is None else keep.amin(2),
         reverse=reverse,
     )
     return carries
 
 
-def _end_states(
-    chunks: Tensor, eigenvalues: Tensor, *, keep: Tensor | None, reverse: bool
-) -> Tensor:
+def _end_states(chunks: Tensor, multipliers: Multipliers, *, reverse: bool) -> Tensor:
     """Return each chunk's last state if it started from zero, `(batch, chunk, state)`."""
     first, *others = _order(chunks.shape[2], reverse=reverse)
-    end, values = chunks[:, :, first].clone(), eigenvalues.unsqueeze(1)
+    end = chunks[:, :, first].clone()
     for step in others:
-        torch.addcmul(chunks[:, :, step], end, _multiplier(values, keep, step), out=end)
+        torch.addcmul(chunks[:, :, step], end, multipliers.at(step), out=end)
     return end
 
 
 def _scan_chunks(
-    states: Tensor,
-    chunks: Tensor,
-    eigenvalues: Tensor,
-    starts: Tensor,
-    *,
-    keep: Tensor | None,
-    reverse: bool,
+    states: Tensor, chunks: Tensor, multipliers: Multipliers, starts: Tensor, *, reverse: bool
 ) -> None:
     """Scan all chunks at once; each starts from the state at the end of the one before it."""
-    previous, values = starts, eigenvalues.unsqueeze(1)
+    previous = starts
     for step in _order(chunks.shape[2], reverse=reverse):
-        multiplier = _multiplier(values, keep, step)
-        torch.addcmul(chunks[:, :, step], previous, multiplier, out=states[:, :, step])
+        torch.addcmul(chunks[:, :, step], previous, multipliers.at(step), out=states[:, :, step])
         previous = states[:, :, step]
 
 
@@ -151,7 +180,7 @@ def eigenvalue_gradient(
     Temporaries stay small.
     """
     batch, time, num_states = states.shape
-    total = adjoint[:, 0] * _multiplier(initial.conj(), keep, 0)
+    total = adjoint[:, 0] * Fixed(initial.conj(), keep).at(0)
     slab = max(1, _SLAB_ELEMENTS // (batch * num_states))
     for start in range(1, time, slab):
         end = min(start + slab, time)

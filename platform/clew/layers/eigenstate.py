@@ -5,7 +5,7 @@ rate becomes; inputs are scaled by sqrt(1 - |lambda|^2), so that slow and fast e
 states of equal size; time constants start log-uniform over the whole window, so that something
 remembers its first token, unless a shorter one is asked for; resonance acts on the readout, so
 that the recurrence stays diagonal and a function of its inputs alone, not of how they are cut into
-chunks.
+chunks. Gated transitions begin as fixed ones: the weights of their step sizes start at zero.
 """
 
 import math
@@ -21,13 +21,17 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.layers.dropout import dropout
 from clew.layers.examples import for_each_example
 from clew.layers.positions import Positions
-from clew.layers.scan import RealEigenvalues, RealSeries, RealState, scan
+from clew.layers.scan import RealEigenvalues, RealSeries, RealState, Starts, scan
 from clew.layers.short_convolution import Inputs, ShortConvolution
+from clew.layers.varying_scan import varying_scan
 
 Hidden = Float[Tensor, "batch time dim"]
 
 FASTEST_TURN = math.pi / 2
 """Largest initial frequency, in radians a step."""
+ONE_STEP = math.log(math.e - 1.0)
+"""What softplus makes 1 of."""
+LEAST_DECAY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,12 @@ class EigenstateMixer(nn.Module):
         b_t = sqrt(1 - |lambda|^2) (W_in x_t + b_in),   c_t = lambda c_{t-1} + b_t    (complex)
         y_t = sigmoid(W_g x_t + b_g) * W_out R c_t,    R = I + eps M        (block-diagonal)
 
+    With gated transitions lambda_t = lambda^delta_t stands for lambda, and b_t is scaled by it:
+
+        delta_t = softplus(W_d x_t + b_d)
+
     Diagonal recurrences and their initialisation: S4D (arXiv 2206.11893), LRU (2303.06349, section
-    3), S5 (2208.04933).
+    3), S5 (2208.04933). Step sizes that depend on the input: Mamba (2312.00752, section 3.2).
 
     Args:
         config: Sizes, validated.
@@ -59,8 +67,9 @@ class EigenstateMixer(nn.Module):
         super().__init__()
         self.config = config
         dim, states, heads = config.d_model, config.num_eigenstates, config.num_heads
-        # W_in above W_g: one product with x gives drives and gates.
-        self.project = nn.Linear(dim, 2 * states + config.gates)
+        # W_in above W_g above W_d: one product with x gives drives, gates and step sizes.
+        self.widths = [2 * states, config.gates, states if config.transition == "gated" else 0]
+        self.project = nn.Linear(dim, sum(self.widths))
         self.output = nn.Linear(2 * states, dim, bias=False)
         self.rate = nn.Parameter(_initial_rates(config))
         self.frequency = nn.Parameter(torch.rand(states) * FASTEST_TURN)
@@ -70,33 +79,58 @@ class EigenstateMixer(nn.Module):
             self.resonance = nn.Parameter(torch.randn(heads, width, width) / math.sqrt(width))
         nn.init.normal_(self.project.weight, std=dim**-0.5)
         nn.init.zeros_(self.project.bias)
+        first_step = 2 * states + config.gates
+        nn.init.zeros_(self.project.weight[first_step:])
+        nn.init.constant_(self.project.bias[first_step:], ONE_STEP)
         nn.init.normal_(self.output.weight, std=(4 * states * config.n_layers) ** -0.5)
 
     def forward(
         self, x: Hidden, before: RealState | None = None, positions: Positions | None = None
     ) -> tuple[Hidden, RealState]:
         """Return what is added to the residual stream, and the state after the last step."""
-        eigenvalues, scale = self.eigenvalues(len(x))
-        widths = [2 * self.config.num_eigenstates, self.config.gates]
-        drive, gate = torch.split(self.project(x), widths, dim=-1)
-        pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2) * scale[:, None, :, None]
+        drive, gate, step_sizes = torch.split(self.project(x), self.widths, dim=-1)
+        pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2)
         if before is None:
             before = pairs.new_zeros(pairs.shape[0], *pairs.shape[2:])
         starts = None if positions is None else positions == 0
-        chunk_size = self.config.chunk_size
-        states = scan(pairs, eigenvalues, before, chunk_size=chunk_size, starts=starts)
+        if self.config.transition == "gated":
+            states = self._gated_states(pairs, step_sizes, before, starts)
+        else:
+            states = self._states(pairs, before, starts)
         readout, gate = self.output(self._resonate(states)), torch.sigmoid(gate)
         if self.config.gates < self.config.d_model:
             gate = gate.repeat_interleave(self.config.d_model // self.config.gates, dim=-1)
         return readout * gate, states[:, -1]
 
+    def _states(self, drive: RealSeries, before: RealState, starts: Starts | None) -> RealSeries:
+        """Return the eigenstates at each step."""
+        eigenvalues, scale = self.eigenvalues(drive.shape[0])
+        inputs = drive * scale[:, None, :, None]
+        return scan(inputs, eigenvalues, before, chunk_size=self.config.chunk_size, starts=starts)
+
+    def _gated_states(
+        self,
+        drive: RealSeries,
+        step_sizes: Float[Tensor, "batch time state"],
+        before: RealState,
+        starts: Starts | None,
+    ) -> RealSeries:
+        """Return the eigenstates at each step, which each moves on by a length of its own."""
+        lengths = F.softplus(step_sizes.to(self.rate.dtype))
+        batch = drive.shape[0]
+        decay = -torch.exp(for_each_example(self.rate, batch)).unsqueeze(1) * lengths
+        decay = decay.clamp(max=-LEAST_DECAY)  # the root in the scale has no slope at 0
+        angle = for_each_example(self.frequency, batch).unsqueeze(1) * lengths
+        multipliers = _powers(decay, angle)
+        if starts is not None:
+            multipliers = multipliers * ~starts[:, :, None, None]
+        inputs = drive * _scale(decay).unsqueeze(-1)
+        return varying_scan(inputs, multipliers, before, chunk_size=self.config.chunk_size)
+
     def eigenvalues(self, batch: int) -> tuple[RealEigenvalues, Float[Tensor, "batch state"]]:
         """Return lambda and the input scale sqrt(1 - |lambda|^2), once for each example."""
         decay = -torch.exp(for_each_example(self.rate, batch))
-        angle = for_each_example(self.frequency, batch)
-        modulus = torch.exp(decay)
-        pairs = torch.stack([modulus * torch.cos(angle), modulus * torch.sin(angle)], dim=-1)
-        return pairs, torch.sqrt(-torch.expm1(2.0 * decay))
+        return _powers(decay, for_each_example(self.frequency, batch)), _scale(decay)
 
     def _resonate(self, states: RealSeries) -> Float[Tensor, "batch time two_states"]:
         """Return R c as real numbers."""
@@ -104,9 +138,20 @@ class EigenstateMixer(nn.Module):
         if self.resonance is None:
             return flat
         heads = flat.view(*flat.shape[:2], self.config.num_heads, -1)
-        matrices = for_each_example(self.resonance, len(states))
+        matrices = for_each_example(self.resonance, states.shape[0])
         mixed = torch.einsum("bthi,bhoi->btho", heads, matrices)
         return flat + self.config.resonance * mixed.flatten(-2)
+
+
+def _powers(decay: Tensor, angle: Tensor) -> Tensor:
+    """Return exp(decay + i angle) as pairs."""
+    modulus = torch.exp(decay)
+    return torch.stack([modulus * torch.cos(angle), modulus * torch.sin(angle)], dim=-1)
+
+
+def _scale(decay: Tensor) -> Tensor:
+    """Return sqrt(1 - |lambda|^2)."""
+    return torch.sqrt(-torch.expm1(2.0 * decay))
 
 
 def _initial_rates(config: EigenstateLMModel) -> Tensor:

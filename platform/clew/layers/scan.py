@@ -11,13 +11,14 @@ At a start, a step where a sequence begins within the series, lambda is 0 in tha
 On a CPU the chunked scan of `chunked_scan` does it, on a GPU the kernels of `triton_scan`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clew.layers.chunked_scan import eigenvalue_gradient, power, scan_into
+from clew.layers.chunked_scan import Fixed, eigenvalue_gradient, power, scan_into
 
 RealSeries = Float[Tensor, "batch time state 2"]
 RealState = Float[Tensor, "batch state 2"]
@@ -92,11 +93,10 @@ def diagonal_scan(
     states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
     scan_into(
         torch.view_as_complex(states),
-        _complex(inputs),
-        _complex(eigenvalues),
-        _complex(initial),
+        as_complex(inputs),
+        Fixed(as_complex(eigenvalues), keep),
+        as_complex(initial),
         chunk_size=chunk_size,
-        keep=keep,
     )
     return states
 
@@ -112,18 +112,17 @@ def diagonal_scan_backward(  # noqa: PLR0917
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of inputs, eigenvalues and initial state."""
     adjoint = torch.empty_like(states)
-    d_inputs, start = torch.view_as_complex(adjoint), _complex(initial)
-    conjugate = _complex(eigenvalues).conj().resolve_conj()
+    d_inputs, start = torch.view_as_complex(adjoint), as_complex(initial)
+    conjugate = as_complex(eigenvalues).conj().resolve_conj()
     scan_into(
         d_inputs,
-        _complex(gradient),
-        conjugate,
+        as_complex(gradient),
+        Fixed(conjugate, against_time(keep)),
         torch.zeros_like(start),
         chunk_size=chunk_size,
-        keep=against_time(keep),
         reverse=True,
     )
-    d_eigenvalues = eigenvalue_gradient(d_inputs, _complex(states), start, keep)
+    d_eigenvalues = eigenvalue_gradient(d_inputs, as_complex(states), start, keep)
     if len(eigenvalues) < len(states):
         d_eigenvalues = d_eigenvalues.sum(0, keepdim=True)
     return adjoint, torch.view_as_real(d_eigenvalues), _initial_gradient(conjugate, adjoint, keep)
@@ -139,7 +138,8 @@ def _initial_gradient(conjugate: Tensor, adjoint: Tensor, keep: Tensor | None) -
     return torch.view_as_real(d_initial if keep is None else d_initial * keep[:, :1])
 
 
-def _complex(pairs: Tensor) -> Tensor:
+def as_complex(pairs: Tensor) -> Tensor:
+    """Return pairs of real and imaginary part as complex numbers."""
     return torch.view_as_complex(pairs.contiguous())
 
 
@@ -153,7 +153,7 @@ def _(
 ) -> Tensor:
     from clew.layers import triton_scan
 
-    powers = torch.view_as_real(power(_complex(eigenvalues), chunk_size))
+    powers = torch.view_as_real(power(as_complex(eigenvalues), chunk_size))
     return triton_scan.forward(inputs, eigenvalues, initial, powers, chunk_size, keep)
 
 
@@ -168,7 +168,7 @@ def _(  # noqa: PLR0917
 ) -> tuple[Tensor, Tensor, Tensor]:
     from clew.layers import triton_scan
 
-    conjugate = _complex(eigenvalues).conj().resolve_conj()
+    conjugate = as_complex(eigenvalues).conj().resolve_conj()
     pairs, powers = torch.view_as_real(conjugate), torch.view_as_real(power(conjugate, chunk_size))
     reached = initial if keep is None else initial * keep[:, :1, None]
     adjoint, d_eigenvalues = triton_scan.backward(
@@ -223,18 +223,27 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None,
 diagonal_scan.register_autograd(_backward, setup_context=_keep_states)
 
 
-@diagonal_scan_backward.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], *tensors: Any
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Take one backward pass after the other: gradients of several sums of one forward pass."""
-    passes = [
-        diagonal_scan_backward(
-            *(
-                value if dim is None else value.select(dim, i)
-                for value, dim in zip(tensors, in_dims, strict=True)
+def in_turn(operator: Any) -> Callable[..., Any]:
+    """Return the vmap rule of an operator that returns three tensors: one call after the other.
+
+    Gradients of several sums of one forward pass need it.
+    """
+
+    def rule(
+        info: Any, in_dims: tuple[int | None, ...], *tensors: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        passes = [
+            operator(
+                *(
+                    value if dim is None else value.select(dim, i)
+                    for value, dim in zip(tensors, in_dims, strict=True)
+                )
             )
-        )
-        for i in range(info.batch_size)
-    ]
-    return tuple(torch.stack(parts) for parts in zip(*passes, strict=True)), (0, 0, 0)
+            for i in range(info.batch_size)
+        ]
+        return tuple(torch.stack(parts) for parts in zip(*passes, strict=True)), (0, 0, 0)
+
+    return rule
+
+
+diagonal_scan_backward.register_vmap(in_turn(diagonal_scan_backward))

@@ -1,0 +1,152 @@
+"""Diagonal complex linear recurrence with a multiplier of its own for each step, as one operator.
+
+    c_t = lambda_t c_{t-1} + b_t        elementwise over eigenstates, c_{-1} given
+
+Backward (G the gradient of c) is the same scan against time:
+
+    d_t = G_t + conj(lambda_{t+1}) d_{t+1},    db = d,    dc_{-1} = conj(lambda_0) d_0
+    dlambda_t = d_t conj(c_{t-1})
+
+A step that the state before it does not reach has the multiplier 0. On a CPU the chunked scan of
+`chunked_scan` does it, on a GPU the kernels of `triton_varying_scan`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clew.layers.chunked_scan import Varying, scan_into
+from clew.layers.scan import DEFAULT_CHUNK_SIZE, RealSeries, RealState, as_complex, in_turn
+
+
+def varying_scan(
+    inputs: RealSeries,
+    multipliers: RealSeries,
+    initial: RealState | None = None,
+    *,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+) -> RealSeries:
+    """Return all states of `c_t = multiplier_t c_{t-1} + input_t`, `(batch, time, state, 2)`.
+
+    Complex numbers are pairs of real and imaginary part. The result does not depend on
+    `chunk_size` except by rounding. The state after the last step is `states[:, -1]`.
+
+    Args:
+        inputs: Drive of each eigenstate.
+        multipliers: Within the closed unit disc.
+        initial: State before the first step; zero if not given.
+        chunk_size: Steps in a chunk, 1 or more.
+    """
+    if initial is None:
+        initial = inputs.new_zeros(inputs.shape[0], *inputs.shape[2:])
+    states: Tensor = varying_diagonal_scan(inputs, multipliers, initial, chunk_size)
+    return states
+
+
+def varying_scan_by_loop(
+    inputs: RealSeries, multipliers: RealSeries, initial: RealState | None = None
+) -> RealSeries:
+    """Return what `varying_scan` returns by one step after the other, left to autograd."""
+    drive, factors = torch.view_as_complex(inputs), torch.view_as_complex(multipliers)
+    state = torch.zeros_like(drive[:, 0]) if initial is None else torch.view_as_complex(initial)
+    states = []
+    for step in range(inputs.shape[1]):
+        state = factors[:, step] * state + drive[:, step]
+        states.append(state)
+    return torch.view_as_real(torch.stack(states, dim=1))
+
+
+@torch.library.custom_op("clew::varying_diagonal_scan", mutates_args=())
+def varying_diagonal_scan(
+    inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
+) -> Tensor:
+    """Scan forwards."""
+    states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
+    scan_into(
+        torch.view_as_complex(states),
+        as_complex(inputs),
+        Varying(as_complex(multipliers)),
+        as_complex(initial),
+        chunk_size=chunk_size,
+    )
+    return states
+
+
+@torch.library.custom_op("clew::varying_diagonal_scan_backward", mutates_args=())
+def varying_diagonal_scan_backward(
+    gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of inputs, multipliers and initial state."""
+    adjoint, conjugate = torch.empty_like(states), _conjugate(multipliers)
+    scan_into(
+        torch.view_as_complex(adjoint),
+        as_complex(gradient),
+        Varying(torch.view_as_complex(_against_time(conjugate))),
+        torch.view_as_complex(torch.zeros_like(initial)),
+        chunk_size=chunk_size,
+        reverse=True,
+    )
+    d_multipliers, d_inputs = torch.empty_like(states), torch.view_as_complex(adjoint)
+    written, earlier = torch.view_as_complex(d_multipliers), as_complex(states)[:, :-1].conj()
+    torch.mul(d_inputs[:, 1:], earlier, out=written[:, 1:])
+    torch.mul(d_inputs[:, 0], as_complex(initial).conj(), out=written[:, 0])
+    d_initial = torch.view_as_complex(conjugate)[:, 0] * d_inputs[:, 0]
+    return adjoint, d_multipliers, torch.view_as_real(d_initial)
+
+
+def _conjugate(pairs: Tensor) -> Tensor:
+    return pairs * pairs.new_tensor([1.0, -1.0])
+
+
+def _against_time(multipliers: Tensor) -> Tensor:
+    """Return for each step the multiplier of the one after it: what a backward scan uses."""
+    return torch.cat([multipliers[:, 1:], torch.zeros_like(multipliers[:, :1])], dim=1)
+
+
+@varying_diagonal_scan.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
+def _(inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
+    from clew.layers import triton_varying_scan
+
+    return triton_varying_scan.forward(inputs, multipliers, initial, chunk_size)
+
+
+@varying_diagonal_scan_backward.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
+def _(
+    gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    from clew.layers import triton_varying_scan
+
+    conjugate = _conjugate(multipliers)
+    adjoint, d_multipliers = triton_varying_scan.backward(
+        gradient, states, _against_time(conjugate), initial, chunk_size
+    )
+    first = torch.view_as_complex(conjugate)[:, 0] * torch.view_as_complex(adjoint)[:, 0]
+    return adjoint, d_multipliers, torch.view_as_real(first)
+
+
+@varying_diagonal_scan.register_fake
+def _(inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
+    return torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
+
+
+@varying_diagonal_scan_backward.register_fake
+def _(
+    gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(states), torch.empty_like(states), torch.empty_like(initial)
+
+
+def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep states and multipliers; the layer keeps both anyway."""
+    _, multipliers, initial, ctx.chunk_size = inputs
+    ctx.save_for_backward(output, multipliers, initial)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    found = varying_diagonal_scan_backward(gradient, *ctx.saved_tensors, ctx.chunk_size)
+    return (*found, None)
+
+
+varying_diagonal_scan.register_autograd(_backward, setup_context=_keep_states)
+varying_diagonal_scan_backward.register_vmap(in_turn(varying_diagonal_scan_backward))
