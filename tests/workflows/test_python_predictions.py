@@ -13,7 +13,7 @@ from clew.workflows.predict_frames import predict_frames
 from clew.workflows.predict_text import TextRequest, predict_text
 from tests.image_sequences.sequence_files import write_folder
 from tests.workflows.test_predict_frames import new_frames
-from tests.workflows.trained import StoredRun
+from tests.workflows.trained import StoredRun, TrainedStore, use_store
 
 
 def test_a_language_model_continues_a_prompt(text: StoredRun) -> None:
@@ -37,13 +37,52 @@ def test_frames_are_predicted_with_intervals(sequences: StoredRun, tmp_path: Pat
     }
 
 
-def test_a_question_for_another_kind_of_model_says_which_it_is(text: StoredRun) -> None:
+def test_a_language_model_is_read_once(text: StoredRun, monkeypatch: pytest.MonkeyPatch) -> None:
     model = clew.load(text.run_id)
-    with pytest.raises(ConfigError, match="is a language_modeling model, which knows no triples"):
-        model.predict(relation="isa", head="virus")
-    with pytest.raises(ConfigError, match="only models of image sequences predict frames"):
-        model.predict(frames=text.folder)
-    with pytest.raises(ConfigError, match="relation and prompt given; expected one of relation"):
-        model.predict(relation="isa", prompt="a")  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="nothing given; expected one of relation"):
-        model.predict()  # type: ignore[call-overload]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////nowhere/mlflow.db")
+    assert model.predict(prompt="green", max_tokens=12)
+
+
+WRONG_QUESTIONS: list[tuple[dict[str, object], str]] = [
+    ({}, "is a language_modeling model, no prompt given; expected prompt, a text to continue"),
+    ({"relation": "isa", "head": "virus"}, "relation and head given; expected prompt, a text"),
+    ({"frames": "."}, "frames given; expected prompt, a text to continue"),
+    ({"prompt": "a", "top_k": 3}, "top_k given; expected prompt, a text to continue"),
+    ({"prompt": "a", "promt": "b"}, "promt given; expected prompt, a text to continue"),
+    ({"prompt": ""}, "prompt is ''; string should have at least 1 character"),
+    ({"prompt": 3}, "prompt is 3; input should be a valid string"),
+    ({"prompt": "caf\udce9"}, "prompt is 'caf\\udce9'; input should be a valid string"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens is -1; input should be greater than or equal"),
+    ({"prompt": "a", "temperature": -0.5}, "temperature is -0.5; input should be greater than or"),
+    ({"prompt": "a", "temperature": float("nan")}, "temperature is nan; input should be"),
+    ({"prompt": "a", "top_p": 0}, "top_p is 0; input should be greater than 0"),
+    ({"prompt": "a", "seed": 2**63}, "seed is 9223372036854775808; input should be less than"),
+]
+
+
+@pytest.mark.parametrize(("asked", "message"), WRONG_QUESTIONS)
+def test_a_wrong_question_to_a_language_model_is_one_line(
+    text: StoredRun, asked: dict[str, object], message: str
+) -> None:
+    refused(clew.load(text.run_id), asked, message)
+
+
+def test_a_wrong_question_to_a_model_of_images_or_of_a_graph_is_one_line(
+    sequences: StoredRun, trained_runs: TrainedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = clew.load(sequences.run_id)
+    refused(model, {"prompt": "a"}, "prompt given; expected frames, a file or a folder of them")
+    refused(model, {"frames": "none"}, "none: no such file or folder")
+    refused(model, {"frames": ".", "conformal": 1}, "conformal is 1; input should be less than 1")
+    use_store(monkeypatch, trained_runs.uri)
+    model = clew.load(trained_runs.strong)
+    refused(model, {"prompt": "a"}, "prompt given; expected relation, with head or tail")
+    refused(model, {"head": "virus"}, "no relation given; expected relation, with head or tail")
+    refused(model, {"relation": "isa", "head": "virus", "top_k": 0}, "top_k is 0; input should be")
+
+
+def refused(model: clew.Model, asked: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        model.predict(**asked)  # type: ignore[call-overload]
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 1

@@ -8,17 +8,26 @@ from typing import Literal, Protocol, overload
 import pandas as pd
 
 from clew import names
-from clew.api.predictions import continued, predicted
+from clew.api.predictions import (
+    FramesQuestion,
+    GraphQuestion,
+    TextQuestion,
+    predicted,
+    question,
+)
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError
 from clew.image_sequences.errors import CONFIDENCE
 from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model_folder import TextModel
+from clew.language_modeling.writer import continuation
 from clew.link_prediction.answers import Query
 from clew.link_prediction.prediction import Predictor
 from clew.workflows.evaluate import EvaluateResult
 from clew.workflows.evaluate import evaluate as evaluate_model
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import calibrate_answer_sets, open_predictor
+from clew.workflows.predict_text import open_text_model
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +56,8 @@ class Model:
     """`link_prediction`, `language_modeling` or `image_sequence_regression`."""
     config: RunConfig = field(repr=False)
     """The configuration that it was trained with."""
-    _predictor: Predictor | None = field(repr=False)
+    _ready: Predictor | TextModel | None = field(repr=False)
+    """What answers; None where frames are predicted, whose model is read with them."""
 
     @overload
     def predict(
@@ -75,22 +85,7 @@ class Model:
     @overload
     def predict(self, *, frames: str | Path, conformal: float | None = None) -> pd.DataFrame: ...
 
-    def predict(
-        self,
-        *,
-        relation: str | None = None,
-        head: str | None = None,
-        tail: str | None = None,
-        top_k: int = 10,
-        filter_known: bool = False,
-        conformal: float | None = None,
-        prompt: str | None = None,
-        max_tokens: int = 200,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        frames: str | Path | None = None,
-    ) -> pd.DataFrame | str:
+    def predict(self, **asked: object) -> pd.DataFrame | str:
         """Return answers of a graph model, a language model's text, or predictions from frames.
 
         Of a graph, the best tails of a head and a relation, or the best heads of a tail. A row is
@@ -104,61 +99,55 @@ class Model:
         `clew predict --frames` writes it; `attrs` holds `unit`, `target_name` and `intervals`.
 
         Args:
-            relation: Name or label of the relation.
-            head: Name or label of the head, to ask for tails.
-            tail: Name or label of the tail, to ask for heads.
-            top_k: Number of answers.
-            filter_known: Leave out answers that training holds.
-            conformal: Add the column `in_set`: whether an answer is in the set that holds a new one
-                with this probability (0.9 for 90 %). `frame.attrs["answer_set"]` says how large the
-                set is, what it was calibrated on, and its coverage of test triples. Of frames: the
-                share of targets that intervals are meant to hold (default: 0.9).
-            prompt: Text to continue.
-            max_tokens: Tokens to write.
-            temperature: 0: always the likeliest token; 1: as the model says.
-            top_p: Draw only from the likeliest tokens that have this probability together.
-            seed: Of the draws.
-            frames: An HDF5 file or a folder of NumPy arrays, as for training, without targets.
+            **asked: Of a graph: `relation` and `head` or `tail`, by name or label; `top_k`, the
+                number of answers; `filter_known`, to leave out those that training holds;
+                `conformal`, to add the column `in_set`: whether an answer is in the set that holds
+                a new one with this probability (0.9 for 90 %). `frame.attrs["answer_set"]` says how
+                large the set is, what it was calibrated on, and its coverage of test triples.
+
+                Of text: `prompt`, to continue; `max_tokens` to write; `temperature`, with 0 always
+                the likeliest token and with 1 as the model says; `top_p`, to draw only from the
+                likeliest tokens that have this probability together; `seed` of the draws.
+
+                Of images: `frames`, a file or folder as for training, without targets;
+                `conformal`, the share of targets that intervals are meant to hold (0.9).
 
         Raises:
-            ConfigError: the model is of another kind than what is asked, or not exactly one end is
-                given.
+            ConfigError: the model is of another kind than what is asked, a number is out of its
+                range, or not exactly one end is given.
             DataError: a name is unknown; the message lists near ones. Or an answer set is asked
-                for, and the model's data are not here to calibrate one.
+                for, and the model's data are not here to calibrate one. Or the frames are not such
+                as the model was trained on.
         """
-        given = {"relation": relation, "prompt": prompt, "frames": frames}
-        asked = [name for name, value in given.items() if value is not None]
-        if len(asked) != 1:
-            raise ConfigError(
-                f"{' and '.join(asked) or 'nothing'} given; expected one of relation (with head or "
-                "tail), prompt, and frames"
+        asked_for = question(self.title, self.task, asked)
+        if isinstance(asked_for, TextQuestion):
+            assert isinstance(self._ready, TextModel)
+            return continuation(
+                self._ready,
+                asked_for.prompt,
+                max_tokens=asked_for.max_tokens,
+                sampling=Sampling(asked_for.temperature, top_p=asked_for.top_p),
+                seed=asked_for.seed,
             )
-        if prompt is not None:
-            sampling = Sampling(temperature=temperature, top_p=top_p)
-            return continued(
-                self.reference, prompt, max_tokens=max_tokens, sampling=sampling, seed=seed
-            )
-        if frames is not None:
-            return predicted(self.reference, Path(frames), confidence=conformal or CONFIDENCE)
-        assert relation is not None
-        query = Query(relation, head=head or None, tail=tail or None)
-        return self._answers(query, top_k, filter_known=filter_known, conformal=conformal)
+        if isinstance(asked_for, FramesQuestion):
+            confidence = asked_for.conformal or CONFIDENCE
+            return predicted(self.reference, Path(asked_for.frames), confidence=confidence)
+        return self._answers(asked_for)
 
-    def _answers(
-        self, query: Query, top_k: int, *, filter_known: bool, conformal: float | None
-    ) -> pd.DataFrame:
+    def _answers(self, asked: GraphQuestion) -> pd.DataFrame:
         """Return a graph model's answers to a question, a row each."""
-        answering = self._answering
-        if conformal is not None and answering.answer_sets is None:
+        answering, level = self._answering, asked.conformal
+        query = Query(asked.relation, head=asked.head or None, tail=asked.tail or None)
+        if level is not None and answering.answer_sets is None:
             with open_model(self.reference) as source:
                 calibrate_answer_sets(answering, source)
         (found,) = answering.predict(
-            [query], top_k=top_k, filter_known=filter_known, level=conformal
+            [query], top_k=asked.top_k, filter_known=asked.filter_known, level=level
         )
         if found.warning:
             logger.warning("%s", found.warning)
         rows = [vars(answer) for answer in found.answers]
-        columns = ANSWER_COLUMNS if conformal is None else [*ANSWER_COLUMNS, "in_set"]
+        columns = ANSWER_COLUMNS if level is None else [*ANSWER_COLUMNS, "in_set"]
         frame = pd.DataFrame(rows, columns=columns)
         frame = frame.astype({"score": float, "probability": float})
         if found.answer_set is not None:
@@ -202,12 +191,12 @@ class Model:
         Raises:
             ConfigError: the model predicts no links.
         """
-        if self._predictor is None:
+        if not isinstance(self._ready, Predictor):
             raise ConfigError(
                 f"{self.title} is a {self.task} model, which knows no triples; give prompt to a "
                 "language model and frames to a model of image sequences, or load a graph model"
             )
-        return self._predictor
+        return self._ready
 
 
 def load(reference: str | Path) -> Model:
@@ -221,13 +210,15 @@ def load(reference: str | Path) -> Model:
         UsageError: there is no such model, or its files or its data cannot be used.
     """
     with open_model(str(reference)) as source:
-        predictor = None
+        ready: Predictor | TextModel | None = None
         if source.manifest.task == names.TASK_LINK_PREDICTION:
-            predictor, notes = open_predictor(source)
+            ready, notes = open_predictor(source)
             for note in notes:
                 logger.warning("%s: %s", source.title, note)
+        elif source.manifest.task == names.TASK_LANGUAGE_MODELING:
+            ready = open_text_model(source)
         pinned = source.version.uri if source.version else str(reference)
-        return Model(pinned, source.title, source.manifest.task, source.config, predictor)
+        return Model(pinned, source.title, source.manifest.task, source.config, ready)
 
 
 def evaluate(

@@ -1,33 +1,96 @@
-"""What `Model.predict` does for models of text and of image sequences."""
+"""What `Model.predict` is asked, checked against the kind of model; predictions from frames."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from clew import names
+from clew.errors import ConfigError, quoted
 from clew.files import working_folder
-from clew.language_modeling.generation import Sampling
 from clew.workflows.predict_frames import predict_frames
-from clew.workflows.predict_text import TextRequest, predict_text
 
 
-def continued(
-    reference: str, prompt: str, *, max_tokens: int, sampling: Sampling, seed: int
-) -> str:
-    """Return the text that a language model writes after a prompt.
+class _Question(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class GraphQuestion(_Question):
+    """A question for a graph model."""
+
+    relation: str
+    head: str | None = None
+    tail: str | None = None
+    top_k: Annotated[int, Field(ge=1)] = 10
+    filter_known: bool = False
+    conformal: Annotated[float | None, Field(gt=0, lt=1)] = None
+
+
+class TextQuestion(_Question):
+    """A text for a language model to continue."""
+
+    prompt: Annotated[str, Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=0)] = 200
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class FramesQuestion(_Question):
+    """Frames for a model of image sequences."""
+
+    frames: str | Path
+    conformal: Annotated[float | None, Field(gt=0, lt=1)] = None
+
+
+_QUESTIONS: Mapping[str, tuple[type[_Question], str]] = {
+    names.TASK_LINK_PREDICTION: (GraphQuestion, "relation, with head or tail"),
+    names.TASK_LANGUAGE_MODELING: (TextQuestion, "prompt, a text to continue"),
+    names.TASK_SEQUENCE_REGRESSION: (FramesQuestion, "frames, a file or a folder of them"),
+}
+
+
+def question(
+    title: str, task: str, given: Mapping[str, object]
+) -> GraphQuestion | TextQuestion | FramesQuestion:
+    """Return what a model is asked.
+
+    Args:
+        title: The model, for people.
+        task: Its task.
+        given: Arguments of `predict`.
 
     Raises:
-        UsageError: the model is none of language, or the prompt is empty or not in its vocabulary.
+        ConfigError: that is no question for such a model; the message says what is.
     """
-    request = TextRequest(prompt=prompt, max_tokens=max_tokens, sampling=sampling, seed=seed)
-    return "".join(predict_text(reference, request))
+    given = {name: value for name, value in given.items() if value is not None}
+    kind, expected = _QUESTIONS[task]
+    main = next(iter(kind.model_fields))
+    foreign = [name for name in given if name not in kind.model_fields]
+    if foreign or main not in given:
+        wrong = f"{' and '.join(foreign)} given" if foreign else f"no {main} given"
+        raise ConfigError(f"{title} is a {task} model, {wrong}; expected {expected}")
+    try:
+        asked = kind.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = str(problem["loc"][0])
+        raise ConfigError(f"{key} is {quoted(given[key])}; {_lower(problem['msg'])}") from None
+    assert isinstance(asked, GraphQuestion | TextQuestion | FramesQuestion)
+    return asked
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def predicted(reference: str, frames: Path, *, confidence: float) -> pd.DataFrame:
     """Return what `clew predict --frames` writes; `attrs` holds the unit and the intervals.
 
     Raises:
-        UsageError: the model is none of image sequences, or the frames are not such as it was
-            trained on.
+        UsageError: the frames are not such as the model was trained on.
     """
     with working_folder("predict") as folder:
         output = folder / "predictions.parquet"
