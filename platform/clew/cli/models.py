@@ -72,7 +72,7 @@ class ExportOptions(Options):
 
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
-    """Export embeddings with their names as Parquet, and the model as a torch.export program."""
+    """Export a model as a torch.export program, and embeddings with their names as Parquet."""
     from clew.workflows.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())

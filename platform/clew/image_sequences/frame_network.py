@@ -54,7 +54,7 @@ class SpatialAttention(nn.Module):
     def weights(self, x: Maps) -> Float[Tensor, "frame row column"]:
         """Return the weight of each position; they add up to one in each frame."""
         scores = self.score(x).flatten(1)
-        return torch.softmax(scores, dim=1).view(len(x), *x.shape[2:])
+        return torch.softmax(scores, dim=1).view(x.shape[0], *x.shape[2:])
 
     def forward(self, x: Maps) -> Float[Tensor, "frame map"]:
         """Return the weighted mean over positions."""

@@ -33,6 +33,8 @@ class Tokenizer(Protocol):
     vocabulary_size: int
     end_of_text: int
     fingerprint: str
+    file_content: str | None
+    """JSON of the package `tokenizers`; None where tokens are bytes."""
 
     def byte_lengths(self) -> np.ndarray | None:
         """Return how many bytes of text each token stands for, `(token,)`; None if that varies."""
@@ -61,6 +63,7 @@ class ByteTokenizer:
     vocabulary_size = 257
     end_of_text = 256
     fingerprint = BYTES
+    file_content: str | None = None
 
     def byte_lengths(self) -> np.ndarray:
         """Return one for each byte, zero for the end of a text."""
@@ -100,7 +103,8 @@ class FileTokenizer:
         except OSError as error:
             raise DataError(f"{path}: cannot be read as a tokenizer ({error.strerror})") from None
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+            self.file_content: str | None = content.decode("utf-8")
+            self._tokenizer = tokenizers.Tokenizer.from_str(self.file_content)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises plain Exception, and Rust's panics

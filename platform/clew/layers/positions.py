@@ -19,7 +19,7 @@ def positions_in_documents(
         first: Position of the first token of each row; None: a document begins there.
     """
     if first is None:
-        first = tokens.new_zeros(len(tokens))
+        first = tokens.new_zeros(tokens.shape[0])
     time = torch.arange(tokens.shape[1], device=tokens.device)
     before = -first.unsqueeze(1)
     ended = tokens == end_of_text

@@ -54,9 +54,9 @@ class ShortConvolution(nn.Module):
             return x, x[:, :0]
         history = len(self.kernel) - 1
         if before is None:
-            before = x.new_zeros(len(x), history, x.shape[2])
+            before = x.new_zeros(x.shape[0], history, x.shape[2])
         inputs = torch.cat([before, x], dim=1)
-        kernel = for_each_example(self.kernel, len(x)).to(x.dtype)
+        kernel = for_each_example(self.kernel, x.shape[0]).to(x.dtype)
         filtered: Tensor = _Filter.apply(inputs, kernel, positions)  # type: ignore[no-untyped-call]
         return filtered, inputs[:, -history:]
 

@@ -122,17 +122,16 @@ def predict_frames(
         config = source.config
         assert isinstance(config.data, ImageSequenceData)
         device = resolve_device("cpu" if config.training.device == "cpu" else "auto")
-        with working_folder("sequences") as work:
-            record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, work))
-        regressor = load_sequence_model(source.checkpoint, record).to(device)
+        regressor, record = open_regressor(source)
+        regressor.to(device)
         windows = windows_to_predict(
             read_frames(frames, config.data.channels, needs_target=False),
             record,
             config.data,
             needs_present=regressor.config.predicts == "change",
         )
-        errors, notes = _held_out_errors(source, regressor, device)
-        intervals = _intervals(errors, confidence) if errors else None
+        errors, notes = held_out_errors(source, regressor, device)
+        intervals = intervals_of(errors, confidence) if errors else None
         prediction = predict_windows(
             regressor,
             windows,
@@ -164,7 +163,14 @@ def _metadata(
     return {f"clew.{key}": value for key, value in said.items()}
 
 
-def _held_out_errors(
+def open_regressor(source: ModelSource) -> tuple[SequenceRegressor, SequencesRecord]:
+    """Load a model of image sequences, on the CPU, and what its run recorded of its data."""
+    with working_folder("sequences") as work:
+        record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, work))
+    return load_sequence_model(source.checkpoint, record), record
+
+
+def held_out_errors(
     source: ModelSource, model: SequenceRegressor, device: torch.device
 ) -> tuple[HeldOutErrors | None, tuple[str, ...]]:
     """Return the errors that a model keeps beside it, or measure them on its own data."""
@@ -185,6 +191,11 @@ def _held_out_errors(
     return errors, ()
 
 
-def _intervals(errors: HeldOutErrors, confidence: float) -> Intervals:
+def intervals_of(errors: HeldOutErrors, confidence: float) -> Intervals:
+    """Return the intervals that errors give.
+
+    Raises:
+        ConfigError: there are too few validation windows for the confidence.
+    """
     width = errors.half_width(confidence)
     return Intervals(confidence, width, len(errors.valid), len(errors.test), errors.coverage(width))

@@ -1,0 +1,46 @@
+"""The scan in as many passes as doublings reach its length: no loop over time, no operator of ours.
+
+After pass i each step holds what 2^i steps up to it do together, as a multiplier and an addend:
+
+    (a, b)[t]  <-  (a[t] a[t - d], a[t] b[t - d] + b[t]),    d = 1, 2, 4, ...
+
+(Hillis and Steele, 1986, doi 10.1145/7902.7903). It computes log2(T) times as much as the chunked
+scan; but the number of passes is fixed by the longest series alone, so that `torch.export` can
+write it for series of any length up to that, in operators that every torch has.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def scan_by_doubling(longest: int) -> Callable[..., Tensor]:
+    """Return what stands for `clew::diagonal_scan` on series of up to `longest` steps."""
+
+    def scan(
+        inputs: Tensor,
+        eigenvalues: Tensor,
+        initial: Tensor,
+        chunk_size: int,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        added = torch.view_as_complex(inputs.contiguous())
+        factor = torch.view_as_complex(eigenvalues.contiguous()).unsqueeze(1).expand(added.shape)
+        if keep is not None:
+            factor = factor * keep.unsqueeze(2)
+        steps = 1
+        while steps < longest:
+            added = added + factor * _delayed(added, steps, 0.0)
+            factor = factor * _delayed(factor, steps, 1.0)
+            steps *= 2
+        start = torch.view_as_complex(initial.contiguous()).unsqueeze(1)
+        return torch.view_as_real(added + factor * start)
+
+    return scan
+
+
+def _delayed(series: Tensor, steps: int, before: float) -> Tensor:
+    """Return a series as it was so many steps ago, with a value for what was before it."""
+    padding = torch.full_like(series[:, :1], before).expand(-1, steps, -1)
+    return torch.cat([padding, series], dim=1)[:, : series.shape[1]]
