@@ -28,6 +28,8 @@ PRELOADED = (
     "clew.cli.models",
     "clew.cli.predictions",
     "clew.workflows.predict",
+    "clew.workflows.predict_frames",
+    "clew.workflows.predict_text",
     "clew.workflows.promote",
     "clew.workflows.queries",
     "clew.workflows.tracin",

@@ -20,8 +20,16 @@ def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
     by_name = {model.name: model for model in found}
     if len(found) == 1:
         return found[0]
-    chosen = st.selectbox("Model", list(by_name), key="model", bind="query-params")
+    chosen = st.selectbox(
+        "Model", list(by_name), key="model", bind="query-params", on_change=_forget_answer
+    )
     return by_name[chosen] if chosen in by_name else found[0]
+
+
+def _forget_answer() -> None:
+    """Take another model's answer out of the address."""
+    for key in ("answer", "why", "for"):
+        address.write(key, None)
 
 
 def question(vocabulary: ModelNames, *, again: bool) -> Question | None:

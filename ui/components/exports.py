@@ -36,6 +36,6 @@ def explanation(shown: Explanation) -> None:
     st.caption("The report is one file: picture, paths, facts, how far to trust them.")
 
 
-def button(label: str, content: str | Callable[[], str], name: str, kind: str) -> None:
-    """Offer text as a file; what is called for it is called when it is wanted."""
+def button(label: str, content: str | bytes | Callable[[], str], name: str, kind: str) -> None:
+    """Offer a file; what is called for its text is called when it is wanted."""
     st.download_button(f"⤓ {label}", content, name, kind, key=f"download-{name}", on_click="ignore")

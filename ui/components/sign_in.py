@@ -10,12 +10,12 @@ from clew.ui.components import markup
 
 def person() -> str:
     """Return the e-mail of who is signed in; empty where nobody has to."""
-    return str(st.user.get("email") or st.user.get("sub") or "") if _is_configured() else ""
+    return str(st.user.get("email") or st.user.get("sub") or "") if is_configured() else ""
 
 
 def require() -> None:
     """Let only people pass who are signed in, and whom the secrets' `clew.people` name if given."""
-    if not _is_configured():
+    if not is_configured():
         return
     if not st.user.get("is_logged_in"):
         st.title("Clew", anchor=False)
@@ -33,7 +33,8 @@ def require() -> None:
         st.button("Sign out", on_click=st.logout)
 
 
-def _is_configured() -> bool:
+def is_configured() -> bool:
+    """Whether people have to sign in."""
     return "is_logged_in" in st.user
 
 

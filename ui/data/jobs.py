@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import streamlit as st
 
-from clew.errors import UsageError
+from clew.errors import DataError, UsageError, described
 from clew.runs import store
 from clew.ui.data.warm_process import Command, WarmProcess
 
@@ -29,6 +30,8 @@ MAX_RUNNING = 4
 MAX_KEPT = 50
 TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
+PROMPT_FILE = "prompt.txt"
+PREDICTIONS_FILE = "predictions.parquet"
 
 JobState = Literal["running", "done", "refused", "failed", "cancelled"]
 End = Literal["head", "tail"]
@@ -46,6 +49,27 @@ class Question:
     """Leave out what the training data say already."""
     level: float | None
     """Probability with which the answer set holds a new answer; None: no such set."""
+
+
+@dataclass(frozen=True)
+class TextQuestion:
+    """A text for a language model to continue, and how."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class FramesQuestion:
+    """Frames for a model of image sequences: a path on the server, or the files of an upload."""
+
+    path: str
+    files: Mapping[str, bytes]
+    """By their names below the folder of the job; empty where there is a path."""
+    confidence: float
 
 
 @dataclass(frozen=True)
@@ -144,7 +168,7 @@ class Jobs:
         arguments: Sequence[str],
         *,
         title: str,
-        files: dict[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
         person: str = "",
     ) -> Job:
         """Start `clew` with arguments; `{folder}` in them is where `files` are written first.
@@ -165,7 +189,9 @@ class Jobs:
             folder = self.folder / job_id
             folder.mkdir()
             for name, content in (files or {}).items():
-                (folder / name).write_text(content, encoding="utf-8")
+                (folder / name).parent.mkdir(exist_ok=True)
+                data = content.encode() if isinstance(content, str) else content
+                (folder / name).write_bytes(data)
             placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
             process = self._warm.start(job_id, placed, folder, _environment(person))
             job = Job(job_id, title, folder, process)
@@ -247,6 +273,44 @@ def predict(model: str, asked: Question) -> Job:
     arguments += [] if asked.level is None else [f"--conformal={asked.level}"]
     arguments += [f"--model={model}", f"--top-k={asked.top_k}", "--json"]
     return jobs().start(["predict", *arguments], title=f"Ask {model}")
+
+
+def continue_text(model: str, asked: TextQuestion) -> Job:
+    """Start continuing a prompt, which goes by file, whatever is in it; the text is its output."""
+    arguments = [f"--model={model}", f"--prompt-file={{folder}}/{PROMPT_FILE}"]
+    arguments += [f"--max-tokens={asked.max_tokens}", f"--temperature={asked.temperature}"]
+    arguments += [f"--top-p={asked.top_p}", f"--seed={asked.seed}"]
+    files = {PROMPT_FILE: asked.prompt}
+    return jobs().start(["predict", *arguments], title=f"Ask {model}", files=files)
+
+
+def prompt_of(job: Job) -> str:
+    """Return the text that a job continues."""
+    return _text(job.folder / PROMPT_FILE)
+
+
+def predict_frames(model: str, asked: FramesQuestion) -> Job:
+    """Start predicting frames; the values go to a file in the job's folder."""
+    frames = asked.path
+    if asked.files:
+        first = next(iter(asked.files))
+        frames = f"{{folder}}/{first.partition('/')[0]}"
+    arguments = [f"--model={model}", f"--frames={frames}", f"--confidence={asked.confidence}"]
+    arguments += [f"--output={{folder}}/{PREDICTIONS_FILE}", "--json"]
+    return jobs().start(["predict", *arguments], title=f"Ask {model}", files=asked.files)
+
+
+def predictions_of(job: Job) -> pd.DataFrame:
+    """Return the values that a job has predicted from frames, a row for each window.
+
+    Raises:
+        DataError: there are none that can be read.
+    """
+    path = job.folder / PREDICTIONS_FILE
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
 
 
 def trace(model: str, why: Why) -> Job:

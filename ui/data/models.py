@@ -64,6 +64,13 @@ def forget() -> None:
     _versions.clear()
 
 
+def task(model: RegisteredModel) -> str:
+    """Return the task of the champion; of versions that do not say it, link prediction."""
+    found = (version for version in versions(model) if version.version == model.champion)
+    tags = next((version.tags for version in found), {})
+    return tags.get(names.TAG_TASK, names.TASK_LINK_PREDICTION)
+
+
 def champion_run(model: RegisteredModel) -> str:
     """Return the training run of the version that has the alias `champion`, empty if none has."""
     champion = model.champion

@@ -1,10 +1,20 @@
-"""Ask: the champion's best answers to a question, and why it believes one of them."""
+"""Ask: a champion's answers and why it believes one, its text, or its predictions."""
 
 from typing import cast
 
 import streamlit as st
 
-from clew.ui.components import address, answers, ask_controls, job_view, markup, states
+from clew import names
+from clew.ui.components import (
+    address,
+    answers,
+    ask_controls,
+    ask_frames,
+    ask_text,
+    job_view,
+    markup,
+    states,
+)
 from clew.ui.data import jobs, models
 from clew.ui.data.jobs import End, Why
 from clew.ui.data.models import ModelNames, RegisteredModel
@@ -28,11 +38,54 @@ def render() -> None:
             return
         jobs.jobs().warm_up()
         model = ask_controls.model(champions)
-        with states.guarded("The model's names"):
-            vocabulary = models.vocabulary(models.champion_run(model))
-            _question(model, vocabulary)
-            with states.guarded("The answer"):
-                _answers(model, vocabulary)
+        task = models.task(model)
+        if task == names.TASK_LANGUAGE_MODELING:
+            _text(model)
+        elif task == names.TASK_SEQUENCE_REGRESSION:
+            _frames(model)
+        else:
+            _graph(model)
+
+
+def _text(model: RegisteredModel) -> None:
+    """Let a person give a prompt, and show the text as it is written."""
+    with states.guarded("The text"):
+        asked = ask_text.question(again=_is_gone())
+        if asked is not None:
+            _show_next(jobs.continue_text(models.champion_uri(model), asked))
+        if answer_id := address.text("answer"):
+            job_view.show(answer_id, progress=ask_text.written, result=ask_text.download)
+
+
+def _frames(model: RegisteredModel) -> None:
+    """Let a person choose frames, and show what is predicted from them."""
+    with states.guarded("The predictions"):
+        asked = ask_frames.question(again=_is_gone())
+        if asked is not None:
+            _show_next(jobs.predict_frames(models.champion_uri(model), asked))
+        if answer_id := address.text("answer"):
+            job_view.show(answer_id, result=ask_frames.predictions)
+
+
+def _is_gone() -> bool:
+    """Whether the address names an answer that this dashboard does not know any more."""
+    answer_id = address.text("answer")
+    return bool(answer_id) and jobs.find(answer_id) is None
+
+
+def _show_next(job: jobs.Job) -> None:
+    """Show a command's answer from now on."""
+    address.write("answer", job.job_id)
+    st.rerun()
+
+
+def _graph(model: RegisteredModel) -> None:
+    """Let a person ask for an end of a triple, and for the reason of an answer."""
+    with states.guarded("The model's names"):
+        vocabulary = models.vocabulary(models.champion_run(model))
+        _question(model, vocabulary)
+        with states.guarded("The answer"):
+            _answers(model, vocabulary)
 
 
 def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
@@ -40,15 +93,13 @@ def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
     An address may come from another day: what it asks is asked again if its answer is gone.
     """
-    answer_id = address.text("answer")
-    gone = bool(answer_id) and jobs.find(answer_id) is None
+    gone = _is_gone()
     asked = ask_controls.question(vocabulary, again=gone)
     if asked is not None:
         job = jobs.predict(models.champion_uri(model), asked)
-        address.write("answer", job.job_id)
         if not gone:
             address.write("why", None)
-        st.rerun()
+        _show_next(job)
 
 
 def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:

@@ -1,0 +1,185 @@
+"""The page Ask for a model of image sequences: which frames, and what it predicts from them."""
+
+import io
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import altair as alt
+import pandas as pd
+import streamlit as st
+
+from clew.errors import UsageError
+from clew.ui.components import address, exports, markup, palette, sign_in, states
+from clew.ui.data import jobs
+from clew.ui.data.jobs import FramesQuestion, Job
+
+PATH = "ask-path"
+HDF5 = ("h5", "hdf5")
+FILES = ("images", "scalars", "group", "time", "present", "target")
+CONFIDENCES = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "50 %": 0.5}
+ALL_GROUPS = "all"
+HEIGHT = 340
+_WHERE = {"from this computer": False, "on the server": True}
+
+
+class Upload(Protocol):
+    """A file that a person has chosen."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    def getvalue(self) -> bytes:
+        """Return what is in it."""
+        ...
+
+
+def question(*, again: bool) -> FramesQuestion | None:
+    """Let a person choose frames; return them when they send them, or `again` those of a path.
+
+    Where people sign in they cannot name a place on the server: they may have no right to read it.
+    """
+    linked = "" if sign_in.is_configured() else address.text("frames")
+    first, second = st.columns([4, 1], vertical_alignment="bottom")
+    with first:
+        path, chosen = _frames(linked)
+    share = second.selectbox(
+        "Intervals",
+        list(CONFIDENCES),
+        key="share",
+        bind="query-params",
+        help="The share of targets that they are meant to hold, from the errors on validation "
+        "windows.",
+    )
+    sent = st.button("Predict", type="primary", key="ask", disabled=not (path or chosen))
+    if again and linked:
+        return FramesQuestion(linked, {}, CONFIDENCES[share])
+    if not sent:
+        return None
+    address.write("frames", path or None)
+    return FramesQuestion(path, uploaded(chosen), CONFIDENCES[share])
+
+
+def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
+    """Let a person name a path or choose files; the other one is empty."""
+    on_server = False
+    if not sign_in.is_configured():
+        where = st.segmented_control(
+            "Frames",
+            list(_WHERE),
+            key="where",
+            default="on the server" if linked else "from this computer",
+            required=True,
+        )
+        on_server = _WHERE[where or "from this computer"]
+    if on_server:
+        if PATH not in st.session_state:
+            st.session_state[PATH] = linked
+        path = st.text_input("Folder or file", key=PATH, placeholder="/data/new_frames").strip()
+        return path, ()
+    chosen = st.file_uploader(
+        "One HDF5 file, or a folder's NumPy files: images.npy, and as for training scalars.npy, "
+        "group.npy, time.npy, present.npy, sequences.json",
+        type=[*HDF5, "npy", "json"],
+        accept_multiple_files=True,
+        key="uploads",
+    )
+    return "", chosen
+
+
+def uploaded(chosen: Sequence[Upload]) -> dict[str, bytes]:
+    """Return the files of an upload under the names that `clew predict --frames` expects.
+
+    Raises:
+        UsageError: they are neither one HDF5 file nor the files of a folder.
+    """
+    names = [file.name for file in chosen]
+    if len(names) == 1 and names[0].rpartition(".")[2].lower() in HDF5:
+        return {"frames.h5": chosen[0].getvalue()}
+    known = {f"{name}.npy" for name in FILES} | {"sequences.json"}
+    other = next((name for name in names if name not in known), None)
+    if other is not None or len(set(names)) < len(names):
+        raise UsageError(
+            f"{other or 'the same file twice'} was chosen; expected one HDF5 file alone, or "
+            f"files named {', '.join(sorted(known))}"
+        )
+    return {f"frames/{file.name}": file.getvalue() for file in chosen}
+
+
+def predictions(job: Job) -> None:
+    """Show the values of a finished job, with their intervals."""
+    said = job.result()
+    if job.state != "done" or said is None:
+        return
+    for note in said.get("notes", []):
+        states.note(str(note))
+    frame, unit = jobs.predictions_of(job), str(said.get("unit", ""))
+    title = str(said.get("target_name", "")) + (f" [{unit}]" if unit else "")
+    if isinstance(intervals := said.get("intervals"), dict):
+        st.markdown(markup.markdown(_held(intervals, unit)))
+    shown = _of_group(frame)
+    st.altair_chart(chart(shown, title), width="stretch")
+    st.dataframe(
+        shown.rename(columns=lambda name: name.replace("_", " ").capitalize()),
+        hide_index=True,
+        height=260,
+    )
+    with st.container(horizontal=True):
+        exports.button("CSV", frame.to_csv(index=False), "predictions.csv", "text/csv")
+        parquet = io.BytesIO()
+        frame.to_parquet(parquet, index=False)
+        kind = "application/vnd.apache.parquet"
+        exports.button("Parquet", parquet.getvalue(), "predictions.parquet", kind)
+
+
+def _held(intervals: dict[str, Any], unit: str) -> str:
+    """Say what the intervals are, and what they held when they were tested."""
+    width = f"{intervals['half_width']:.4g} {unit}".strip()
+    return (
+        f"Intervals of {intervals['confidence']:.0%}: ± {width}, from "
+        f"{intervals['validation_windows']:,} validation windows; of "
+        f"{intervals['test_windows']:,} test windows they held {intervals['test_coverage']:.1%}."
+    )
+
+
+def _of_group(frame: pd.DataFrame) -> pd.DataFrame:
+    """Let a person choose one of several groups."""
+    groups = list(dict.fromkeys(frame["group"]))
+    if len(groups) < 2:
+        return frame
+    chosen = st.selectbox("Group", [ALL_GROUPS, *groups], key="group")
+    return frame if chosen in (None, ALL_GROUPS) else frame[frame["group"] == chosen]
+
+
+def chart(frame: pd.DataFrame, title: str) -> alt.LayerChart:
+    """Return the predictions over frames: a line and an interval for each group.
+
+    Args:
+        frame: Rows `last_frame, group, prediction, lower, upper`; the last two may be null.
+        title: Of the quantity, with its unit.
+    """
+    groups = list(dict.fromkeys(frame["group"]))
+    colours = [palette.CATEGORIES[i % len(palette.CATEGORIES)] for i in range(len(groups))]
+    legend = (
+        alt.Legend(title=None, orient="top") if 1 < len(groups) <= len(palette.CATEGORIES) else None
+    )
+    colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range=colours), legend=legend)
+    x = alt.X("last_frame:Q", title="Last frame", axis=alt.Axis(tickMinStep=1))
+    y = alt.Y("prediction:Q", title=title, scale=alt.Scale(zero=False))
+    tooltip = [
+        alt.Tooltip("last_frame:Q", title="Last frame"),
+        alt.Tooltip("group:N", title="Group"),
+        alt.Tooltip("prediction:Q", title="Prediction", format=".5~g"),
+        alt.Tooltip("lower:Q", title="From", format=".5~g"),
+        alt.Tooltip("upper:Q", title="To", format=".5~g"),
+    ]
+    base = alt.Chart(frame)
+    band = base.mark_area(opacity=0.18).encode(
+        x=x, y=alt.Y("lower:Q", title=title), y2="upper:Q", color=colour
+    )
+    line = base.mark_line(point=alt.OverlayMarkDef(size=36)).encode(
+        x=x, y=y, color=colour, tooltip=tooltip
+    )
+    layers = [line] if frame["lower"].isna().all() else [band, line]
+    return cast(alt.LayerChart, alt.layer(*layers).properties(height=HEIGHT))
