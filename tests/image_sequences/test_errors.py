@@ -1,6 +1,7 @@
 """Errors in units, baselines on the same windows, and intervals whose coverage is measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,17 @@ from clew.image_sequences.errors import (
     group_half_widths,
     quality,
 )
+from clew.image_sequences.persistence import source_of
 from clew.image_sequences.plots import draw_attention
 from clew.image_sequences.report import write_regression_report
 from clew.image_sequences.splits import load_sequences
 from clew.image_sequences.windows import SequenceWindows
-from tests.image_sequences.sequence_files import sequence_columns, write_folder
+from tests.image_sequences.sequence_files import (
+    METADATA,
+    Columns,
+    sequence_columns,
+    write_folder,
+)
 
 
 @pytest.fixture
@@ -145,9 +152,11 @@ def test_large_frames_are_averaged(
     assert averaged[0, 1, 2] == odd[0, 3:, 6:].mean(), "edges count as well"
 
 
-def with_columns(folder: Path, windows: dict[str, Any], **options: Any) -> dict[str, Any]:
+def with_columns(
+    folder: Path, windows: dict[str, Any], metadata: dict[str, Any] = METADATA, **options: Any
+) -> dict[str, Any]:
     """Return windows over columns of which some have been changed."""
-    config = ImageSequenceData(path=str(write_folder(folder, windows)), **options)
+    config = ImageSequenceData(path=str(write_folder(folder, windows, metadata)), **options)
     return load_sequences(config).windows
 
 
@@ -224,6 +233,68 @@ def test_persistence_takes_the_last_value_that_is_known(tmp_path: Path) -> None:
     found = baseline_predictions(windows["train"], windows["test"], change=False)["persistence"]
     np.testing.assert_array_equal(found[-3:], columns["present"][69])
     assert found[0] == windows["train"].targets.mean()
+
+
+def test_persistence_without_present_takes_a_scalar_of_the_targets_name(tmp_path: Path) -> None:
+    columns = sequence_columns(groups=6)
+    columns["scalars"][:, 2] = columns.pop("present")
+    names = {"scalar_names": ["zenith", "azimuth", "depth"], "target_name": "depth"}
+    windows = with_columns(tmp_path, columns, METADATA | names)
+    found = baseline_predictions(windows["train"], windows["test"], change=False)["persistence"]
+    ends = windows["test"].ends
+    np.testing.assert_array_equal(found, columns["scalars"][ends, 2])
+    said = source_of(windows["test"].table)
+    assert said == "persistence predicts the last value of scalar 'depth'"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_persistence_of_targets_ahead_takes_those_whose_time_has_come(
+    tmp_path: Path, timed: bool
+) -> None:
+    columns = sequence_columns(groups=6)
+    del columns["present"]
+    step = 1.0
+    if timed:  # half a day in seconds since 1970, one frame in ten minutes
+        step = 600.0
+        columns["time"] = 1.7e9 + step * columns["time"]
+        columns["time"][66:72] += step  # a frame is missing before the last six
+    else:
+        del columns["time"]
+    metadata = METADATA | {"target_ahead": 4 * step}
+    windows = with_columns(tmp_path, columns, metadata, temporal_frames=3, embargo=0.0)
+    found = baseline_predictions(windows["train"], windows["test"], change=False)["persistence"]
+    test, target = windows["test"], columns["target"]
+    mean = windows["train"].targets.mean()
+    for end, value in zip(test.ends.tolist(), found, strict=True):
+        assert value == slow_truth(columns, end, test.num_frames, 4 * step, mean)
+    assert (found == target[60]).any()
+    assert (found == mean).any()
+    assert "last target whose time has come" in source_of(test.table)
+
+
+def slow_truth(
+    columns: Columns, end: int, num_frames: int, ahead: float, otherwise: float
+) -> float:
+    """Return the target of the latest frame in a window whose moment another target was for."""
+    time = columns.get("time", np.arange(len(columns["target"]), dtype=float))
+    for frame in range(end, end - num_frames, -1):
+        for before in range(frame):
+            same = columns["group"][before] == columns["group"][frame]
+            if same and time[before] + ahead == time[frame]:
+                return float(columns["target"][before])
+    return otherwise
+
+
+def test_where_no_present_value_is_known_there_is_no_persistence(tmp_path: Path) -> None:
+    columns = sequence_columns(groups=6)
+    del columns["present"]
+    windows = with_columns(tmp_path, columns)
+    found = baseline_predictions(windows["train"], windows["test"], change=False)
+    assert set(found) == {"mean", "ridge"}
+    said = source_of(windows["test"].table)
+    assert said.startswith("no persistence baseline: the data have neither present nor a scalar")
+    table = replace(windows["test"].table, target_ahead=1000.0)
+    assert source_of(table) == said
 
 
 def test_a_ridge_that_is_fitted_on_a_part_says_so(

@@ -1,7 +1,8 @@
 """What a network for image sequences has to beat: mean, persistence and ridge regression.
 
 They see what the network sees: fitted on the training windows, applied to those for the test, with
-the scalars of all frames, and with the present value where the network adds to it. A pixel that is
+the scalars of all frames, and with the present value where the network adds to it; `persistence`
+says what is the present value for persistence, which may be a target of the past. A pixel that is
 missing becomes its mean over the training frames, for ridge as for the network.
 """
 
@@ -9,6 +10,7 @@ import logging
 
 import numpy as np
 
+from clew.image_sequences.persistence import known_values
 from clew.image_sequences.splits import FRAMES_AT_ONCE, present_values
 from clew.image_sequences.windows import SequenceWindows, read_checked
 
@@ -34,8 +36,9 @@ def baseline_predictions(
     """
     mean = train.targets.mean()
     values = {"mean": np.full(len(test), mean)}
-    if test.table.present is not None:
-        values["persistence"] = _last_known(test, test.table.present, otherwise=mean)
+    known = known_values(test.table)
+    if known is not None:
+        values["persistence"] = _last_known(test, known, otherwise=mean)
     values["ridge"] = ridge_predictions(train, test, change=change)
     return values
 

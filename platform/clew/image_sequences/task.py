@@ -1,6 +1,7 @@
 """Image-sequence regression: windows of frames, a network for frames and time, errors in units."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from clew.image_sequences.errors import HeldOutErrors, RegressionResult, conform
 from clew.image_sequences.loss import regression_losses
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.model_folder import SEQUENCES_FILE
+from clew.image_sequences.persistence import source_of
 from clew.image_sequences.plots import draw_attention
 from clew.image_sequences.prediction import predict_windows
 from clew.image_sequences.report import write_regression_report
@@ -25,6 +27,8 @@ from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
 from clew.image_sequences.windows import SequenceBatch, SequenceWindows
 from clew.training.checkpoints import load_model
 from clew.training.task import LossSum
+
+logger = logging.getLogger(__name__)
 
 
 class SequenceRegression:
@@ -141,6 +145,8 @@ class SequenceRegression:
     def evaluate(self, model: nn.Module, split: str, device: torch.device) -> RegressionResult:
         """Return predictions of a split beside those of the baselines."""
         windows = self.splits.windows[split]
+        if not self._baselines:
+            logger.info("%s", source_of(windows.table))
         if split not in self._baselines:
             self._baselines[split] = baseline_predictions(
                 self.train_examples(), windows, change=self._change
