@@ -16,9 +16,9 @@ from clew.runs.reading.reviews import (
     append_review,
     by_data,
     read_reviews,
-    wrong_facts_tsv,
 )
 from clew.runs.reading.runs import find_run
+from clew.runs.reading.wrong_facts import wrong_facts_tsv
 from clew.workflows.evaluate import evaluate
 from clew.workflows.predict import predict
 from clew.workflows.queries import asked

@@ -14,6 +14,8 @@ FOR_SYMBOL = "▲"
 AGAINST_SYMBOL = "▼"
 VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
 VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
+OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
+"""Of what people say about an explanation or about a fact."""
 STATE_SYMBOLS = {
     "running": "▶",
     "stuck": "⚠",

@@ -14,6 +14,8 @@ from clew.ui.data.reviews import (
     Reviews,
     Verdict,
     add_review,
+    decision_on,
+    decisions_of_all,
     fact_of,
     latest_of_each,
     reviews_of,
@@ -59,16 +61,7 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
             },
         )
         comment = st.text_area("Comment", key=f"{key}-comment", max_chars=10_000)
-        reviewer = sign_in.person()
-        if reviewer:
-            st.caption(f"Saved as {markup.markdown(reviewer)}")
-        else:
-            reviewer = st.text_input(
-                "Your name",
-                key="reviewer",
-                persist_state="session",
-                help="Kept with the review, so that others can ask you.",
-            )
+        reviewer = sign_in.name_box()
         st.markdown(
             "**Is this a plausible reason to believe the triple?** A verdict saves the review."
         )
@@ -80,7 +73,7 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
             run_id=run_id,
             test=fact_of(test),
             verdict=verdict,
-            reviewer=reviewer.strip(),
+            reviewer=reviewer,
             comment=comment.strip(),
             convincing=_marked(shown, ticked[CONVINCING]),
             wrong=_marked(shown, ticked[WRONG]),
@@ -130,7 +123,7 @@ def _save(review: Review) -> None:
 
 
 def earlier(run_id: str, test: pd.Series) -> None:
-    """Show what was said about this explanation before."""
+    """Show what was said about this explanation before, and what was decided."""
     found = _of_test(reviews_of(run_id), test)
     if not found:
         return
@@ -145,10 +138,22 @@ def earlier(run_id: str, test: pd.Series) -> None:
         )
         for review in found
     ]
+    decision = decision_on(fact_of(test).triple, decisions_of_all([run_id]).decisions)
+    if decision is not None:
+        items.append(
+            markup.fill(
+                _ITEM,
+                symbol=palette.OPINION_SYMBOLS[decision.verdict],
+                verdict=f"decided: {decision.verdict}",
+                who=decision.person,
+                when=decision.created[:16].replace("T", " "),
+                comment=decision.comment,
+            )
+        )
     markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
 
 
 def _of_test(reviews: Reviews, test: pd.Series) -> list[Review]:
-    wanted = fact_of(test)
+    wanted = fact_of(test).triple
     latest = latest_of_each(reviews.reviews)
-    return [review for review in latest if review.test == wanted]
+    return [review for review in latest if review.test.triple == wanted]

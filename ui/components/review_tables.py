@@ -8,14 +8,26 @@ import streamlit as st
 
 from clew.ui.components import palette
 from clew.ui.components.influence_charts import fact_text
-from clew.ui.data.reviews import VERDICTS, Fact, Review, VerdictCount, reviewer_agreement
+from clew.ui.data.reviews import (
+    VERDICTS,
+    Fact,
+    Review,
+    VerdictCount,
+    WrongFact,
+    reviewer_agreement,
+)
 
 ROW_HEIGHT = 36
 
 
-def numbers(reviews: Sequence[Review]) -> None:
-    """Show how many explanations were judged how."""
-    counts = Counter(review.verdict for review in reviews)
+def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
+    """Show how many explanations were judged how.
+
+    Args:
+        reviews: The last of each reviewer.
+        counted: Those whose verdicts count: decided ones in place of what was decided between.
+    """
+    counts = Counter(review.verdict for review in counted)
     columns = st.columns(len(VERDICTS) + 3)
     columns[0].metric(
         "Explanations judged",
@@ -35,12 +47,13 @@ def numbers(reviews: Sequence[Review]) -> None:
         "there are no such explanations, or all verdicts are the same.",
     )
     for column, verdict in zip(columns[3:], VERDICTS, strict=True):
-        share = counts[verdict] / len(reviews)
+        share = counts[verdict] / max(len(counted), 1)
         column.metric(
             f"{palette.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}",
             f"{counts[verdict]:,} · {share:.0%}",
             border=True,
-            help="Of each reviewer the last review of an explanation counts.",
+            help="Of each reviewer the last review of an explanation counts; where reviewers "
+            "disagreed and somebody decided, the decision counts once in place of them.",
         )
 
 
@@ -67,7 +80,7 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
             "Verdict": [
                 f"{palette.VERDICT_SYMBOLS[review.verdict]} {review.verdict}" for review in reviews
             ],
-            "Explained triple": [_text(review.test) for review in reviews],
+            "Explained triple": [triple_text(review.test) for review in reviews],
             "Convincing": [len(review.convincing) for review in reviews],
             "Wrong": [len(review.wrong) for review in reviews],
             "Comment": [review.comment for review in reviews],
@@ -103,20 +116,22 @@ def triple_of(review: Review) -> pd.Series:
     return pd.Series({"head_id": test.head, "relation_id": test.relation, "tail_id": test.tail})
 
 
-def wrong_frame(facts: Sequence[tuple[Fact, int]]) -> pd.DataFrame:
-    """Return the facts marked wrong with their number of reviews."""
+def wrong_frame(facts: Sequence[WrongFact]) -> pd.DataFrame:
+    """Return the facts that count as wrong, with their reviews and who decided."""
     return pd.DataFrame(
         {
-            "Reviews": [votes for _, votes in facts],
-            "Training fact": [_text(fact) for fact, _ in facts],
-            "Head": [fact.head for fact, _ in facts],
-            "Relation": [fact.relation for fact, _ in facts],
-            "Tail": [fact.tail for fact, _ in facts],
+            "Reviews": [wrong.num_reviews for wrong in facts],
+            "Decided by": [wrong.decision.person if wrong.decision else "" for wrong in facts],
+            "Training fact": [triple_text(wrong.fact) for wrong in facts],
+            "Head": [wrong.fact.head for wrong in facts],
+            "Relation": [wrong.fact.relation for wrong in facts],
+            "Tail": [wrong.fact.tail for wrong in facts],
         }
     )
 
 
-def _text(fact: Fact) -> str:
+def triple_text(fact: Fact) -> str:
+    """Return a triple in words."""
     return fact_text(
         fact.head_label or fact.head,
         fact.relation_label or fact.relation,

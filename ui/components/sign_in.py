@@ -13,6 +13,19 @@ def person() -> str:
     return str(st.user.get("email") or st.user.get("sub") or "") if is_configured() else ""
 
 
+def name_box() -> str:
+    """Say under which name things are saved, or let a person give one; return it."""
+    if found := person():
+        st.caption(f"Saved as {markup.markdown(found)}")
+        return found
+    return st.text_input(
+        "Your name",
+        key="reviewer",
+        persist_state="session",
+        help="Kept with what you save, so that others can ask you.",
+    ).strip()
+
+
 def require() -> None:
     """Let only people pass who are signed in, and whom the secrets' `clew.people` name if given."""
     if not is_configured():

@@ -5,11 +5,22 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from clew.errors import DataError
 from clew.runs import store
+from clew.runs.reading.decisions import (
+    CHOICES,
+    Decision,
+    Decisions,
+    append_decision,
+    decision_on,
+    decisions_csv,
+    read_decisions,
+    settled,
+)
+from clew.runs.reading.disagreements import Disagreement, Opinion, find_disagreements
 from clew.runs.reading.reviewer_agreement import ReviewerAgreement, reviewer_agreement
 from clew.runs.reading.reviews import (
     VERDICTS,
-    DataOrigin,
     Fact,
     Review,
     Reviews,
@@ -21,24 +32,33 @@ from clew.runs.reading.reviews import (
     latest_of_each,
     read_reviews,
     reviews_csv,
-    wrong_facts,
-    wrong_facts_tsv,
 )
+from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
+from clew.ui.data.runs import RunRecord
 
 __all__ = [
+    "CHOICES",
     "VERDICTS",
-    "DataOrigin",
+    "Decision",
+    "Decisions",
+    "Disagreement",
     "Fact",
+    "Opinion",
     "Review",
     "ReviewerAgreement",
     "Reviews",
     "Verdict",
     "VerdictCount",
+    "WrongFact",
     "by_data",
     "count_verdicts",
+    "decision_on",
+    "decisions_csv",
+    "find_disagreements",
     "latest_of_each",
     "reviewer_agreement",
     "reviews_csv",
+    "settled",
     "wrong_facts",
     "wrong_facts_tsv",
 ]
@@ -61,6 +81,64 @@ def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
         tuple(review for reviews in found for review in reviews.reviews),
         tuple(problem for reviews in found for problem in reviews.problems),
     )
+
+
+@st.cache_data(ttl=10, max_entries=128, show_spinner=False)
+def _decisions(uri: str, run_id: str) -> Decisions:
+    return read_decisions(run_id, uri=uri)
+
+
+def decisions_of_all(run_ids: Sequence[str]) -> Decisions:
+    """Return what was decided about the reviews of several runs; one without reviews has nothing.
+
+    Raises:
+        TrackingError: a run is gone or cannot be read.
+    """
+    reviewed = [run_id for run_id in run_ids if reviews_of(run_id).reviews]
+    found = [_decisions(store.tracking_uri(), run_id) for run_id in reviewed]
+    return Decisions(
+        tuple(decision for decisions in found for decision in decisions.decisions),
+        tuple(problem for decisions in found for problem in decisions.problems),
+    )
+
+
+def add_decision(
+    key: str, verdict: str, person: str, comment: str, runs: Sequence[RunRecord]
+) -> Decision:
+    """Write what a person decided about a disagreement, as it is in the store by now.
+
+    Args:
+        key: The disagreement's.
+        verdict: One of its `CHOICES`.
+        person: Who decided.
+        comment: Why.
+        runs: The runs whose reviews it is found among.
+
+    Raises:
+        UsageError: nobody disagrees about it any more, or nobody is named.
+    """
+    uri = store.tracking_uri()
+    for run in runs:
+        _reviews.clear(uri, run.run_id)
+        _decisions.clear(uri, run.run_id)
+    ids = [run.run_id for run in runs]
+    reviews = reviews_of_all(ids).reviews
+    found = find_disagreements(reviews, decisions_of_all(ids).decisions, runs)
+    about = next((each for each in found if each.key == key), None)
+    if about is None:
+        raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")
+    decision = Decision(
+        run_id=about.run_ids[-1] if about.run_ids else about.decisions[-1].run_id,
+        about=about.about,
+        triple=about.triple,
+        verdict=verdict,  # type: ignore[arg-type]
+        person=person,
+        comment=comment,
+        review_ids=tuple(opinion.review.review_id for opinion in about.opinions),
+    )
+    written = append_decision(decision, reviews, earlier=about.decisions, uri=uri)
+    _decisions.clear(uri, written.run_id)
+    return written
 
 
 def add_review(review: Review) -> Review:

@@ -8,16 +8,24 @@ import pandas as pd
 from clew import names
 from clew.errors import ClewError
 from clew.runs.reading.kinds import PLAIN, Look, looks
-from clew.runs.sharing.explanation import Explanation
+from clew.runs.sharing.explanation import Explanation, triple_of
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
 from clew.ui.data.influence import ReportHead
 from clew.ui.data.models import vocabulary
 from clew.ui.data.paths import FactPath
-from clew.ui.data.reviews import reviews_of
+from clew.ui.data.reviews import decision_on, decisions_of_all, reviews_of
 from clew.ui.data.runs import runs_by_id
 
-__all__ = ["NO_KINDS", "PLAIN", "Explanation", "Look", "html_report", "looks", "trapi_json"]
+__all__ = [
+    "NO_KINDS",
+    "PLAIN",
+    "Explanation",
+    "Look",
+    "html_report",
+    "looks",
+    "trapi_json",
+]
 
 NO_KINDS: Mapping[str, str] = MappingProxyType({})
 
@@ -41,9 +49,16 @@ def shared(
     run = next(iter(runs_by_id([run_id])), None) if run_id else None
     source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
     model = next(iter(runs_by_id([source])), None) if source else None
-    triple = tuple(str(test[key]) for key in ("head_id", "relation_id", "tail_id"))
+    triple = triple_of(test)
     reviews = reviews_of(run_id).reviews if run else ()
-    mine = (r for r in reviews if (r.test.head, r.test.relation, r.test.tail) == triple)
     return Explanation(
-        test, facts, tuple(paths), head, run, model, kinds=kinds_of(head), reviews=tuple(mine)
+        test,
+        facts,
+        tuple(paths),
+        head,
+        run,
+        model,
+        kinds=kinds_of(head),
+        reviews=tuple(review for review in reviews if review.test.triple == triple),
+        decision=decision_on(triple, decisions_of_all([run_id]).decisions) if run else None,
     )

@@ -1,9 +1,13 @@
 """Reviews: what people thought of the explanations, by run and relation, and as files."""
 
+from collections.abc import Sequence
+
 import streamlit as st
 
+from clew.errors import ClewError
 from clew.ui.components import (
     address,
+    decision_view,
     exports,
     influence_charts,
     links,
@@ -16,12 +20,19 @@ from clew.ui.components import (
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data.influence import report_head, report_of_run, same_test, trace_runs
 from clew.ui.data.reviews import (
+    Decision,
+    Disagreement,
     Review,
+    add_decision,
     by_data,
     count_verdicts,
+    decisions_csv,
+    decisions_of_all,
+    find_disagreements,
     latest_of_each,
     reviews_csv,
     reviews_of_all,
+    settled,
     wrong_facts,
     wrong_facts_tsv,
 )
@@ -51,7 +62,8 @@ def render() -> None:
                 states.warning(f"No run {wanted} is in the store; it may have been deleted.")
             runs = [*older, *runs]
         chosen = review_controls.run_filter(runs)
-        found = reviews_of_all([run.run_id for run in chosen])
+        ids = [run.run_id for run in chosen]
+        found = reviews_of_all(ids)
         if len(chosen) == 1:
             with states.guarded("The explanations to hand out"):
                 review_queue.hand_out(
@@ -67,19 +79,84 @@ def render() -> None:
             )
             links.to("influence", "Read explanations", run=chosen[0].run_id)
             return
-        _summary(latest_of_each(found.reviews), chosen)
+        # A decision about a fact counts for all explanations of its data, not only for those of
+        # the run that it is kept with.
+        decided = decisions_of_all([run.run_id for run in runs])
+        for problem in decided.problems:
+            states.warning(f"A decision is left out: {problem}")
+        latest = latest_of_each(found.reviews)
+        _summary(latest, decided.decisions, chosen)
+        with states.guarded("The disagreements"):
+            _disagreements(decided.decisions, runs, ids)
         _table(list(found.reviews), chosen)
-        _wrong(latest_of_each(found.reviews), chosen)
+        spoken = {fact.triple for each in latest for fact in (*each.wrong, *each.convincing)}
+        _wrong(
+            latest,
+            [
+                each
+                for each in decided.decisions
+                if each.run_id in ids or each.triple.triple in spoken
+            ],
+            runs,
+        )
 
 
-def _summary(reviews: list[Review], runs: list[RunRecord]) -> None:
+def _summary(
+    reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[RunRecord]
+) -> None:
     """Show the verdicts in numbers, and by relation or by run."""
-    review_tables.numbers(reviews)
+    chosen = {run.run_id for run in runs}
+    counted = settled(reviews, [each for each in decisions if each.run_id in chosen])
+    review_tables.numbers(reviews, counted)
     st.subheader("Verdicts", anchor=False)
     by = review_controls.verdict_grouping()
     labels = run_labels(runs)
-    frame = review_tables.verdict_frame(count_verdicts(reviews, by), labels)
+    frame = review_tables.verdict_frame(count_verdicts(counted, by), labels)
     st.altair_chart(influence_charts.verdict_bars(frame), width="stretch")
+
+
+def _disagreements(
+    decisions: Sequence[Decision], runs: Sequence[RunRecord], chosen: Sequence[str]
+) -> None:
+    """List what reviewers of the chosen runs disagree about, and let a person decide."""
+    reviews = reviews_of_all([run.run_id for run in runs]).reviews
+    found = [
+        each
+        for each in find_disagreements(reviews, decisions, runs)
+        if set(chosen) & {*each.run_ids, *(decision.run_id for decision in each.decisions)}
+    ]
+    if found:
+        num_open = sum(each.is_open for each in found)
+        st.subheader("Disagreements", anchor=False)
+        states.note(
+            f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says; a "
+            "decision counts in place of their verdicts, which stay as they are."
+        )
+        picked = decision_view.choose(found)
+        if picked is not None:
+            _decide(picked, runs)
+        taken = [each for each in decisions if each.run_id in chosen]
+        if taken:
+            exports.button("Decisions (CSV)", decisions_csv(taken), "decisions.csv", "text/csv")
+    wanted = address.text("decide")
+    if wanted and wanted not in [each.key for each in found]:
+        states.warning(
+            f"Nobody disagrees about {wanted} in these reviews; there is nothing to decide."
+        )
+
+
+def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
+    """Show a disagreement, and write what a person decides."""
+    decision_view.side_by_side(found)
+    said = decision_view.form(found)
+    if said is None:
+        return
+    try:
+        add_decision(found.key, *said, runs)
+    except ClewError as error:
+        states.problem("The decision", str(error), done="saved")
+        return
+    st.rerun()
 
 
 def _table(reviews: list[Review], runs: list[RunRecord]) -> None:
@@ -107,21 +184,24 @@ def _open(review: Review) -> None:
     )
 
 
-def _wrong(reviews: list[Review], runs: list[RunRecord]) -> None:
-    """Show the training facts that were marked wrong, to be left out of the next training."""
+def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[RunRecord]) -> None:
+    """Show the training facts that count as wrong, to be left out of the next training."""
     st.subheader("Training facts marked wrong", anchor=False)
+    decided = by_data(decisions, runs)
     marked = {
-        origin: found for origin, found in by_data(reviews, runs).items() if wrong_facts(found)
+        origin: (found, decided.get(origin, []))
+        for origin, found in by_data(reviews, runs).items()
+        if wrong_facts(found, decided.get(origin, []))
     }
     if not marked:
         states.note("Nobody has marked a training fact as wrong.")
         return
-    for origin, found in marked.items():
+    for origin, (found, settling) in marked.items():
         if len(marked) > 1:
             states.note(f"Of {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
-        st.dataframe(review_tables.wrong_frame(wrong_facts(found)), hide_index=True)
+        st.dataframe(review_tables.wrong_frame(wrong_facts(found, settling)), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
-        content = wrong_facts_tsv(found, origin)
+        content = wrong_facts_tsv(found, origin, settling)
         exports.button("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
     states.note(
         "Lines of head, relation and tail under the data set's own names, after two lines that say "

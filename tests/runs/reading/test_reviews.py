@@ -19,10 +19,9 @@ from clew.runs.reading.reviews import (
     latest_of_each,
     read_reviews,
     reviews_csv,
-    wrong_facts,
-    wrong_facts_tsv,
 )
 from clew.runs.reading.search import find_runs
+from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
 from tests.recorded import Recorded
 
 TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")
@@ -118,7 +117,7 @@ def test_exports() -> None:
         review("r", convincing=(FACT,), wrong=(FACT, OTHER), comment="=HYPERLINK(1)"),
         review("r", wrong=(OTHER, tab), reviewer="Grace"),
     ]
-    assert wrong_facts(reviews)[0] == (OTHER, 2)
+    assert wrong_facts(reviews)[0] == WrongFact(OTHER, 2)
     facts = "D2\ttreats\tX1\nD1\tinhibits\tP1\n"
     origin = "# data set: my data\n# fingerprint: 0123456789abcdef\n"
     assert wrong_facts_tsv(reviews, DataOrigin("my\ndata", "0123456789abcdef")) == origin + facts

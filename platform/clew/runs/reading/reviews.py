@@ -1,31 +1,24 @@
 """Reviews of explanations: what a person thought of one, kept with the run for good.
 
 Each review is a separate JSON file under a name that nobody else has, so two reviewers at once
-lose nothing and nothing is ever overwritten. This is all that the dashboard writes by itself.
+lose nothing and nothing is ever overwritten.
 """
 
-import json
-import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from mlflow.exceptions import MlflowException
 from pydantic import TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import DataError, TrackingError, described
-from clew.runs import store
-from clew.runs.reading.runs import RunRecord, client, find_run
+from clew.errors import DataError, described
+from clew.runs.reading import records
+from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.tables import csv_text
 
 FOLDER = "reviews"
 SCHEMA_VERSION = 1
-MAX_COMMENT_CHARACTERS = 10_000
 
 Verdict = Literal["plausible", "implausible", "unsure"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -41,6 +34,11 @@ class Fact:
     head_label: str = ""
     relation_label: str = ""
     tail_label: str = ""
+
+    @property
+    def triple(self) -> tuple[str, str, str]:
+        """Its names: by these it is the same fact, whatever the texts."""
+        return (self.head, self.relation, self.tail)
 
 
 @dataclass(frozen=True)
@@ -94,23 +92,10 @@ def append_review(review: Review, *, uri: str | None = None) -> Review:
     """
     if review.verdict not in VERDICTS:
         raise DataError(f"verdict is {review.verdict!r}; expected one of {', '.join(VERDICTS)}")
-    if len(review.comment) > MAX_COMMENT_CHARACTERS:
-        raise DataError(
-            f"comment of {len(review.comment)} characters; at most {MAX_COMMENT_CHARACTERS} fit"
-        )
-    find_run(review.run_id, uri)
-    now = datetime.now(UTC)
-    review = replace(review, created=now.isoformat(), review_id=uuid.uuid4().hex)
-    content = {"schema_version": SCHEMA_VERSION} | asdict(review)
-    name = f"{FOLDER}/{now:%Y%m%dT%H%M%S}-{review.review_id}.json"
-    text = json.dumps(content, ensure_ascii=False, indent=1)
-    try:
-        client(uri).log_text(review.run_id, text, name)
-    except (MlflowException, OSError) as error:
-        raise TrackingError(
-            f"review of run {review.run_id} could not be written ({described(error)}); is its "
-            "artifact store writable from here?"
-        ) from None
+    records.check_comment(review.comment)
+    now, review_id = records.stamp()
+    review = replace(review, created=now, review_id=review_id)
+    records.append(review, FOLDER, review_id, schema_version=SCHEMA_VERSION, uri=uri)
     return review
 
 
@@ -120,27 +105,8 @@ def read_reviews(run_id: str, *, uri: str | None = None) -> Reviews:
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    find_run(run_id, uri)
-    with store.using(f"the reviews of run {run_id}", uri), tempfile.TemporaryDirectory() as folder:
-        connected = client(uri)
-        if not connected.list_artifacts(run_id, FOLDER):
-            return Reviews(())
-        try:
-            path = Path(connected.download_artifacts(run_id, FOLDER, folder))
-        except OSError as error:
-            raise TrackingError(f"reviews of run {run_id} cannot be read ({error})") from None
-        return _read_folder(path)
-
-
-def _read_folder(folder: Path) -> Reviews:
-    reviews, problems = [], []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            reviews.append(decode_review(json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, RecursionError) as error:
-            problems.append(f"{path.name}: {error}")
-    reviews.sort(key=lambda review: review.created)
-    return Reviews(tuple(reviews), tuple(problems))
+    found, problems = records.read(run_id, FOLDER, decode_review, uri=uri)
+    return Reviews(tuple(sorted(found, key=lambda review: review.created)), tuple(problems))
 
 
 def decode_review(content: Any) -> Review:
@@ -164,9 +130,8 @@ def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
     """
     latest: dict[object, Review] = {}
     for review in sorted(reviews, key=lambda review: review.created):
-        triple = (review.test.head, review.test.relation, review.test.tail)
         author = review.reviewer or review.review_id
-        latest[review.run_id, author, triple] = review
+        latest[review.run_id, author, review.test.triple] = review
     return list(latest.values())
 
 
@@ -209,12 +174,6 @@ def _shown(fact: Fact) -> str:
     return f"{fact.head} | {fact.relation} | {fact.tail}"
 
 
-def wrong_facts(reviews: Iterable[Review]) -> list[tuple[Fact, int]]:
-    """Return the facts that were marked wrong with the number of reviews that did, most first."""
-    votes = Counter(fact for review in reviews for fact in set(review.wrong))
-    return votes.most_common()
-
-
 @dataclass(frozen=True)
 class DataOrigin:
     """The data that facts are from: their name and fingerprint, empty where a run says none."""
@@ -223,27 +182,27 @@ class DataOrigin:
     fingerprint: str
 
 
-def by_data(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> dict[DataOrigin, list[Review]]:
-    """Return the reviews of each data set that the reviewed runs explain models of."""
+class OfRun(Protocol):
+    """What belongs to a run: a review, a decision."""
+
+    @property
+    def run_id(self) -> str:
+        """Id of the trace run."""
+
+
+T = TypeVar("T", bound=OfRun)
+
+
+def origins_of(runs: Iterable[RunRecord]) -> dict[str, DataOrigin]:
+    """Return the data of the model that each run explains, by the run's id."""
     keys = (names.TAG_DATASET, names.TAG_DATA_FINGERPRINT)
-    origins = {run.run_id: DataOrigin(*(run.tags.get(key, "") for key in keys)) for run in runs}
-    found: dict[DataOrigin, list[Review]] = {}
-    for review in reviews:
-        found.setdefault(origins[review.run_id], []).append(review)
+    return {run.run_id: DataOrigin(*(run.tags.get(key, "") for key in keys)) for run in runs}
+
+
+def by_data(things: Iterable[T], runs: Iterable[RunRecord]) -> dict[DataOrigin, list[T]]:
+    """Return the reviews or decisions of each data set that the runs explain models of."""
+    origins = origins_of(runs)
+    found: dict[DataOrigin, list[T]] = {}
+    for thing in things:
+        found.setdefault(origins[thing.run_id], []).append(thing)
     return found
-
-
-def wrong_facts_tsv(reviews: Iterable[Review], origin: DataOrigin) -> str:
-    """Return the facts marked wrong as `head<TAB>relation<TAB>tail` lines, for `data.exclude`.
-
-    Lines before them say from which data they are. A name with a tab or a line break cannot be in
-    such a file, so it is left out.
-    """
-    told = {
-        names.LIST_DATA_SET_PREFIX: origin.name,
-        names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
-    }
-    lines = [f"{key}{' '.join(value.split())}" for key, value in told.items() if value]
-    triples = [(fact.head, fact.relation, fact.tail) for fact, _ in wrong_facts(reviews)]
-    facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
-    return "".join(f"{line}\n" for line in [*lines, *dict.fromkeys(facts)])

@@ -9,6 +9,7 @@ import pandas as pd
 
 from clew import names
 from clew.errors import ConfigError, TrackingError
+from clew.runs.reading.decisions import Decision, decision_on, read_decisions
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.paths import FactPath, find_paths
 from clew.runs.reading.report_files import ReportFiles, report_files
@@ -35,6 +36,8 @@ class Explanation:
     """Kinds of entities by their ids, as far as the data say them."""
     reviews: tuple[Review, ...] = ()
     """What people thought of it."""
+    decision: Decision | None = None
+    """What somebody decided where they disagree."""
 
     @property
     def title(self) -> str:
@@ -78,6 +81,7 @@ def explanation_of(
         model,
         kinds={} if model is None else _kinds(model, uri),
         reviews=_reviews(run_id, test, uri),
+        decision=decision_on(triple_of(test), read_decisions(run_id, uri=uri).decisions),
     )
 
 
@@ -129,10 +133,11 @@ def _kinds(model: RunRecord, uri: str | None) -> Mapping[str, str]:
             return {}
 
 
+def triple_of(test: pd.Series) -> tuple[str, str, str]:
+    """Return a row of a report's tests under the data set's own names."""
+    return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
+
+
 def _reviews(run_id: str, test: pd.Series, uri: str | None) -> tuple[Review, ...]:
-    triple = tuple(str(test[key]) for key in ("head_id", "relation_id", "tail_id"))
-    return tuple(
-        review
-        for review in read_reviews(run_id, uri=uri).reviews
-        if (review.test.head, review.test.relation, review.test.tail) == triple
-    )
+    found = read_reviews(run_id, uri=uri).reviews
+    return tuple(review for review in found if review.test.triple == triple_of(test))

@@ -205,6 +205,10 @@ def _reviews(explanation: Explanation) -> Markup:
         )
         for review in explanation.reviews
     ]
+    if decision := explanation.decision:
+        why = f" – {decision.comment}" * bool(decision.comment)
+        verdict = f"decided: {decision.verdict}"
+        items.append(row.format(verdict, decision.person, decision.created[:10], why))
     return Markup("<h2>What reviewers said</h2><ul>{}</ul>").format(_joined(items))
 
 

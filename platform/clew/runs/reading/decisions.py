@@ -1,0 +1,214 @@
+"""What people decided where reviewers disagree.
+
+A decision is a file with the run, beside the reviews: these stay as they are, and a later decision
+about the same thing counts instead of an earlier one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from clew.errors import DataError, described
+from clew.runs.reading import records
+from clew.runs.reading.reviews import (
+    VERDICTS,
+    Fact,
+    Review,
+    Verdict,
+)
+from clew.runs.reading.tables import csv_text
+
+FOLDER = "decisions"
+SCHEMA_VERSION = 1
+MAX_PERSON_CHARACTERS = 200
+
+About = Literal["explanation", "fact"]
+FactVerdict = Literal["wrong", "right"]
+CHOICES: dict[About, tuple[str, ...]] = {"explanation": VERDICTS, "fact": get_args(FactVerdict)}
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a person decided about an explanation, or about a training fact."""
+
+    run_id: str
+    """The run that it is kept with."""
+    about: About
+    triple: Fact
+    """The explained triple, or the training fact."""
+    verdict: Verdict | FactVerdict
+    person: str
+    comment: str = ""
+    review_ids: tuple[str, ...] = ()
+    """The reviews that it was decided between."""
+    created: str = ""
+    """Time in ISO 8601 with zone; filled in when it is written."""
+    decision_id: str = ""
+
+
+_DECISION = TypeAdapter(Decision)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The decisions kept with a run, oldest first, and the files that are none."""
+
+    decisions: tuple[Decision, ...]
+    problems: tuple[str, ...] = ()
+
+
+def append_decision(
+    decision: Decision,
+    reviews: Iterable[Review],
+    *,
+    earlier: Sequence[Decision] = (),
+    uri: str | None = None,
+) -> Decision:
+    """Write a decision to its run, under a new name, and return it as written.
+
+    Args:
+        decision: What was decided, between which reviews.
+        reviews: The reviews as they are in the store.
+        earlier: What was decided about it before: then it is revised, also if all agree by now.
+        uri: The store, the one in use unless given.
+
+    Raises:
+        DataError: the verdict is none, nobody is named, a review is unknown, or nobody disagrees.
+        TrackingError: the run is gone or its artifacts cannot be written.
+    """
+    choices = CHOICES[decision.about]
+    if decision.verdict not in choices:
+        raise DataError(
+            f"decision on {_article(decision.about)} is {decision.verdict!r}; expected one of "
+            f"{', '.join(choices)}"
+        )
+    if not 0 < len(decision.person.strip()) <= MAX_PERSON_CHARACTERS:
+        raise DataError(
+            f"a decision names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters; give your "
+            "name"
+        )
+    records.check_comment(decision.comment)
+    _check_disagreement(decision, {review.review_id: review for review in reviews}, earlier)
+    now, decision_id = records.stamp()
+    decision = replace(
+        decision, person=decision.person.strip(), created=now, decision_id=decision_id
+    )
+    records.append(decision, FOLDER, decision_id, schema_version=SCHEMA_VERSION, uri=uri)
+    return decision
+
+
+def _check_disagreement(
+    decision: Decision, reviews: dict[str, Review], earlier: Sequence[Decision]
+) -> None:
+    said: dict[str, str] = {}
+    what = f"{decision.about} {' '.join(decision.triple.triple)}"
+    for review_id in decision.review_ids:
+        review = reviews.get(review_id)
+        opinion = None if review is None else opinion_of(review, decision.about, decision.triple)
+        if review is None or opinion is None:
+            raise DataError(
+                f"no review {review_id} says anything of {what}; reload the page and decide "
+                "between the reviews that are there"
+            )
+        said[review.reviewer] = opinion
+    if len(set(said.values())) < 2 and not earlier:
+        told = ", ".join(f"{who} says {opinion}" for who, opinion in said.items()) or "no review"
+        raise DataError(f"nobody disagrees about {what} ({told}); there is nothing to decide")
+
+
+def _article(about: About) -> str:
+    return "an explanation" if about == "explanation" else "a fact"
+
+
+def opinion_of(review: Review, about: About, triple: Fact) -> str | None:
+    """Return what a review says about an explained triple or a training fact, None for nothing."""
+    if about == "explanation":
+        return review.verdict if review.test.triple == triple.triple else None
+    if any(fact.triple == triple.triple for fact in review.wrong):
+        return "wrong"
+    if any(fact.triple == triple.triple for fact in review.convincing):
+        return "convincing"
+    return None
+
+
+def read_decisions(run_id: str, *, uri: str | None = None) -> Decisions:
+    """Return all decisions that are kept with a run.
+
+    Raises:
+        TrackingError: the run is gone or its artifacts cannot be read.
+    """
+    found, problems = records.read(run_id, FOLDER, decode_decision, uri=uri)
+    return Decisions(tuple(sorted(found, key=lambda each: each.created)), tuple(problems))
+
+
+def decode_decision(content: Any) -> Decision:
+    """Return the decision that parsed JSON holds.
+
+    Raises:
+        DataError: it holds none, or one of another schema version.
+    """
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(f"no decision of schema {SCHEMA_VERSION}")
+    try:
+        decision = _DECISION.validate_python(content)
+    except ValidationError as error:
+        raise DataError(f"not a whole decision ({described(error)})") from None
+    if decision.verdict not in CHOICES[decision.about]:
+        raise DataError(f"no decision on {_article(decision.about)}: {decision.verdict}")
+    return decision
+
+
+def last_of_each(decisions: Iterable[Decision]) -> list[Decision]:
+    """Return the decision that counts on each explanation, and on each fact of one data set."""
+    last: dict[Key, Decision] = {}
+    for decision in sorted(decisions, key=lambda decision: decision.created):
+        within = decision.run_id if decision.about == "explanation" else ""
+        last[decision.about, within, *decision.triple.triple] = decision
+    return list(last.values())
+
+
+def decision_on(triple: tuple[str, str, str], decisions: Iterable[Decision]) -> Decision | None:
+    """Return what counts of the decisions of one run on the explanation of a test triple."""
+    last = (each for each in last_of_each(decisions) if each.about == "explanation")
+    return next((each for each in last if each.triple.triple == triple), None)
+
+
+def settled(reviews: Iterable[Review], decisions: Iterable[Decision]) -> list[Review]:
+    """Return the reviews with one verdict, the decided one, for all of a decided explanation."""
+    decided = {
+        (decision.run_id, decision.triple.triple): decision
+        for decision in last_of_each(decisions)
+        if decision.about == "explanation"
+    }
+    kept = [review for review in reviews if (review.run_id, review.test.triple) not in decided]
+    return kept + [
+        Review(
+            run_id=decision.run_id,
+            test=decision.triple,
+            verdict=decision.verdict,  # type: ignore[arg-type]
+            reviewer=decision.person,
+            comment=decision.comment,
+            created=decision.created,
+            review_id=decision.decision_id,
+        )
+        for decision in decided.values()
+    ]
+
+
+def decisions_csv(decisions: Iterable[Decision]) -> str:
+    """Return one row a decision, revised ones too."""
+    header = ["created", "person", "about", "verdict", *Fact.__dataclass_fields__]
+    header += ["comment", "run_id", "review_ids", "decision_id"]
+    rows = [
+        [
+            *(decision.created, decision.person, decision.about, decision.verdict),
+            *(getattr(decision.triple, key) for key in Fact.__dataclass_fields__),
+            *(decision.comment, decision.run_id),
+            *("; ".join(decision.review_ids), decision.decision_id),
+        ]
+        for decision in decisions
+    ]
+    return csv_text(header, rows)

@@ -1,0 +1,111 @@
+"""What people say of a run, kept with it for good: a JSON file each, under a name nobody else has.
+
+So two people at once lose nothing, and nothing is ever overwritten.
+"""
+
+import json
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from mlflow.exceptions import MlflowException
+
+from clew.errors import DataError, TrackingError, described
+from clew.runs import store
+from clew.runs.reading.runs import client, find_run
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    class Record(DataclassInstance, Protocol):
+        """What a person said."""
+
+        @property
+        def run_id(self) -> str:
+            """The run that it is kept with."""
+
+        @property
+        def created(self) -> str:
+            """When it was said, as `stamp` gives it."""
+
+
+MAX_COMMENT_CHARACTERS = 10_000
+
+T = TypeVar("T")
+
+
+def check_comment(comment: str) -> None:
+    """Refuse a comment that is too long.
+
+    Raises:
+        DataError: it is.
+    """
+    if len(comment) > MAX_COMMENT_CHARACTERS:
+        raise DataError(
+            f"comment of {len(comment)} characters; at most {MAX_COMMENT_CHARACTERS} fit"
+        )
+
+
+def stamp() -> tuple[str, str]:
+    """Return the time, in ISO 8601 with its zone, and an id that nothing else has."""
+    return datetime.now(UTC).isoformat(), uuid.uuid4().hex
+
+
+def append(
+    record: "Record",
+    folder: str,
+    record_id: str,
+    *,
+    schema_version: int,
+    uri: str | None = None,
+) -> None:
+    """Write a record to a folder of its run, under a new name.
+
+    Raises:
+        TrackingError: the run is gone or its artifacts cannot be written.
+    """
+    find_run(record.run_id, uri)
+    content = {"schema_version": schema_version} | asdict(record)
+    name = f"{folder}/{datetime.fromisoformat(record.created):%Y%m%dT%H%M%S}-{record_id}.json"
+    text = json.dumps(content, ensure_ascii=False, indent=1)
+    try:
+        client(uri).log_text(record.run_id, text, name)
+    except (MlflowException, OSError) as error:
+        raise TrackingError(
+            f"{folder} of run {record.run_id} could not be written ({described(error)}); is its "
+            "artifact store writable from here?"
+        ) from None
+
+
+def read(
+    run_id: str, folder: str, decode: Callable[[Any], T], *, uri: str | None = None
+) -> tuple[list[T], list[str]]:
+    """Return all records in a folder of a run, and what is wrong with files that are none.
+
+    Raises:
+        TrackingError: the run is gone or its artifacts cannot be read.
+    """
+    find_run(run_id, uri)
+    with store.using(f"{folder} of run {run_id}", uri), tempfile.TemporaryDirectory() as temporary:
+        connected = client(uri)
+        if not connected.list_artifacts(run_id, folder):
+            return [], []
+        try:
+            path = Path(connected.download_artifacts(run_id, folder, temporary))
+        except OSError as error:
+            raise TrackingError(f"{folder} of run {run_id} cannot be read ({error})") from None
+        return _read_folder(path, decode)
+
+
+def _read_folder(folder: Path, decode: Callable[[Any], T]) -> tuple[list[T], list[str]]:
+    found, problems = [], []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(decode(json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(f"{path.name}: {error}")
+    return found, problems

@@ -1,0 +1,148 @@
+"""Disagreements on the page Reviews: listed, shown side by side, decided, revised."""
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from clew.runs.reading.decisions import read_decisions
+from clew.runs.reading.disagreements import find_disagreements
+from clew.runs.reading.reviews import append_review
+from clew.ui.data.influence import facts_of, report_head, report_of_run
+from clew.ui.data.reviews import (
+    Fact,
+    Review,
+    Verdict,
+    add_review,
+    decisions_of_all,
+    fact_of,
+    reviews_of,
+)
+from clew.ui.data.runs import runs_by_id
+from tests.recorded import Recorded
+from tests.ui.conftest import Open, no_surprise, shown
+
+
+@pytest.fixture
+def store(recorded: Recorded, tmp_path, use) -> Recorded:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    return store
+
+
+def review(store: Recorded, reviewer: str, verdict: Verdict, **facts: tuple[Fact, ...]) -> Review:
+    run_id = store.runs["trace"]
+    test = fact_of(report_head(report_of_run(run_id)).tests.loc[0])
+    return Review(run_id, test, verdict, reviewer, f"says <b>{reviewer}</b>", **facts)
+
+
+def judge(store: Recorded, reviewer: str, verdict: Verdict, **facts: tuple[Fact, ...]) -> None:
+    add_review(review(store, reviewer, verdict, **facts))
+
+
+def a_fact(store: Recorded) -> Fact:
+    return fact_of(facts_of(report_of_run(store.runs["trace"]), 0).iloc[0])
+
+
+def disagree(store: Recorded) -> None:
+    judge(store, "Ada", "plausible", convincing=(a_fact(store),))
+    judge(store, "Grace", "implausible", wrong=(a_fact(store),))
+
+
+def states_of(app: AppTest) -> list[str]:
+    return [str(state) for state in app.dataframe[0].value["State"]]
+
+
+def key_of(app: AppTest) -> str:
+    (key,) = {
+        str(button.key).split("-")[1]
+        for button in app.button
+        if str(button.key).startswith("decision-")
+    }
+    return key
+
+
+def keys(page: Open, store: Recorded) -> list[str]:
+    """Return the addresses of the disagreements, in the order of the table."""
+    run_id = store.runs["trace"]
+    found = find_disagreements(
+        reviews_of(run_id).reviews, decisions_of_all([run_id]).decisions, runs_by_id([run_id])
+    )
+    return [each.key for each in found]
+
+
+def decide(app: AppTest, verdict: str, person: str = "Edsger") -> AppTest:
+    key = f"decision-{key_of(app)}"
+    app.text_area(key=f"{key}-comment").set_value("because")
+    app.text_input(key="reviewer").set_value(person)
+    return no_surprise(app.button(key=f"{key}-{verdict}").click().run())
+
+
+def test_no_disagreement_no_list(page: Open, store: Recorded) -> None:
+    judge(store, "Ada", "plausible")
+    judge(store, "Grace", "plausible")
+    assert "Disagreements" not in shown(page("reviews", store.uri))
+
+
+def test_a_fact_is_decided_and_the_decision_revised(page: Open, store: Recorded) -> None:
+    disagree(store)
+    app = page("reviews", store.uri)
+    assert "2 of 2 to decide" in shown(app)
+    assert states_of(app) == ["? open", "? open"]
+    fact = keys(page, store)[1]
+    app = page("reviews", store.uri, decide=fact)
+    text = shown(app)
+    for said in ("says &lt;b&gt;Ada&lt;/b&gt;", "says &lt;b&gt;Grace&lt;/b&gt;", "convincing"):
+        assert said in text
+    assert "Reviews" in app.dataframe[-1].value.columns, "the fact is among those marked wrong"
+    app = decide(app, "right")
+    assert sorted(states_of(app)) == ["? open", "✓ right"]
+    assert "Nobody has marked a training fact as wrong" in shown(app)
+    app = decide(app, "wrong", "Barbara")
+    assert sorted(states_of(app)) == ["? open", "✗ wrong"]
+    assert list(app.dataframe[-1].value["Decided by"]) == ["Barbara"]
+    kept = read_decisions(store.runs["trace"], uri=store.uri).decisions
+    assert [(each.person, each.verdict) for each in kept] == [
+        ("Edsger", "right"),
+        ("Barbara", "wrong"),
+    ]
+    assert "before:" in shown(app)
+    labels = [button.proto.label for button in app.get("download_button")]
+    assert "⤓ Decisions (CSV)" in labels
+
+
+def test_an_explanation_is_decided_and_shown_with_the_reviews(page: Open, store: Recorded) -> None:
+    disagree(store)
+    app = decide(page("reviews", store.uri, decide=keys(page, store)[0]), "unsure")
+    numbers = {metric.label: metric.value for metric in app.metric}
+    assert numbers["? Unsure"] == "1 · 100%"
+    assert numbers["Reviewers"] == "2"
+    influence = page("influence", store.uri, run=store.runs["trace"], view="Review", test="0")
+    assert "decided: unsure" in shown(influence)
+
+
+@pytest.mark.parametrize("person", ["", "   "])
+def test_nobody_decides_without_a_name(page: Open, store: Recorded, person: str) -> None:
+    disagree(store)
+    app = decide(page("reviews", store.uri, decide=keys(page, store)[0]), "unsure", person)
+    assert any("names who decided" in error.value for error in app.error)
+    assert read_decisions(store.runs["trace"], uri=store.uri).decisions == ()
+
+
+def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) -> None:
+    disagree(store)
+    app = page("reviews", store.uri, decide="<b>no such thing")
+    assert any("Nobody disagrees about" in warning.value for warning in app.warning)
+    app = page("reviews", store.uri, decide=keys(page, store)[0])
+    # She changes her mind on another machine: this dashboard has not heard of it.
+    append_review(review(store, "Grace", "plausible"), uri=store.uri)
+    app = decide(app, "unsure")
+    assert any("there is nothing to decide" in error.value for error in app.error)
+    assert read_decisions(store.runs["trace"], uri=store.uri).decisions == ()
+
+
+def test_one_run_lists_its_own_disagreements(page: Open, store: Recorded) -> None:
+    disagree(store)
+    run_id = store.runs["trace bf16"]
+    test = fact_of(report_head(report_of_run(run_id)).tests.loc[0])
+    add_review(Review(run_id, test, "unsure", "Ada"))
+    assert "Disagreements" not in shown(page("reviews", store.uri, run=run_id))
+    assert "2 of 2" in shown(page("reviews", store.uri, run=store.runs["trace"]))

@@ -1,0 +1,153 @@
+"""Where reviewers disagree: a list, their verdicts side by side, and the form that decides."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+from markupsafe import Markup
+
+from clew.ui.components import address, markup, palette, review_tables, sign_in
+from clew.ui.data.reviews import CHOICES, Decision, Disagreement, Opinion
+
+ROW_HEIGHT = 36
+MAX_SIDE_BY_SIDE = 4
+KINDS = {"explanation": "explanation", "fact": "training fact"}
+MEANINGS = {
+    "plausible": "The facts are a sensible reason to believe the triple.",
+    "implausible": "They are not: beside the point, by chance, or wrong.",
+    "unsure": "Nobody can tell.",
+    "wrong": "Leave the fact out of the next training.",
+    "right": "Keep it, whoever marked it wrong.",
+}
+_OPINION = (
+    '<div class="clew-card"><h4><span class="clew-mark">{symbol}</span> {said}</h4>'
+    '<p class="clew-muted clew-small">{who} · {when}{about}</p>'
+    '<p class="clew-text">{comment}</p></div>'
+)
+_DECISION = (
+    '<li><span class="clew-mark">{symbol}</span><b>{state} {verdict}</b> '
+    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
+)
+
+
+def choose(found: Sequence[Disagreement]) -> Disagreement | None:
+    """Show the disagreements in a table; return the one that the address names.
+
+    A row that is ticked goes into the address, so that a colleague can be sent to it.
+    """
+    keys = [each.key for each in found]
+    wanted = address.text("decide")
+    place = keys.index(wanted) if wanted in keys else None
+    key = f"disagreements-{hash(tuple(keys))}"
+
+    def take() -> None:
+        rows = [row for row in st.session_state[key].selection.rows if row < len(keys)]
+        address.write("decide", keys[rows[0]] if rows else None)
+
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "State": [_state(each) for each in found],
+                "About": [KINDS[each.about] for each in found],
+                "Triple": [review_tables.triple_text(each.triple) for each in found],
+                "Reviewers say": [_in_short(each.opinions) for each in found],
+            }
+        ),
+        key=key,
+        hide_index=True,
+        on_select=take,
+        selection_mode="single-row",
+        selection_default={
+            "selection": {"rows": [] if place is None else [place], "columns": [], "cells": []}
+        },
+        row_height=ROW_HEIGHT,
+        column_config={
+            "Triple": st.column_config.TextColumn(width="large"),
+            "Reviewers say": st.column_config.TextColumn(width="large"),
+        },
+    )
+    return None if place is None else found[place]
+
+
+def _state(found: Disagreement) -> str:
+    if found.decision is None:
+        return "? open"
+    again = ", reviewed since" if found.newer else ""
+    return f"{palette.OPINION_SYMBOLS[found.decision.verdict]} {found.decision.verdict}{again}"
+
+
+def _in_short(opinions: Sequence[Opinion]) -> str:
+    return " · ".join(
+        f"{palette.OPINION_SYMBOLS[each.said]} {each.review.reviewer}" for each in opinions
+    )
+
+
+def side_by_side(found: Disagreement) -> None:
+    """Show what each reviewer says, and what was decided so far."""
+    triple = found.triple
+    st.html(
+        markup.triple(
+            triple.head_label or triple.head,
+            triple.relation_label or triple.relation,
+            triple.tail_label or triple.tail,
+        )
+    )
+    for first in range(0, len(found.opinions), MAX_SIDE_BY_SIDE):
+        shown = found.opinions[first : first + MAX_SIDE_BY_SIDE]
+        for column, opinion in zip(st.columns(len(shown)), shown, strict=True):
+            with column:
+                _opinion(found, opinion)
+    items = [_decision(each, counts=each is found.decision) for each in reversed(found.decisions)]
+    if items:
+        markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
+
+
+def _opinion(found: Disagreement, opinion: Opinion) -> None:
+    review = opinion.review
+    explained = f" · explaining {review_tables.triple_text(review.test)}"
+    since = " · since the decision" if opinion in found.newer else ""
+    markup.show(
+        _OPINION,
+        symbol=palette.OPINION_SYMBOLS[opinion.said],
+        said=opinion.said,
+        who=review.reviewer,
+        when=_when(review.created),
+        about=(explained if found.about == "fact" else "") + since,
+        comment=review.comment or "no comment",
+    )
+
+
+def _decision(decision: Decision, *, counts: bool) -> Markup:
+    return markup.fill(
+        _DECISION,
+        symbol=palette.OPINION_SYMBOLS[decision.verdict],
+        state="decided:" if counts else "before:",
+        verdict=decision.verdict,
+        who=decision.person,
+        when=_when(decision.created),
+        comment=decision.comment,
+    )
+
+
+def _when(created: str) -> str:
+    return created[:16].replace("T", " ")
+
+
+def form(found: Disagreement) -> tuple[str, str, str] | None:
+    """Let a person decide; return the verdict, who decided and why, once they do."""
+    key = f"decision-{found.key}"
+    pressed = None
+    with st.form(key, border=True):
+        comment = st.text_area("Why", key=f"{key}-comment", max_chars=10_000)
+        person = sign_in.name_box()
+        if found.decision is not None:
+            st.caption("A new decision counts in place of the last one, which is kept.")
+        with st.container(horizontal=True):
+            for verdict in CHOICES[found.about]:
+                if st.form_submit_button(
+                    f"{palette.OPINION_SYMBOLS[verdict]} {verdict}",
+                    key=f"{key}-{verdict}",
+                    help=MEANINGS[verdict],
+                ):
+                    pressed = verdict
+    return None if pressed is None else (pressed, person, comment.strip())
