@@ -92,6 +92,10 @@ TAG_WEIGHTS = "clew.weights"
 TAG_TEMPERATURE = "clew.temperature"
 TAG_HALF_WIDTH = "clew.half_width"
 TAG_METRIC_PREFIX = "clew.metric."
+
+# Tags of an experiment
+TAG_VIEW_PREFIX = "clew.view."
+"""Before the name of a saved view of the page Compare."""
 VALIDATION_PENDING = "pending"
 VALIDATION_PASSED = "passed"
 VALIDATION_FAILED = "failed"

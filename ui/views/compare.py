@@ -16,7 +16,9 @@ from clew.ui.components import (
     run_filters,
     runs_table,
     states,
+    view_controls,
 )
+from clew.ui.data import saved_views
 from clew.ui.data.comparison import (
     Comparison,
     Setting,
@@ -37,20 +39,22 @@ def render() -> None:
     """Show the page."""
     markup.style()
     st.title("Compare", anchor=False)
+    place = st.container()
     with states.guarded("The comparison"):
         if number_of_runs(RunQuery()) == 0:
             states.empty_store(store.shown(store.tracking_uri()))
             return
+        saved = saved_views.views()
+        view = view_controls.opened(saved)
         wanted = address.texts("runs")[:MAX_RUNS]
         runs = runs_by_id(wanted)
-        if len(runs) < len(wanted):
-            states.warning(
-                f"{len(wanted) - len(runs)} of {len(wanted)} runs are not in the store any more; "
-                "they are left out."
-            )
+        view_controls.missing_runs(view, wanted, len(runs))
         _choose(runs)
         if runs:
             _comparison(runs)
+        # Last, when every widget has put its value into the address that is saved.
+        with place:
+            view_controls.bar(saved, view, runs)
 
 
 def _choose(runs: Sequence[RunRecord]) -> None:
