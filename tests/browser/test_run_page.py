@@ -18,9 +18,9 @@ def test_from_the_overview_to_a_run(look: Look, filled: Recorded, filled_address
     dashboard.tick(0, 3)
     assert "metric=" in dashboard.page.url
     path = dashboard.page.url.removeprefix(filled_address)
-    headings = dashboard.page.get_by_role("heading", level=3).all_inner_texts()
+    headings = dashboard.page.get_by_role("heading", level=2).all_inner_texts()
     shared = look(filled_address, path, width="narrow", scheme="dark")
-    assert shared.page.get_by_role("heading", level=3).all_inner_texts() == headings
+    assert shared.page.get_by_role("heading", level=2).all_inner_texts() == headings
     assert not shared.overflows()
 
 

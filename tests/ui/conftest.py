@@ -60,7 +60,7 @@ def no_surprise(app: AppTest) -> AppTest:
 
 def shown(app: AppTest) -> str:
     """Return all text of a page: prose, messages, captions, HTML, code."""
-    kinds = ("title", "subheader", "markdown", "caption", "error", "warning", "info", "code")
+    kinds = ("title", "header", "markdown", "caption", "error", "warning", "info", "code")
     texts = [str(element.value) for kind in kinds for element in app.get(kind)]
     texts += [str(element.proto.body) for element in app.get("html")]
     return "\n".join(texts).replace("\\", "").replace("\u2060", "")

@@ -20,7 +20,7 @@ def test_a_training_with_all_that_was_recorded(page: Open, many: Recorded) -> No
     assert not app.error
     for part in ("clew train", "run-", run_id, "fingerprint", "cores", "parameters", MODEL):
         assert part in text or part == MODEL, part
-    headings = [heading.value for heading in app.subheader]
+    headings = [heading.value for heading in app.header]
     assert headings == [
         "Metrics",
         "Ranks by relation",

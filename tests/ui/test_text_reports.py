@@ -98,7 +98,7 @@ def test_an_explained_text_is_a_page(
     assert numbers["Windows scored"] == str(report.num_windows)
     windows, table = windows_of(report), app.dataframe[0].value
     assert list(table["Window"]) == list(windows["window"])
-    assert list(table[""]) == ["▲" if value > 0 else "▼" for value in windows["influence"]]
+    assert list(table["±"]) == ["▲" if value > 0 else "▼" for value in windows["influence"]]
 
 
 def test_what_a_window_shares_with_the_text_is_marked(

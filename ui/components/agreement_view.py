@@ -26,9 +26,17 @@ def show(found: Agreement, names: tuple[str, str]) -> None:
     if not found.common:
         return
     left, right = st.columns(2)
-    left.altair_chart(influence_charts.rank_scatter(found.facts, names), width="stretch")
+    left.altair_chart(
+        influence_charts.rank_scatter(found.facts, names),
+        width="stretch",
+        alt=f"Points: the rank of each fact in {names[0]} against its rank in {names[1]}",
+    )
     right.dataframe(
-        moved(found, names), hide_index=True, height=HEIGHT, column_config=_columns(names)
+        moved(found, names),
+        alt="The facts that moved most",
+        hide_index=True,
+        height=HEIGHT,
+        column_config=_columns(names),
     )
 
 

@@ -101,6 +101,7 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[int]:
     """Show the answers; return the ticked rows."""
     event = st.dataframe(
         frame(found, end),
+        alt="Answers, the best first",
         key=f"answers-{key}",
         hide_index=True,
         on_select="rerun",

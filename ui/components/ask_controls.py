@@ -107,7 +107,7 @@ def examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> N
     if not found:
         return
     labels = dict(vocabulary.entities), dict(vocabulary.relations)
-    st.subheader("For example", anchor=False)
+    st.header("For example", anchor=False)
     for number, (head, relation, tail) in enumerate(found):
         ends = [labels[0].get(end, end) or "what?" for end in (head, tail)]
         text = f"{ends[0]} · {labels[1].get(relation, relation)} · {ends[1]}"

@@ -18,7 +18,8 @@ from clew.ui.data.comparison import (
 Change = Literal["ratio", "delta", "both"]
 
 _TABLE = (
-    '<div class="clew-scroll"><table class="clew-table">'
+    '<div class="clew-scroll" tabindex="0" role="region" aria-label="Comparison">'
+    '<table class="clew-table">'
     "<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 )
 _HEAD = '<th scope="col" title="{help}">{label}<br><span class="clew-unit">{unit}</span></th>'

@@ -28,7 +28,7 @@ NUM_BARS = 16
 ROW_HEIGHT = 34
 HEIGHT = 440
 _SELECTED = (
-    '<div class="clew-card"><h4>{triple}</h4><p><b class="{kind}">{symbol} {effect}</b> '
+    '<div class="clew-card"><h3>{triple}</h3><p><b class="{kind}">{symbol} {effect}</b> '
     '<span class="clew-muted">· {column} {value} · rank {rank}</span></p></div>'
 )
 
@@ -59,6 +59,7 @@ def table(facts: pd.DataFrame, column: str, *, key: str) -> None:
     st.dataframe(
         _frame(shown, column),
         key=state_key,
+        alt="Training facts by their influence",
         hide_index=True,
         on_select=choose,
         selection_mode="single-row",
@@ -85,7 +86,7 @@ def _frame(facts: pd.DataFrame, column: str) -> pd.DataFrame:
     values = facts[column].to_numpy(float)
     frame = pd.DataFrame(
         {
-            "": [palette.sign_symbol(value) for value in values],
+            "±": [palette.sign_symbol(value) for value in values],
             column.capitalize(): values,
             "Head": facts["head"].astype(str).to_numpy(),
             "Relation": facts["relation"].astype(str).to_numpy(),
@@ -111,7 +112,7 @@ def _columns(column: str) -> dict[str, Any]:
         "Rank": st.column_config.NumberColumn(
             width=54, help="Place by falling influence: 1 helped the prediction most."
         ),
-        "": st.column_config.TextColumn(
+        "±": st.column_config.TextColumn(
             width=30, help="▲ made the prediction more likely, ▼ less likely."
         ),
         "Head": st.column_config.TextColumn(width=128),
@@ -167,7 +168,9 @@ def picture(
 def bars(facts: pd.DataFrame, column: str) -> None:
     """Show the strongest facts on either side as bars."""
     shown = strongest(facts, column, NUM_BARS)
-    st.altair_chart(influence_charts.fact_bars(shown, column, selected(facts)), width="stretch")
+    chart = influence_charts.fact_bars(shown, column, selected(facts))
+    alt = f"Bars: {column} of the strongest training facts"
+    st.altair_chart(chart, width="stretch", alt=alt)
 
 
 def details(facts: pd.DataFrame, column: str) -> None:
@@ -202,4 +205,5 @@ def splits(row: pd.Series) -> None:
     for place, title, found, by_part in halves:
         if found:
             split = influence_charts.split_frame(row, found, by_part=by_part)
-            place.altair_chart(influence_charts.share_bars(split, title), width="stretch")
+            chart = influence_charts.share_bars(split, title)
+            place.altair_chart(chart, width="stretch", alt=f"Bars: {title}")

@@ -136,6 +136,7 @@ def _tests_table(found: pd.DataFrame) -> int:
             columns={"self_influence": "Self-influence", "candidates": "Facts scored"}
         ).rename(columns=str.capitalize),
         key=key,
+        alt="Explained triples",
         hide_index=True,
         on_select=choose,
         selection_mode="single-row",

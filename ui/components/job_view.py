@@ -79,4 +79,4 @@ def _log(job: Job) -> None:
     text = job.log().replace("\r", "\n").strip()
     if text:
         with st.expander("What it said"):
-            st.code("\n".join(text.splitlines()[-TAIL_LINES:]), language=None)
+            st.code("\n".join(text.splitlines()[-TAIL_LINES:]), language=None, wrap_lines=True)

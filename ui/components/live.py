@@ -27,7 +27,7 @@ def section(experiment_ids: tuple[str, ...]) -> None:
     runs = live_runs(experiment_ids)
     if not runs:
         return
-    st.subheader("Now", anchor=False)
+    st.header("Now", anchor=False)
     alive = any(state_of(run) == "running" for run in runs)
     st.fragment(_runs, run_every=SECONDS_BETWEEN if alive else None)(experiment_ids)
 

@@ -32,13 +32,17 @@ LINEAGE = {
 }
 """What a version's origin is called, and the tag that has it."""
 _CARD = (
-    '<div class="clew-card"><h4>{name} <span class="clew-badge">champion</span></h4>'
+    '<div class="clew-card"><h2>{name} <span class="clew-badge">champion</span></h2>'
     "<p>Version <b>{version}</b> answers questions under <code>{uri}</code>.</p>"
     '<p class="clew-muted">{detail}</p></div>'
 )
 _CHECK = (
     '<li><span class="clew-mark {kind}">{mark}</span><b>{name}</b> '
     '<span class="clew-muted clew-wrap">{detail}</span></li>'
+)
+_ORIGIN = (
+    '<div class="clew-scroll" tabindex="0" role="region" aria-label="Origin">'
+    '<table class="clew-table">{rows}</table></div>'
 )
 _PAIR = '<tr><td>{key}</td><td style="text-align:left" class="clew-wrap">{value}</td></tr>'
 
@@ -70,6 +74,7 @@ def versions(found: Sequence[Version]) -> Version | None:
     frame = pd.DataFrame([_row(version) for version in found])
     event = st.dataframe(
         frame.dropna(axis="columns", how="all"),
+        alt="Versions of the model",
         key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
         hide_index=True,
         on_select="rerun",
@@ -118,13 +123,13 @@ def lineage(version: Version) -> None:
     pairs = lineage_pairs(version)
     rows = [markup.fill(_PAIR, key=key, value=value) for key, value in pairs.items()]
     markup.show(
-        '<div class="clew-scroll"><table class="clew-table">{rows}</table></div>',
+        _ORIGIN,
         rows=markup.join(rows),
     )
     numbers = recorded_numbers(version)
     if len(numbers):
         with st.expander(f"All {len(numbers)} recorded numbers"):
-            st.dataframe(numbers, hide_index=True, row_height=ROW_HEIGHT)
+            st.dataframe(numbers, alt="Recorded numbers", hide_index=True, row_height=ROW_HEIGHT)
 
 
 def lineage_pairs(version: Version) -> dict[str, str]:

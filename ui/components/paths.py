@@ -84,6 +84,7 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
             }
         ),
         key=key,
+        alt="Paths between the two ends, the strongest first",
         hide_index=True,
         on_select=choose,
         selection_mode="single-row",

@@ -161,7 +161,8 @@ def budget(job: Job) -> None:
     fits = first["total_gib"] <= limit
     verdict = "✓ It fits." if fits else "✗ It does not fit: see which change would."
     st.markdown(f"{verdict} Planned for device `{markup.markdown(result['device'])}`.")
-    st.altair_chart(stacked_bars(result), width="stretch")
+    alt = "Bars: the memory that each change would need, by what needs it, beside what there is"
+    st.altair_chart(stacked_bars(result), width="stretch", alt=alt)
 
 
 def stacked_bars(result: dict[str, Any]) -> alt.LayerChart:

@@ -17,7 +17,7 @@ from clew.ui.data.sharing import NO_KINDS
 CHECKPOINTS = "States of the model during training over which the influence is summed."
 
 _CARD = (
-    '<div class="clew-card"><h4>{triple} <span class="clew-small clew-muted">{numbers}</span></h4>'
+    '<div class="clew-card"><h2>{triple} <span class="clew-small clew-muted">{numbers}</span></h2>'
     '<p class="clew-small clew-ids">{ids}</p>'
     '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why}</p></div>'
 )

@@ -51,12 +51,13 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
         ticked = st.data_editor(
             _ticks(shown),
             key=f"{key}-facts",
+            alt="The strongest facts, to be ticked as convincing or wrong",
             hide_index=True,
-            disabled=["", "Training fact"],
+            disabled=["±", "Training fact"],
             column_config={
                 CONVINCING: st.column_config.CheckboxColumn(width=100),
                 WRONG: st.column_config.CheckboxColumn(width=80),
-                "": st.column_config.TextColumn(width=30),
+                "±": st.column_config.TextColumn(width=30),
                 "Training fact": st.column_config.TextColumn(width=760),
             },
         )
@@ -101,7 +102,7 @@ def _ticks(facts: pd.DataFrame) -> pd.DataFrame:
         {
             CONVINCING: False,
             WRONG: False,
-            "": [palette.sign_symbol(value) for value in facts["influence"]],
+            "±": [palette.sign_symbol(value) for value in facts["influence"]],
             "Training fact": fact_texts(facts),
         },
         index=range(len(facts)),

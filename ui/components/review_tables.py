@@ -89,6 +89,7 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
     )
     event = st.dataframe(
         frame,
+        alt="All reviews, the newest first",
         key=f"reviews-{hash(tuple(review.review_id for review in reviews))}",
         hide_index=True,
         on_select="rerun",

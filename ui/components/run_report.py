@@ -135,6 +135,7 @@ def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
             }
         ),
         key=key,
+        alt="Metrics of the run",
         hide_index=True,
         on_select=choose,
         selection_mode="single-row",
@@ -162,7 +163,8 @@ def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
     name = run.name or run.run_id[:8]
     frame = curve.assign(run=name, group=name)
     spec = charts.curves(frame, key=key, order=[name], by_time=False)
-    st.altair_chart(spec.properties(height=charts.HEIGHT), width="stretch")
+    alt = f"Curve of {words.label} over the steps"
+    st.altair_chart(spec.properties(height=charts.HEIGHT), width="stretch", alt=alt)
 
 
 def relations(frame: pd.DataFrame) -> None:
@@ -191,6 +193,7 @@ def relations(frame: pd.DataFrame) -> None:
     shown = frame[[*columns]]
     st.dataframe(
         shown,
+        alt="Ranks by relation",
         hide_index=True,
         column_config=columns,
         row_height=ROW_HEIGHT,
@@ -230,6 +233,7 @@ def files(found: list[RunFile]) -> None:
     )
     st.dataframe(
         frame,
+        alt="Files of the run",
         hide_index=True,
         column_config={
             "File": st.column_config.TextColumn(width="large"),
@@ -254,6 +258,7 @@ def configuration(run: RunRecord) -> None:
         return
     st.dataframe(
         frame,
+        alt="Configuration of the run",
         hide_index=True,
         row_height=ROW_HEIGHT,
         height=min(38 + ROW_HEIGHT * len(frame), MAX_HEIGHT),

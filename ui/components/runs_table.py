@@ -130,6 +130,7 @@ def choose(
     frame = frame_of(runs, lines).dropna(axis="columns", how="all")
     event = st.dataframe(
         frame,
+        alt="Runs",
         key=f"{key}-{hash(tuple(run.run_id for run in runs))}",
         hide_index=True,
         on_select="rerun",

@@ -8,8 +8,9 @@ import streamlit as st
 from clew.ui.components import exports, glossary, markup, palette, prediction, states
 from clew.ui.data.sequences import SequenceInfluenceReport, windows_of
 
+FRAMES = "Frames of the window, then of those behind it."
 _CARD = (
-    '<div class="clew-card"><h4>Window that ends at frame {frame} of {group}</h4>'
+    '<div class="clew-card"><h2>Window that ends at frame {frame} of {group}</h2>'
     "<p>The model predicts <b>{predicted} {unit}</b>; true is <b>{true} {unit}</b>.</p>"
     '<p class="clew-muted">Of {count} training windows, the strongest for (▲) and against (▼) '
     "this prediction are listed; for means that they lowered its error.</p></div>"
@@ -40,7 +41,7 @@ def show(report: SequenceInfluenceReport, picture: Path | None) -> None:
         if picture is None:
             states.note("The picture of the frames is missing from this report.")
         else:
-            st.image(str(picture), caption="Frames of the window, then of those behind it.")
+            st.image(str(picture), caption=FRAMES, alt=FRAMES)
 
 
 def numbers(report: SequenceInfluenceReport) -> None:
@@ -68,9 +69,10 @@ def table(windows: pd.DataFrame, unit: str) -> None:
             "target": f"Target [{unit}]" if unit else "Target",
         }
     )
-    shown.insert(0, "", signs)
+    shown.insert(0, "±", signs)
     st.dataframe(
         shown,
+        alt="Training windows behind the prediction",
         hide_index=True,
         column_config={
             "Influence": st.column_config.NumberColumn(format="%.4g"),

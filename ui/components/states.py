@@ -43,7 +43,7 @@ def warning(message: str, *, command: str = "") -> None:
     """Say what is missing or odd without hiding the rest, with a command that helps."""
     st.warning(markup.markdown(message), icon="⚠️")
     if command:
-        st.code(command, language="bash")
+        st.code(command, language="bash", wrap_lines=True)
 
 
 def note(message: str) -> None:
@@ -54,10 +54,10 @@ def note(message: str) -> None:
 def nothing(title: str, message: str, *, commands: str = "") -> None:
     """Say that there is nothing yet, and what would change that."""
     with st.container(border=True):
-        st.subheader(title, anchor=False)
+        st.header(title, anchor=False)
         st.markdown(markup.markdown(message))
         if commands:
-            st.code(commands, language="bash")
+            st.code(commands, language="bash", wrap_lines=True)
 
 
 def empty_store(shown_uri: str) -> None:

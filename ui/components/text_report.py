@@ -39,11 +39,12 @@ _CARD = (
     '<p class="clew-muted">{summary}</p></div>'
 )
 _WINDOW = (
-    '<div class="clew-card"><h4>Window {window}</h4>'
+    '<div class="clew-card"><h2>Window {window}</h2>'
     '<p><b class="{kind}">{symbol} {effect}</b> '
     '<span class="clew-muted">· {column} {value} · rank {rank}</span></p>'
     '<p class="clew-muted">{place}</p>'
-    '<div class="clew-text clew-window">{text}</div></div>'
+    '<div class="clew-text clew-window" tabindex="0" role="region" aria-label="Its text">'
+    "{text}</div></div>"
 )
 
 
@@ -70,9 +71,10 @@ def show(report: TextInfluenceReport, *, key: str) -> None:
     with right:
         reading(report, chosen, column)
     facts.splits(chosen)
-    st.subheader("Where in the training text", anchor=False, help=glossary.PLACE)
+    st.header("Where in the training text", anchor=False, help=glossary.PLACE)
     chart = influence_charts.place_bars(shown, column, int(chosen["rank"]))
-    st.altair_chart(chart, width="stretch")
+    alt = f"Bars: {column} of the windows over their places in the training text"
+    st.altair_chart(chart, width="stretch", alt=alt)
 
 
 def card(report: TextInfluenceReport, windows: pd.DataFrame) -> None:
@@ -147,6 +149,7 @@ def table(windows: pd.DataFrame, column: str, *, key: str) -> None:
     st.dataframe(
         _frame(windows, column),
         key=f"{key}-windows",
+        alt="Training windows by their influence",
         hide_index=True,
         on_select=choose,
         selection_mode="single-row",
@@ -162,7 +165,7 @@ def _frame(windows: pd.DataFrame, column: str) -> pd.DataFrame:
     texts = [" ".join(str(text).split())[:EXCERPT_CHARACTERS] for text in windows["text"]]
     return pd.DataFrame(
         {
-            "": [palette.sign_symbol(value) for value in values],
+            "±": [palette.sign_symbol(value) for value in values],
             column.capitalize(): values,
             "Text": texts,
             "Window": windows["window"].to_numpy(),
@@ -174,7 +177,7 @@ def _frame(windows: pd.DataFrame, column: str) -> pd.DataFrame:
 def _columns(column: str) -> dict[str, Any]:
     explanation = glossary.COSINE if column == "cosine" else glossary.WINDOW_INFLUENCE
     return {
-        "": st.column_config.TextColumn(
+        "±": st.column_config.TextColumn(
             width=30, help="▲ made the continuation more likely, ▼ less likely."
         ),
         column.capitalize(): st.column_config.NumberColumn(

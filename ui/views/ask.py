@@ -116,7 +116,7 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
     job_view.show(answer_id, result=lambda job: answers.answers(job, vocabulary, explain))
     if why_id := address.text("why"):
-        st.subheader("Why?", anchor=False)
+        st.header("Why?", anchor=False)
         meant = _meant()
         if jobs.find(why_id) is None and meant is not None:
             answers.explain_again(meant, explain)

@@ -12,6 +12,7 @@ from clew.ui.components import (
     compare_controls,
     comparison_table,
     exports,
+    glossary,
     markup,
     run_filters,
     runs_table,
@@ -98,23 +99,24 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
     )
     for column, title, key in pictures:
         with column:
-            st.subheader(title, anchor=False, help=compare_controls.FRONT_HELP)
+            st.header(title, anchor=False, help=compare_controls.FRONT_HELP)
             shown = points(comparison, key, setting.quality)
             if shown.empty:
                 states.note("No run has both numbers.")
                 continue
             spec = charts.quality_against_cost(shown, cost_key=key, quality_key=setting.quality)
-            st.altair_chart(spec, width="stretch")
+            st.altair_chart(spec, width="stretch", alt=f"Points: {title[0].lower()}{title[1:]}")
     bars = memory(comparison)
     if not bars.empty:
-        st.subheader("Peak memory", anchor=False)
+        st.header("Peak memory", anchor=False)
         order = [group.label for group in comparison.groups]
-        st.altair_chart(charts.memory_bars(bars, order=order), width="stretch")
+        alt = "Bars: peak memory of each variant"
+        st.altair_chart(charts.memory_bars(bars, order=order), width="stretch", alt=alt)
 
 
 def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
     """Show how a metric went in each run."""
-    st.subheader("Curves", anchor=False)
+    st.header("Curves", anchor=False)
     wanted = compare_controls.curve(runs)
     frame = curves(runs, wanted.key, weight=wanted.smoothing, groups=comparison.groups)
     if frame.empty:
@@ -128,15 +130,16 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
         by_time=wanted.by_time,
         logarithmic=wanted.logarithmic,
     )
-    st.altair_chart(spec, width="stretch")
+    alt = f"Curves of {glossary.label(wanted.key)}, a line a run"
+    st.altair_chart(spec, width="stretch", alt=alt)
 
 
 def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:
     """Show the parameters that differ."""
-    st.subheader("Parameters that differ", anchor=False)
+    st.header("Parameters that differ", anchor=False)
     ignore, everything = compare_controls.parameters(runs)
     frame = parameter_table(runs, comparison.groups, ignore=ignore, everything=everything)
     if frame.empty:
         states.note("All of the chosen runs have the same parameters.")
         return
-    st.dataframe(frame, hide_index=True, placeholder="–")
+    st.dataframe(frame, alt="Parameters that differ", hide_index=True, placeholder="–")

@@ -153,7 +153,8 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
     if groups.empty:
         states.note("No training fact passes these filters; clear one of them.")
         return
-    st.altair_chart(influence_charts.group_bars(groups), width="stretch")
+    chart = influence_charts.group_bars(groups)
+    st.altair_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     scored = scored_facts(test, found)
     if scored > len(found):
         states.note(

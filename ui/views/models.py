@@ -49,7 +49,7 @@ def _model(model: RegisteredModel) -> None:
         current = next((v for v in versions if v.version == model.champion), None)
         if current is not None:
             model_tables.champion(model, current)
-    st.subheader("Versions", anchor=False)
+    st.header("Versions", anchor=False)
     ticked = model_tables.versions(versions)
     if ticked is not None:
         _version(ticked)
@@ -69,7 +69,7 @@ def _version(version: Version) -> None:
 
 def _promote() -> None:
     """Let a person promote a run, or only check whether it could be."""
-    st.subheader("Promote a run", anchor=False)
+    st.header("Promote a run", anchor=False)
     wanted = model_controls.promotion()
     if wanted is None:
         return

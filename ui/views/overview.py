@@ -28,7 +28,7 @@ def render() -> None:
             experiment_ids = run_filters.experiment()
         _numbers(experiment_ids)
         live.section(experiment_ids)
-        st.subheader("Runs", anchor=False)
+        st.header("Runs", anchor=False)
         _latest(run_filters.run_query(experiment_ids))
 
 

@@ -108,11 +108,12 @@ def _summary(
     chosen = {run.run_id for run in runs}
     counted = settled(reviews, [each for each in decisions if each.run_id in chosen])
     review_tables.numbers(reviews, counted)
-    st.subheader("Verdicts", anchor=False)
+    st.header("Verdicts", anchor=False)
     by = review_controls.verdict_grouping()
     labels = run_labels(runs)
     frame = review_tables.verdict_frame(count_verdicts(counted, by), labels)
-    st.altair_chart(influence_charts.verdict_bars(frame), width="stretch")
+    alt = f"Bars: number of reviews of each verdict, by {by}"
+    st.altair_chart(influence_charts.verdict_bars(frame), width="stretch", alt=alt)
 
 
 def _disagreements(
@@ -127,7 +128,7 @@ def _disagreements(
     ]
     if found:
         num_open = sum(each.is_open for each in found)
-        st.subheader("Disagreements", anchor=False)
+        st.header("Disagreements", anchor=False)
         states.note(
             f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says; a "
             "decision counts in place of their verdicts, which stay as they are."
@@ -161,7 +162,7 @@ def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
 
 def _table(reviews: list[Review], runs: list[RunRecord]) -> None:
     """Show every review, the newest first; a ticked one can be opened."""
-    st.subheader("All reviews", anchor=False)
+    st.header("All reviews", anchor=False)
     newest = sorted(reviews, key=lambda review: review.created, reverse=True)
     opened = review_tables.choose(newest, {run.run_id: run.name for run in runs})
     if opened is not None:
@@ -186,7 +187,7 @@ def _open(review: Review) -> None:
 
 def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[RunRecord]) -> None:
     """Show the training facts that count as wrong, to be left out of the next training."""
-    st.subheader("Training facts marked wrong", anchor=False)
+    st.header("Training facts marked wrong", anchor=False)
     decided = by_data(decisions, runs)
     marked = {
         origin: (found, decided.get(origin, []))
@@ -207,4 +208,6 @@ def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[
         "Lines of head, relation and tail under the data set's own names, after two lines that say "
         "from which data they are. To train without these facts:"
     )
-    st.code("clew train --config CONFIG data.exclude=wrong_facts.tsv", language="bash")
+    st.code(
+        "clew train --config CONFIG data.exclude=wrong_facts.tsv", language="bash", wrap_lines=True
+    )

@@ -60,24 +60,24 @@ def _run(run: RunRecord) -> None:
         run_report.summary(run, data_of(run))
     with right, states.guarded("Its commands"):
         run_report.commands(run, repeating_commands(run), mlflow_page(run))
-    st.subheader("Metrics", anchor=False)
+    st.header("Metrics", anchor=False)
     with states.guarded("The metrics"):
         run_report.metrics(run, metric_table(run), curves_of(run))
     with states.guarded("The ranks by relation"):
         _relations(run)
     left, right = st.columns(2, gap="large")
     with left, states.guarded("What it comes from"):
-        st.subheader("Comes from, led to", anchor=False)
+        st.header("Comes from, led to", anchor=False)
         run_report.relatives(lineage_of(run))
     with right, states.guarded("Its files"):
-        st.subheader("Files", anchor=False)
+        st.header("Files", anchor=False)
         run_report.files(files_of(run))
     left, right = st.columns(2, gap="large")
     with left, states.guarded("The configuration"):
-        st.subheader("Configuration", anchor=False)
+        st.header("Configuration", anchor=False)
         run_report.configuration(run)
     with right, states.guarded("The log"):
-        st.subheader("Log", anchor=False)
+        st.header("Log", anchor=False)
         run_report.log(log_of(run))
 
 
@@ -98,7 +98,7 @@ def _relations(run: RunRecord) -> None:
     splits = splits_by_relation(files_of(run))
     if not splits:
         return
-    st.subheader("Ranks by relation", anchor=False)
+    st.header("Ranks by relation", anchor=False)
     split = splits[0]
     if len(splits) > 1:
         split = st.segmented_control("Split", splits, default=split, required=True, key="split")

@@ -66,6 +66,7 @@ def _claims() -> None:
         column.metric(label, int(frame["verdict"].str.startswith(start).sum()))
     st.dataframe(
         frame,
+        alt="Claims of the studies",
         hide_index=True,
         width="stretch",
         column_config={

@@ -1,0 +1,60 @@
+"""What a page keeps from people who see little, or work without a mouse: in one line a finding.
+
+axe-core looks at the page as it stands, all of its rules but the experimental ones. It knows no
+contrast of text in charts, which are SVG: that is measured here.
+"""
+
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Page
+
+NUM_CHARACTERS = 120
+# axe-core can tell nothing of what is inside a chart, and takes its time for it.
+RUN = """() => axe.run(
+    {exclude: [['svg.marks > *']]}, {reporter: 'no-passes', preload: false}
+)"""
+LEAST_CONTRAST = 4.5
+PALE_TEXT = """least => {
+    const numbers = colour => (colour.match(/[0-9.]+/g) || []).map(Number);
+    const light = rgb => rgb
+        .map(v => v / 255)
+        .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, place) => sum + v * [0.2126, 0.7152, 0.0722][place], 0);
+    const behind = numbers(getComputedStyle(document.querySelector('.stApp')).backgroundColor);
+    const contrast = style => {
+        const [r, g, b, a = 1] = numbers(style.fill);
+        const seen = a * style.opacity * style.fillOpacity;
+        const mixed = [r, g, b].map((v, place) => v * seen + behind[place] * (1 - seen));
+        const [low, high] = [light(mixed), light(behind)].sort((one, other) => one - other);
+        return (high + 0.05) / (low + 0.05);
+    };
+    return [...document.querySelectorAll('svg.marks text')]
+        .map(text => [text.textContent, getComputedStyle(text)])
+        .filter(([text, style]) => text.trim() && style.opacity > 0 && contrast(style) < least)
+        .map(([text, style]) => `${text}: ${contrast(style).toFixed(2)} : 1`);
+}"""
+
+
+def findings(page: Page) -> list[str]:
+    """Return what is wrong with a page: rule, where, the element, and what axe-core says of it."""
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(AXE_SCRIPT)
+    found = [
+        f"{violation['id']} | {_where(node['target'])} | {_short(node['html'])} | {_said(node)}"
+        for violation in page.evaluate(RUN)["violations"]
+        for node in violation["nodes"]
+    ]
+    pale = page.evaluate(PALE_TEXT, LEAST_CONTRAST)
+    return [*found, *(f"chart-contrast | svg.marks text | {text}" for text in pale)]
+
+
+def _where(target: list[object]) -> str:
+    return " ".join(map(str, target))
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:NUM_CHARACTERS]
+
+
+def _said(node: dict[str, list[dict[str, str]]]) -> str:
+    checks = [*node["any"], *node["all"], *node["none"]]
+    return _short("; ".join(check["message"] for check in checks))
