@@ -33,7 +33,7 @@ class PretokenizeResult:
             "fingerprint": manifest.fingerprint,
         }
         lines = [f"  {name:24} {value}" for name, value in facts.items()]
-        train = f"train on it with data.kind=tokens and data.packed={self.output}"
+        train = f"train on it: clew train --config small_32k data.packed={self.output}"
         return "\n".join([f"packed into {self.output}", *lines, train])
 
 
