@@ -10,7 +10,7 @@ import clew
 from tests.api.conftest import run_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/index.md", "docs/start.md", "docs/explain.md", "docs/serve.md")
+PAGES = ("README.md", "docs/start.md", "docs/explain.md", "docs/serve.md")
 TRAINING = 'clew.train("umls", epochs=20)'
 
 

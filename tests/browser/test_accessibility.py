@@ -1,4 +1,4 @@
-"""Every page in both themes at three widths has nothing that axe-core or a keyboard stumbles over."""
+"""Every page, in both themes and at three widths: axe-core and a keyboard find nothing wrong."""
 
 from collections.abc import Iterator
 
