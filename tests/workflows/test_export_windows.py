@@ -75,6 +75,7 @@ def exported(run_id: str, folder: Path) -> dict[str, object]:
     [
         {},
         {"model__convolution_width": 3, "model__reset_at_documents": True, "model__n_layers": 2},
+        {"model__transition": "gated", "model__reset_at_documents": True},
     ],
 )
 def test_a_language_model_continues_a_prompt_without_clew(

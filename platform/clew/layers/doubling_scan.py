@@ -25,19 +25,34 @@ def scan_by_doubling(longest: int) -> Callable[..., Tensor]:
         chunk_size: int,
         keep: Tensor | None = None,
     ) -> Tensor:
-        added = torch.view_as_complex(inputs.contiguous())
-        factor = torch.view_as_complex(eigenvalues.contiguous()).unsqueeze(1).expand(added.shape)
+        factor = _complex(eigenvalues).unsqueeze(1).expand(_complex(inputs).shape)
         if keep is not None:
             factor = factor * keep.unsqueeze(2)
-        steps = 1
-        while steps < longest:
-            added = added + factor * _delayed(added, steps, 0.0)
-            factor = factor * _delayed(factor, steps, 1.0)
-            steps *= 2
-        start = torch.view_as_complex(initial.contiguous()).unsqueeze(1)
-        return torch.view_as_real(added + factor * start)
+        return _scan(_complex(inputs), factor, _complex(initial), longest)
 
     return scan
+
+
+def varying_scan_by_doubling(longest: int) -> Callable[..., Tensor]:
+    """Return what stands for `clew::varying_diagonal_scan` on series of up to `longest` steps."""
+
+    def scan(inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
+        return _scan(_complex(inputs), _complex(multipliers), _complex(initial), longest)
+
+    return scan
+
+
+def _complex(pairs: Tensor) -> Tensor:
+    return torch.view_as_complex(pairs.contiguous())
+
+
+def _scan(added: Tensor, factor: Tensor, initial: Tensor, longest: int) -> Tensor:
+    steps = 1
+    while steps < longest:
+        added = added + factor * _delayed(added, steps, 0.0)
+        factor = factor * _delayed(factor, steps, 1.0)
+        steps *= 2
+    return torch.view_as_real(added + factor * initial.unsqueeze(1))
 
 
 def _delayed(series: Tensor, steps: int, before: float) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clew.errors import described
-from clew.layers.doubling_scan import scan_by_doubling
+from clew.layers.doubling_scan import scan_by_doubling, varying_scan_by_doubling
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,11 @@ def write_program(
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 warns of what it does
             program = torch.export.export(module, examples[0], dynamic_shapes=dict(dynamic))
             if longest is not None:
-                scan = torch.ops.clew.diagonal_scan.default
-                program = program.run_decompositions({scan: scan_by_doubling(longest)})
+                scans = {
+                    torch.ops.clew.diagonal_scan.default: scan_by_doubling(longest),
+                    torch.ops.clew.varying_diagonal_scan.default: varying_scan_by_doubling(longest),
+                }
+                program = program.run_decompositions(scans)
             program.example_inputs = None
             torch.export.save(program, path)
             loaded = torch.export.load(path).module()
