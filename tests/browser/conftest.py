@@ -54,9 +54,14 @@ def browser_empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def champion_address(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve a store of its own: asking and promoting write to it."""
-    with serving(recorded.copy(tmp_path_factory.mktemp("champion") / "store").uri) as address:
+def champion(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Return a store of its own: training, asking and promoting write to it."""
+    return recorded.copy(tmp_path_factory.mktemp("champion") / "store")
+
+
+@pytest.fixture(scope="session")
+def champion_address(champion: Recorded) -> Iterator[str]:
+    with serving(champion.uri) as address:
         yield address
 
 

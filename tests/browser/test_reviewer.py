@@ -158,11 +158,15 @@ def tick_fact(dashboard: Dashboard) -> None:
     dashboard.settle()
 
 
-def test_a_review_from_verdict_to_export(
+def test_a_share_is_judged_and_exported(
     own: Recorded, own_address: str, look: Look, tmp_path: Path
 ) -> None:
     # The page closes before its server: what is asked for last is taken down first.
-    dashboard = look(own_address, f"/influence?run={own.runs['trace']}&view=Review")
+    dashboard = look(own_address, f"/reviews?run={own.runs['trace']}")
+    dashboard.page.get_by_text("Hand out").click()
+    dashboard.page.get_by_role("link", name="Share 1 of 2").click()
+    dashboard.page.get_by_role("heading", name="Influence", level=1).wait_for()
+    dashboard.settle().shows("0 of 3 reviewed by anybody")
     tick_fact(dashboard)
     comment = dashboard.page.get_by_role("textbox", name="Comment")
     comment.press_sequentially("chance <b>only</b>, 1 of 2")
@@ -176,9 +180,15 @@ def test_a_review_from_verdict_to_export(
     (review,) = read_reviews(own.runs["trace"], uri=own.uri).reviews
     assert (review.verdict, review.reviewer) == ("implausible", "Grace")
     assert len(review.wrong) + len(review.convincing) == 1
+    for done, (key, verdict) in enumerate((("1", "plausible"), ("3", "unsure")), start=2):
+        dashboard.page.keyboard.press("n")
+        dashboard.page.wait_for_url(f"**test={2 * (done - 1)}**")
+        dashboard.settle().page.keyboard.press(key)
+        dashboard.shows(f"{done} of 3 reviewed by you")
+        assert read_reviews(own.runs["trace"], uri=own.uri).reviews[-1].verdict == verdict
     dashboard.open("/reviews")
     assert "Grace" not in dashboard.problems
-    dashboard.shows("1 · 100%")
+    assert dashboard.shows("1 · 33%").count("1 · 33%") == 3
     with dashboard.page.expect_download() as download:
         dashboard.button("⤓ CSV").click()
     download.value.save_as(tmp_path / "reviews.csv")
