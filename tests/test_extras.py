@@ -12,7 +12,17 @@ from clew.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
 OF_EXTRAS = (
-    *("streamlit", "altair", "h5py", "datasets", "tokenizers", "zstandard", "pynvml", "triton"),
+    *(
+        "streamlit",
+        "altair",
+        "h5py",
+        "zarr",
+        "datasets",
+        "tokenizers",
+        "zstandard",
+        "pynvml",
+        "triton",
+    ),
     "tensorboard",
 )
 PROGRAM = f"""

@@ -8,7 +8,9 @@ from clew.errors import UsageError
 
 
 @contextmanager
-def extra(name: Literal["ui", "images", "language", "gpu", "tensorboard"]) -> Iterator[None]:
+def extra(
+    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard"],
+) -> Iterator[None]:
     """Import within this what an extra brings.
 
     Raises:

@@ -51,7 +51,7 @@ class PredictOptions(Options):
     state: Path | None = None
     """File that keeps where the text has come to; if it exists, the text goes on from there."""
     frames: Path | None = None
-    """Image sequences to predict: an HDF5 file or a folder of NumPy arrays, as for training."""
+    """Image sequences to predict, as for training: HDF5, a Zarr store or a folder of arrays."""
     output: Path | None = None
     """Parquet file for the predictions of frames."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9

@@ -11,14 +11,14 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class ImageSequenceData(Section):
-    """Ordered frames with scalars and a target, from an HDF5 file or a folder of NumPy arrays."""
+    """Ordered frames with scalars and a target: HDF5, a Zarr store or a folder of NumPy arrays."""
 
     kind: Literal["image_sequences"] = "image_sequences"
     """Windows of consecutive frames, each with the target of its last frame."""
     name: str | None = None
     """A named data set: a folder `<name>` or a file `<name>.h5` under `$CLEW_DATA`."""
     path: str | None = None
-    """Instead of `name`: an HDF5 file (`.h5`, `.hdf5`) or a folder of NumPy arrays."""
+    """Instead of `name`: an HDF5 file (`.h5`, `.hdf5`), a Zarr store or a folder of arrays."""
     channels: Literal["first", "last"] | None = None
     """Which axis of a frame holds its channels: `first` (channel, height, width) or `last`
     (height, width, channel). Unset: the one that is at most a quarter of both others; where none

@@ -1,4 +1,4 @@
-"""Frames with what belongs to each of them, from an HDF5 file or a folder of NumPy arrays.
+"""Frames with what belongs to each, from HDF5, a Zarr store, or a folder of NumPy arrays.
 
     images   (frame, height, width), (frame, channel, height, width) or (frame, height, width,
              channel), read when they are needed; in a folder also `images/` with one array file
@@ -9,8 +9,9 @@
     time     (frame,), optional: numbers that grow within a group; a jump or NaN is a gap
     present  (frame,), optional: the target's quantity as it is known at the frame
 
-Names and units are attributes of the HDF5 file, or stand in `sequences.json` of the folder: `unit`,
-`target_name`, `scalar_names`, and `target_ahead`: how far a target lies ahead of its frame.
+Names and units are attributes of the HDF5 file or of the Zarr group, or are in `sequences.json`
+of the folder: `unit`, `target_name`, `scalar_names`, and `target_ahead`: how far a target lies
+ahead of its frame.
 """
 
 import hashlib
@@ -35,6 +36,7 @@ from clew.image_sequences.stores import (
     check_pixels,
     open_array,
 )
+from clew.image_sequences.zarr_store import ZARR_SUFFIX, ZarrFrames, is_zarr, read_columns
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 METADATA_FILE = "sequences.json"
@@ -110,7 +112,7 @@ def find_frames(config: ImageSequenceData) -> Path:
     if root is None:
         raise ConfigError(f"data.name is {config.name!r}; set {DATA_VARIABLE} to its folder")
     name = check_data_name(str(config.name))
-    candidates = [root / f"{name}{s}" for s in ("", *HDF5_SUFFIXES)]
+    candidates = [root / f"{name}{s}" for s in ("", *HDF5_SUFFIXES, ZARR_SUFFIX)]
     found = next((path for path in candidates if path.exists()), None)
     if found is None:
         raise ConfigError(
@@ -133,7 +135,9 @@ def read_frames(
     Raises:
         DataError: a column is missing, malformed or of another length.
     """
-    read = _read_folder if path.is_dir() else _read_hdf5
+    read = _read_hdf5
+    if path.is_dir():
+        read = _read_zarr if is_zarr(path) else _read_folder
     images, columns, metadata = read(path, channels)
     num_frames = images.shape[0]
     if not needs_target:
@@ -255,6 +259,14 @@ def _read_hdf5(
             raise DataError(f"{path}: a data set cannot be read ({described(error)})") from None
         layout = FrameLayout.of(path, tuple(images.shape), channels)
         return HDF5Frames(path, layout), columns, metadata
+
+
+def _read_zarr(
+    path: Path, channels: ChannelAxis | None
+) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+    columns, metadata = read_columns(path, COLUMNS)
+    images = ZarrFrames(path, channels)
+    return images, {name: _plain(path, values) for name, values in columns.items()}, metadata
 
 
 def _plain(path: Path, value: Any) -> Any:
