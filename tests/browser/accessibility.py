@@ -1,11 +1,15 @@
 """What a page keeps from people who see little, or work without a mouse: in one line a finding.
 
 axe-core looks at the page as it stands, all of its rules but the experimental ones. It knows no
-contrast of text in charts, which are SVG: that is measured here.
+contrast of text in charts, which are SVG, and does not press Tab: both are measured here.
 """
 
+from io import BytesIO
+
+import numpy as np
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import Page
+from PIL import Image
+from playwright.sync_api import FloatRect, Page
 
 NUM_CHARACTERS = 120
 # axe-core can tell nothing of what is inside a chart, and takes its time for it.
@@ -58,3 +62,58 @@ def _short(text: str) -> str:
 def _said(node: dict[str, list[dict[str, str]]]) -> str:
     checks = [*node["any"], *node["all"], *node["none"]]
     return _short("; ".join(check["message"] for check in checks))
+
+
+FOCUSED = """() => {
+    const found = document.activeElement;
+    return found === document.body ? null : found;
+}"""
+PLACE = """(found, margin) => {
+    const place = found.getBoundingClientRect();
+    const x = Math.max(0, place.x - margin), y = Math.max(0, place.y - margin);
+    return {x, y, width: place.right + margin - x, height: place.bottom + margin - y};
+}"""
+NAME = "found => found.ariaLabel || found.innerText.slice(0, 40) || found.tagName"
+STILL = "() => document.getAnimations().every(found => found.playState !== 'running')"
+MARGIN = 5
+LEAST_RING = 3.0
+LEAST_PIXELS = 40
+MAX_STOPS = 80
+
+
+def focus_stops(page: Page) -> dict[str, bool]:
+    """Press Tab through a page; return by name of each control whether one sees where one is.
+
+    One sees it if enough of the picture has three times the light, or a third, of what it has
+    without the focus.
+    """
+    stops: dict[str, bool] = {}
+    for _ in range(MAX_STOPS):
+        page.keyboard.press("Tab")
+        control = page.evaluate_handle(FOCUSED).as_element()
+        if control is None:
+            return stops
+        if control.evaluate("found => found.closest('canvas') !== null"):
+            continue
+        place = control.evaluate(PLACE, MARGIN)
+        focused = _light(page, place)
+        control.evaluate("found => found.blur()")
+        without = _light(page, place)
+        control.focus()
+        stops[control.evaluate(NAME)] = _differs(focused, without)
+    raise AssertionError(f"after {MAX_STOPS} times Tab the end of the page is not reached: {stops}")
+
+
+def _differs(one: np.ndarray, other: np.ndarray) -> bool:
+    ratio = (np.maximum(one, other) + 0.05) / (np.minimum(one, other) + 0.05)
+    return int((ratio >= LEAST_RING).sum()) >= LEAST_PIXELS
+
+
+def _light(page: Page, place: FloatRect) -> np.ndarray:
+    """Return the relative luminance of the pixels of a place."""
+    page.wait_for_function(STILL)
+    taken = page.screenshot(clip=place)
+    shares = np.asarray(Image.open(BytesIO(taken)).convert("RGB")) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    light: np.ndarray = linear @ np.array([0.2126, 0.7152, 0.0722])
+    return light
