@@ -17,11 +17,11 @@ class ClusterOptions(Options):
     """Work on a cluster of Ray: HOST:PORT of its head, auto for the one that runs here, or local to
     start one here (default: in this process)."""
     cpus_per_task: Annotated[float, Field(gt=0)] = 1.0
-    """With --cluster: processor cores that each cell, trial or part of the test triples takes."""
+    """With --cluster: processor cores for each task (a cell, a trial or some test triples)."""
     gpus_per_task: Annotated[float | None, Field(ge=0)] = None
-    """With --cluster: GPUs that each takes (default: 1 where the cluster has GPUs)."""
+    """With --cluster: GPUs for each task (default: 1 if the cluster has GPUs, else 0)."""
     memory_gib_per_task: Annotated[float | None, Field(gt=0)] = None
-    """With --cluster: memory that each reserves (default: none)."""
+    """With --cluster: memory to reserve for each task (default: none)."""
 
     def cluster_request(self) -> "ClusterRequest | None":
         """Return the cluster that was asked for."""

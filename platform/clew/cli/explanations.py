@@ -21,8 +21,8 @@ class ExplainOptions(Configured):
     """Options that `clew tracin` and `clew batch-tracin` share."""
 
     model: ModelToExplain = ""
-    """Run id, models:/name@alias, or a folder of checkpoints; RUN1,RUN2,... averages over runs of
-    one configuration with other seeds."""
+    """Run id, models:/name@alias, or a folder of checkpoints; RUN1,RUN2 explains the mean over
+    runs of one configuration with different seeds."""
     train: str = ""
     """File of training triples; checked against those that the model was trained on."""
     entity_to_id: str = ""
@@ -44,7 +44,7 @@ class TracinOptions(ExplainOptions):
 
 @command(TracinOptions)
 def tracin(options: TracinOptions) -> int:
-    """Show which training triples raised or lowered a prediction, and by how much."""
+    """Find the training triples behind a prediction. They raised or lowered it."""
     from clew.workflows.trace_source import GivenFiles
     from clew.workflows.tracin import tracin as workflow
 
@@ -83,7 +83,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
 
 @command(BatchTracinOptions)
 def batch_tracin(options: BatchTracinOptions) -> int:
-    """Explain many predictions by the training triples near them; resumable."""
+    """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows import batch_tracin as workflow
     from clew.workflows.batch_request import BatchRequest
     from clew.workflows.trace_source import GivenFiles
@@ -111,8 +111,8 @@ class TraceWindowsOptions(Configured):
     num_last_layers: Annotated[int | None, Field(ge=1)] = None
     """Use only this many modules, counted from the end (default: all)."""
     output: Path | None = None
-    """Also write the report to this JSON file; of several explanations, one file each to this
-    folder."""
+    """Also write the report to this JSON file; for several explanations, a folder with one file for
+    each."""
 
 
 class TraceSequenceOptions(TraceWindowsOptions):
@@ -121,7 +121,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
     model: str
     """Run id or a folder of checkpoints of image sequences."""
     frame: str = ""
-    """Last frame of the test window, or of several, separated by commas (default: of the window
+    """Last frame of the window to explain; several are separated by commas (default: the window
     with the largest error)."""
 
     @field_validator("frame")
@@ -134,7 +134,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
 
 @command(TraceSequenceOptions)
 def trace_sequence(options: TraceSequenceOptions) -> int:
-    """Find the training windows that drive a prediction from a sequence of frames."""
+    """Find the training windows behind a frame prediction."""
     from clew.workflows.trace_records import check_outputs, write_outputs
     from clew.workflows.trace_sequence import trace_sequences
 
@@ -162,13 +162,13 @@ class TraceTextOptions(TraceWindowsOptions):
     continuation: str = ""
     """Text to explain (default: what the model writes)."""
     prompts: Path | None = None
-    """File of many to explain in one pass over the training windows: JSON objects with prompt and,
-    where it is given, continuation, one a line."""
+    """File of prompts to explain in one pass over the training windows: on each line a JSON object
+    with prompt and, optionally, continuation."""
 
 
 @command(TraceTextOptions)
 def trace_text(options: TraceTextOptions) -> int:
-    """Find the training windows that made a language model's continuation likely."""
+    """Find the training windows behind a text. They made its continuation likely."""
     from clew.workflows.trace_records import check_outputs, write_outputs
     from clew.workflows.trace_text import Text, read_texts, trace_texts
 
@@ -204,14 +204,14 @@ class ValidateInfluenceOptions(Options):
     tests: Annotated[int, Field(ge=1)] = 100
     """Number of test triples, chosen at random."""
     deletions: Annotated[int, Field(ge=0)] = 30
-    """Number of those ranked first whose strongest facts are deleted."""
+    """Number of test triples ranked first whose strongest facts are deleted."""
     scores: str = ""
-    """Forms of score to test, separated by commas (default: all that the run allows but
+    """Forms of score to test, separated by commas (default: all that the run allows, except
     unrolled, which costs several trainings)."""
     direction: Question = "tail"
-    """The explained question, whose answer is looked at after retraining."""
+    """Which answer is explained, and checked after retraining."""
     test_loss: TestLoss = "trained"
-    """The explained loss: trained, or filtered."""
+    """Which loss is explained: trained, or filtered."""
     max_hours: Annotated[float, Field(gt=0)] = 1.0
     """Refuse to start if the estimate is longer than this."""
     output_dir: Path | None = None
@@ -227,7 +227,7 @@ class ValidateInfluenceOptions(Options):
 
 @command(ValidateInfluenceOptions)
 def validate_influence(options: ValidateInfluenceOptions) -> int:
-    """Test a model's explanations: train again without facts and compare with the scores."""
+    """Test a model's explanations. It trains again without facts and compares."""
     from clew.workflows import validate_influence as workflow
 
     request = workflow.ValidationRequest(
@@ -257,14 +257,14 @@ class ReportOptions(Options):
     output: Path
     """File to write."""
     test: Annotated[int, Field(ge=0)] = 0
-    """Place of the explained triple in the report, from 0."""
+    """Which explained triple of the report to write, counted from 0."""
     format: Literal["html", "trapi"] = "html"
-    """A page to mail (html), or a message of the Translator Reasoner API (trapi)."""
+    """What to write: html, a page to mail; or trapi, a message of the Translator Reasoner API."""
 
 
 @command(ReportOptions)
 def report(options: ReportOptions) -> int:
-    """Write an explanation as one HTML file to mail, or as a TRAPI message."""
+    """Write an explanation to a file. It is an HTML page to mail, or a TRAPI message."""
     from clew.workflows.report import write_report
 
     said = write_report(options.explanation, options.test, options.output, options.format)

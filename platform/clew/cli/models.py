@@ -27,7 +27,7 @@ class PromoteOptions(Options):
     dry_run: bool = False
     """Run the checks, but write nothing."""
     force: str = ""
-    """Reason for overruling checks that may be overruled; it is recorded."""
+    """Overrule the checks that may be overruled, for this reason; the reason is recorded."""
     rollback: bool = False
     """Give the alias back to the version that had it before."""
     as_json: JsonFlag = False
@@ -46,7 +46,7 @@ class PromoteOptions(Options):
 
 @command(PromoteOptions)
 def promote(options: PromoteOptions) -> int:
-    """Register the best checkpoint of a run, check it, and make it champion."""
+    """Check a run's best checkpoint and make it champion."""
     from clew.workflows import promote as workflow
 
     def show(check: Any) -> None:
@@ -72,7 +72,7 @@ class ExportOptions(Options):
 
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
-    """Export a model as a torch.export program, and embeddings with their names as Parquet."""
+    """Export a model. Embeddings become Parquet, the model a torch.export program."""
     from clew.workflows.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())

@@ -23,7 +23,7 @@ class PredictOptions(Options):
     model: str
     """Run id, models:/name@alias, or a checkpoint folder."""
     head: str = ""
-    """Name or label of the head, to predict tails; with a tail, the triple is placed among both."""
+    """Name or label of the head, to predict tails; with --tail too, the whole triple is ranked."""
     relation: str = ""
     """Name or label of the relation."""
     tail: str = ""
@@ -33,13 +33,13 @@ class PredictOptions(Options):
     filter_known: bool = False
     """Leave out answers that are already known from training."""
     conformal: Annotated[float | None, Field(gt=0, lt=1), Option(alone="0.9")] = None
-    """Say which answers are in the set that holds a new one with this probability (alone: 0.9)."""
+    """Mark the answers in a set that holds a new answer with this probability (alone: 0.9)."""
     input: Path | None = None
     """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for an unknown end."""
     prompt: str = ""
     """Text that a language model continues."""
     prompt_file: str = ""
-    """File of the text instead, in UTF-8; - is standard input."""
+    """File with the prompt, in UTF-8, instead of --prompt; - is standard input."""
     max_tokens: Annotated[int, Field(ge=0)] = 200
     """Tokens to write."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -47,9 +47,9 @@ class PredictOptions(Options):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Draw only among the likeliest tokens that together have this probability."""
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
-    """Seed of the draws (default: 0, or where the state's draws have come to)."""
+    """Seed of the random draws (default: 0; with --state, the draws continue)."""
     state: Path | None = None
-    """File that keeps where the text has come to; if it exists, the text goes on from there."""
+    """File that keeps the state after the text; if it exists, the text continues from there."""
     frames: Path | None = None
     """Image sequences to predict, as for training: HDF5, a Zarr store or a folder of arrays."""
     output: Path | None = None
@@ -86,7 +86,7 @@ class PredictOptions(Options):
 
 @command(PredictOptions)
 def predict(options: PredictOptions) -> int:
-    """Ask a trained model: for likely tails or heads, a triple's place, text, values of frames."""
+    """Ask a trained model. It answers with heads, tails, a triple's rank, text or values."""
     options.way(options)
     return 0
 

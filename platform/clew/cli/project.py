@@ -13,24 +13,24 @@ class DataOptions(Options):
     """Options of `clew data`."""
 
     config: str = ""
-    """YAML file, or the name of a configuration that ships with Clew; its data set is read."""
+    """YAML file, or the name of a configuration that ships with Clew, whose data set to read."""
     name: str = ""
-    """Name of a data set instead: umls, or a folder under $CLEW_DATA."""
+    """Name of a data set, instead of --config: umls, or a folder under $CLEW_DATA."""
     pack: Path | None = None
-    """Pack the triples into this new folder, for data.packed: training then reads them from the
-    disk."""
+    """Pack the triples into this new folder; with data.packed=FOLDER, training then reads them from
+    the disk."""
     kgx: Path | None = None
-    """Folder with nodes and edges in KGX (TSV or JSON Lines) instead, to make a data set of."""
+    """Make a data set from this folder with nodes and edges in KGX (TSV or JSON Lines)."""
     output_dir: Path | None = None
     """With --kgx: new folder for the data set."""
     qualifiers: bool = False
-    """With --kgx: edges whose qualifiers differ are of different relations."""
+    """With --kgx: edges with different qualifiers get different relations."""
     valid_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """With --kgx: share of the triples to validate with."""
+    """With --kgx: share of the triples for validation."""
     test_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """With --kgx: share of the triples to test with."""
+    """With --kgx: share of the triples for the test."""
     seed: int = 0
-    """With --kgx: seed of the choice."""
+    """With --kgx: seed of the random split."""
 
     @model_validator(mode="after")
     def _kgx_has_a_folder(self) -> Self:
@@ -44,7 +44,7 @@ class DataOptions(Options):
 
 @command(DataOptions)
 def data(options: DataOptions) -> int:
-    """Read a data set, check it and describe its content; or make one of KGX files."""
+    """Check a data set and describe it. Or make one from KGX files, or pack triples."""
     if options.kgx is not None and options.output_dir is not None:
         from clew.workflows.convert_kgx import KgxRequest, convert_kgx
 
@@ -64,7 +64,8 @@ class PretokenizeOptions(Options):
     """Options of `clew pretokenize`."""
 
     dataset: str
-    """Text file, folder, JSON Lines or Parquet file, or a name."""
+    """Text file, folder, JSON Lines or Parquet file, or the name of a text under $CLEW_DATA or on
+    Hugging Face."""
     output: Path = Path("packed")
     """Folder for the packed tokens."""
     chunk_size: int = 32768
@@ -80,14 +81,14 @@ class PretokenizeOptions(Options):
     max_chunks: int | None = None
     """Stop after this many windows."""
     held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Share at the end of the text that a BPE vocabulary is not trained on."""
+    """Share at the end of the text that is not used to train a BPE vocabulary."""
     force: bool = False
     """Start from scratch, whatever the folder contains."""
 
 
 @command(PretokenizeOptions)
 def pretokenize(options: PretokenizeOptions) -> int:
-    """Pack a corpus into one memory map of tokens; a killed run continues where it stopped."""
+    """Pack a text into tokens, once. A killed command continues where it stopped."""
     from clew.language_modeling.pack_settings import PackSettings
     from clew.workflows.pretokenize import pretokenize_corpus
 
@@ -105,7 +106,7 @@ class NoOptions(Options):
 
 @command(NoOptions)
 def sync(options: NoOptions) -> int:
-    """Send the records that were kept while the tracking server was unreachable."""
+    """Send what the tracking server missed. The records were kept while it was away."""
     from clew.runs.forwarder import sync_spool
 
     results = sync_spool()
@@ -126,7 +127,7 @@ class DemoOptions(Options):
 
 @command(DemoOptions)
 def demo(options: DemoOptions) -> int:
-    """Train on the bundled UMLS graph in two precisions and compare the runs."""
+    """Train, compare, explain, promote on bundled data. The data is the graph UMLS."""
     from clew.workflows.demo import run_demo
 
     for line in run_demo(quick=options.quick):

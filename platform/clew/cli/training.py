@@ -45,7 +45,7 @@ class TrainOptions(Configured):
 
 @command(TrainOptions)
 def train(options: TrainOptions) -> int:
-    """Train a model; ASSIGNMENTS are more settings, section.key=value."""
+    """Train a model. ASSIGNMENTS are more settings, section.key=value."""
     from clew.workflows import train as workflow
     from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 
@@ -103,7 +103,7 @@ class PlanOptions(Configured):
     config: str = DEFAULT_CONFIG
     """YAML file, or the name of a configuration that ships with Clew."""
     device: str = ""
-    """Where it would run: cpu, cuda, or a GPU that need not be here, such as 'H100 80GB'."""
+    """Device to plan for: cpu, cuda, or a GPU by name, here or not, such as 'H100 80GB'."""
     memory_gib: Annotated[float | None, Field(gt=0)] = None
     """Memory to fit into (default: what the device has)."""
     num_processes: Annotated[int, Option(also=("devices",))] = 1
@@ -113,9 +113,9 @@ class PlanOptions(Configured):
     num_relations: Annotated[int | None, Field(ge=1)] = None
     """Plan for this many relations, without inverses and without the data."""
     num_triples: Annotated[int | None, Field(ge=1)] = None
-    """With both, this many training triples: for the time of an epoch."""
+    """With --num-entities and --num-relations: training triples, for the time of an epoch."""
     vocabulary_size: Annotated[int | None, Field(ge=1)] = None
-    """Plan for a vocabulary of this size (default: of the packed text or its tokenizer)."""
+    """Plan for a vocabulary of this size (default: that of the packed text or its tokenizer)."""
     frame_shape: Annotated[str, Field(pattern=r"^([1-9]\d*x[1-9]\d*x[1-9]\d*)?$")] = ""
     """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
     as_json: JsonFlag = False
@@ -124,7 +124,7 @@ class PlanOptions(Configured):
 
 @command(PlanOptions)
 def plan(options: PlanOptions) -> int:
-    """Predict how much memory training needs, and which settings would reduce it."""
+    """Predict the memory that training needs. Also shows what other settings would save."""
     from clew.workflows.plan import plan as workflow
     from clew.workflows.planned_task import DataSizes
 
@@ -155,18 +155,18 @@ class TuneOptions(Configured, ClusterOptions):
     """YAML file, or the name of a search space that ships with Clew (default: the one for the
     configuration's kind of data)."""
     minutes: Annotated[float, Field(gt=0)] = 60.0
-    """Time for this command; then the running trial is stopped."""
+    """Minutes that this command may take; then the running trial is stopped."""
     trials: Annotated[int | None, Field(ge=1)] = None
-    """Stop after so many trials in all, those of earlier commands included."""
+    """Stop after this many trials in all, including those of earlier commands."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the search; training.seed is that of the trainings."""
+    """Seed of the search; training.seed is the seed of the trainings."""
     output_dir: Path | None = None
     """Folder that keeps the trials and the best configuration (default: in runs/tune)."""
 
 
 @command(TuneOptions)
 def tune(options: TuneOptions) -> int:
-    """Search for the best configuration by the validation metric; repeated, the command goes on."""
+    """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
 
     from clew.workflows.tune import TuneRequest
@@ -203,8 +203,9 @@ class EvaluateOptions(Options):
     split: Literal["valid", "test"] = "test"
     """Split to evaluate, valid or test."""
     negatives: Path | None = None
-    """Also judge by given wrong triples: a folder with valid_negatives.txt and test_negatives.txt
-    (triple classification, as for CoDEx), or an .npz file with OGB's arrays (ranking)."""
+    """Also evaluate with given wrong triples: a folder with valid_negatives.txt and
+    test_negatives.txt (triple classification, as for CoDEx), or an .npz file with OGB's arrays
+    (ranking)."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
 
@@ -241,7 +242,7 @@ class CompareOptions(ClusterOptions):
 
 @command(CompareOptions)
 def compare(options: CompareOptions) -> int:
-    """Run a study's variants, each in its own process, and check claims against measurements."""
+    """Test claims by measurement. Each variant of a study runs in a separate process."""
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 

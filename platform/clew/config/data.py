@@ -78,13 +78,14 @@ class TokenData(Section):
     """Instead of `name`: a text file, a folder, a JSON Lines or Parquet file with a text column,
     or, if the package `datasets` is installed, the name of a Hugging Face data set."""
     packed: str | None = None
-    """Folder of the packed tokens; created on the first run if it does not exist. Unset: a
-    folder in the user's cache, named after source and tokenizer."""
+    """Folder of the packed tokens; created on the first run if it does not exist. Unset: a folder
+    in the user's cache, named after source and tokenizer. With `name` or `dataset`, the text is
+    packed into it; alone, it must exist."""
     tokenizer: str | None = None
-    """`bytes`, `bpe` (trained on the data set's training share alone), or the path of a
-    `tokenizers` JSON file. Unset: that of `packed` where it is given alone, else `bytes`.
-    Documents are separated by an end-of-text token, which the words `<|endoftext|>` within a
-    document are not."""
+    """`bytes`, `bpe` (trained only on the data set's training share), or the path of a `tokenizers`
+    JSON file. Unset: the tokenizer of `packed` if that is given alone, else `bytes`. An end-of-text
+    token separates documents; the characters `<|endoftext|>` within a document are ordinary
+    text."""
     vocabulary_size: int = Field(default=32768, ge=258)
     """Size of a locally trained BPE vocabulary, including the end-of-text token."""
     text_column: str = "text"

@@ -66,8 +66,8 @@ class EigenstateLMModel(Section):
     kind: Literal["eigenstate_lm"] = "eigenstate_lm"
     """Language model of diagonal complex linear recurrences."""
     preset: PresetName | None = None
-    """A named size; keys given explicitly win over it. `*_32k` also set batch size 4, gradient
-    accumulation 4 and gradient checkpointing, if these are not given."""
+    """A named size; keys that are given explicitly replace its values. `*_32k` also set batch size
+    4, gradient accumulation 4 and gradient checkpointing, if these are not given."""
     d_model: int = Field(default=512, ge=1)
     """Width of the residual stream and of the token embedding."""
     n_layers: int = Field(default=4, ge=1)
@@ -93,10 +93,10 @@ class EigenstateLMModel(Section):
     convolution_width: int = Field(default=1, ge=1)
     """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
     reset_at_documents: bool = False
-    """Read each document of a sequence as if it were alone: state and filters start again after
-    an end-of-text token, in training, evaluation and generation. Only the token that follows an
-    end of text is predicted from before. Otherwise the model reads on across documents, whose
-    ends it sees as a token. Windows and segments cut documents anywhere, either way."""
+    """Read each document separately: state and filters start again after an end-of-text token, in
+    training, evaluation and generation. Only the first token of a document is predicted from what
+    came before. Otherwise the model reads on across documents and sees their ends as a token. In
+    both cases windows and segments may cut documents anywhere."""
     mlp_ratio: int = Field(default=4, ge=1)
     """Hidden width of the MLP, as a multiple of d_model."""
     further_tokens: int = Field(default=0, ge=0)

@@ -20,9 +20,9 @@ class ImageSequenceData(Section):
     path: str | None = None
     """Instead of `name`: an HDF5 file (`.h5`, `.hdf5`), a Zarr store or a folder of arrays."""
     channels: Literal["first", "last"] | None = None
-    """Which axis of a frame holds its channels: `first` (channel, height, width) or `last`
-    (height, width, channel). Unset: the one that is at most a quarter of both others; where none
-    is, the program asks. Frames without such an axis have one channel."""
+    """Which axis of a frame holds its channels: `first` (channel, height, width) or `last` (height,
+    width, channel). Unset: the axis that is at most a quarter of both others; if there is none, set
+    this. Frames with two axes have one channel."""
     temporal_frames: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=1)
     """Frames in a window."""
     max_gap: float | None = Field(default=None, gt=0)
@@ -30,15 +30,15 @@ class ImageSequenceData(Section):
     the file's median difference. A time that is not a number is a gap before and after its
     frame."""
     windows_cross_groups: bool = False
-    """Let a window begin in another group than the one that its last frame belongs to. Frames may
-    then be seen on both sides of a split."""
+    """Let a window begin in another group than that of its last frame. Frames may then be seen on
+    both sides of a split."""
     embargo: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """How far targets lie ahead of their windows' last frames, in units of `time`, or in frames
-    where the data has no time. A window whose target lies in or beyond frames of another split is
-    left out, so that no split learns from what another one is tested on. Unset: the data's own
+    """How far targets lie ahead of their windows' last frames, in units of `time`, or in frames if
+    the data has no time. A window whose target lies in or beyond frames of another split is left
+    out, so that no split learns from what another one is tested on. Unset: the data's own
     `target_ahead`, 0 if it names none; 0: every window stays."""
     scalars: tuple[str, ...] | None = None
-    """Names of the scalars to use; unset: all of the file."""
+    """Names of the scalars to use; unset: all in the file."""
     azimuth_scalars: tuple[str, ...] = ()
     """Scalars that are directions in degrees: the model gets their sine and cosine, and a
     horizontal flip mirrors them."""

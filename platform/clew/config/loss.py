@@ -30,13 +30,13 @@ class EntityLoss(Section):
     inverse ones included (Chen et al., 2021). For complex, cp, distmult and rescal."""
 
     negatives: int | None = Field(default=None, ge=1)
-    """Number of entities that a batch is compared with in place of all: one sample for the whole
-    batch, corrected so that the loss over all entities is what it estimates. For graphs of tens of
-    millions of entities. Unset: all entities. With `optimizer.kind=adagrad` and
-    `optimizer.row_wise=true` only the rows that a batch touches are updated."""
+    """Number of entities that a batch is compared with, instead of all: one sample for the whole
+    batch, corrected so that it estimates the loss over all entities. For graphs of tens of millions
+    of entities. Unset: all entities. With `optimizer.kind=adagrad` and `optimizer.row_wise=true`
+    only the rows that a batch touches are updated."""
     negative_sampling: Literal["uniform", "degree"] = "uniform"
-    """Which entities a sample holds: all alike, or in proportion to
-    (1 + number of training triples)^0.75."""
+    """How a sample is drawn: every entity with the same probability (`uniform`), or in proportion
+    to (1 + number of its training triples)^0.75 (`degree`)."""
 
     @property
     def needs_factorization(self) -> str | None:

@@ -23,7 +23,7 @@ class EvaluationConfig(Section):
     metric: str = "valid/mrr"
     """Metric that selects the best checkpoint, stops early and controls a plateau schedule."""
     every_epochs: int = Field(default=1, ge=1)
-    """Epochs between two validations; the last epoch is always followed by one."""
+    """Epochs between two validations; there is always one after the last epoch."""
     batch_size: int = Field(default=512, ge=1)
     """Examples or queries evaluated at once."""
     chunk_mib: float = Field(default=64.0, gt=0)
@@ -46,8 +46,8 @@ class InfluenceConfig(Section):
         Literal["auto", "raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled"],
         EXPLAIN_FLAG,
     ] = "auto"
-    """`auto`: the form that was measured to predict retraining best, `kronecker`; `cosine` for the
-    graph models and losses that it is not defined for; `raw` for text and frames.
+    """`auto`: `kronecker`, which predicted retraining best when it was measured; `cosine` for the
+    graph models and losses without `kronecker`; `raw` for text and frames.
 
     `raw`: TracIn as published; `cosine`: divided by the norms of both gradients, so that no
     training example wins by the size of its gradient alone; `deflated`: without convolution and
@@ -56,33 +56,33 @@ class InfluenceConfig(Section):
     normalisation, divided by the training gradient's norm; `preconditioned`: in the geometry of
     Adam's second moments (needs checkpoints with the optimizer's state), measured as the worst of
     these at predicting retraining; `unrolled`: the exact derivative of the prediction's loss
-    through the whole training, which is taken again (`tracin` of one run; needs all checkpoints
+    through the whole training, whose steps are repeated (`tracin` of one run; needs all checkpoints
     with their training states)."""
     direction: Annotated[Question, EXPLAIN_FLAG] = "tail"
     """Which answer is explained: why this tail, why this head (needs `data.inverse_relations`), or
-    the losses of both together; score and rank of the test triple are of the same question."""
+    the losses of both together; score and rank of the test triple belong to the same question."""
     test_loss: Annotated[TestLoss, EXPLAIN_FLAG] = "trained"
-    """Loss of the test triple: `trained`: as in training, smoothed, every other entity a wrong
-    answer; `filtered`: not smoothed, without the other known answers, as ranks are."""
+    """Loss of the test triple: `trained`: as in training, with smoothing, every other entity counts
+    as wrong; `filtered`: without smoothing and without the other known answers, as for ranks."""
     with_cosine: Annotated[bool, WINDOW_FLAG] = True
-    """Report the cosine next to every raw score; takes about 10 % more time for triples and, for
-    windows that are all scored for a single prompt, as much as a third."""
+    """Report the cosine next to every raw score; takes about 10 % more time for triples, and up to
+    a third more for all windows and a single prompt."""
     search: Annotated[Literal["all", "index"], WINDOW_FLAG] = "all"
-    """Training windows whose scores are computed: `all` of them, or the best `candidates` of an
-    `index`: random projections of every window's gradient, which are made the first time, kept
-    beside each checkpoint, and made again where they are of other weights or data."""
+    """Which training windows get a score: `all` of them, or the best `candidates` of an `index`.
+    The index holds random projections of every window's gradient. It is made the first time, kept
+    beside each checkpoint, and made again for other weights or data."""
     candidates: Annotated[int, WINDOW_FLAG] = Field(default=20, ge=1)
-    """Windows with the largest, and as many with the smallest estimates, whose scores are computed
-    after a search by index; at least `top_k`."""
+    """After a search by index, scores are computed for this many windows with the largest estimates
+    and as many with the smallest; at least `top_k`."""
     projection_rank: int = Field(default=64, ge=1)
-    """Directions on each side to which the index projects the gradient of a matrix: its size grows
-    with the square, the error of estimates falls in proportion."""
+    """Directions on each side to which the index projects the gradient of a matrix: the size of the
+    index grows with the square of this number, the error of its estimates falls in proportion."""
     batch_size: Annotated[int | None, EXPLAIN_FLAG] = Field(default=None, ge=1)
     """Training triples computed at once; unset: chosen by `memory_budget_mib`."""
     memory_budget_mib: float = Field(default=512.0, gt=0)
-    """Memory, in addition to models and results, that the engine may use; it sets its tiles. For
-    `unrolled`, memory for the states between two checkpoints: where they do not fit, the steps are
-    taken a second time."""
+    """Memory, in addition to models and results, that explaining may use; it sets how much is
+    computed at once. For `unrolled`, memory for the states between two checkpoints: if they do not
+    fit, the steps are repeated a second time."""
     use_mixed_precision: Annotated[bool, ANY_EXPLAIN_FLAG] = False
     """Compute large matrix products with half-precision operands; the deviation from float32 on a
     sample is measured and recorded."""
@@ -97,8 +97,8 @@ class InfluenceConfig(Section):
     use_last_layers_only: Annotated[bool, EXPLAIN_FLAG] = False
     """Use only the parameters of the last layers: faster, but a different, coarser score."""
     num_last_layers: Annotated[int, EXPLAIN_FLAG] = Field(default=2, ge=1)
-    """Number of layers to use then, counted from the output: 1: the entity scorer, 2: also the
-    projection, 3 or more: everything."""
+    """With `use_last_layers_only`, number of layers, counted from the output: 1: the entity scorer,
+    2: also the projection, 3 or more: everything."""
     n_hops: Annotated[int, FILTER_FLAG] = Field(default=2, ge=1)
     """`batch_tracin`: candidates are the first n edges of any path from the test's head or tail."""
     min_degree: Annotated[int, FILTER_FLAG] = Field(default=1, ge=1)
@@ -115,7 +115,7 @@ class TrackingConfig(Section):
     experiment: str = "clew"
     """Name of the experiment."""
     run_name: str | None = None
-    """Name of the run; unset: the variant and the data set."""
+    """Name of the run; unset: made of the variant and the data set."""
     log_system_metrics: bool = True
     """MLflow's own sampling of CPU, memory, disk, network and GPU, under `system/`, once the run
     has lasted a minute."""

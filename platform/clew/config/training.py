@@ -45,21 +45,21 @@ class TrainingConfig(Section):
     """Seed for the initial weights, dropout and the order of examples."""
     shuffle_block: int | None = Field(default=None, ge=1)
     """Shuffle in blocks of this many consecutive examples, 256 blocks or more at a time, so that
-    data on the disk are read in pieces and the order of an epoch is never in memory as a whole.
-    Unset: all examples are shuffled together."""
+    data on the disk is read in pieces and the whole order of an epoch is never in memory. Unset:
+    all examples are shuffled together."""
     deterministic: bool = False
     """Use only deterministic algorithms of torch; slower on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses the GPU if there is one."""
     num_threads: int | None = Field(default=None, ge=1)
-    """Threads of torch on the CPU; unset: one for each core that the process may use, by its
-    affinity and its control group's quota, or as `OMP_NUM_THREADS` says."""
+    """Threads of torch on the CPU; unset: what `OMP_NUM_THREADS` says, else one for each core that
+    the process may use (by its affinity and its control group's quota)."""
     shard_entities: bool = False
     """Spread the rows of the entity table over the processes of `torchrun`: each holds its rows,
     their optimizer state and their part of the loss. For link prediction with inverse relations."""
     peer_timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, gt=0)
     """Under `torchrun`, how long a process waits for the others before it stops and names the one
-    that died or hangs. Longer than an evaluation, for which the others wait."""
+    that died or hangs. Make it longer than an evaluation, because the others wait for that."""
     checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
     """Epochs between two checkpoints; 0: only the last one. TracIn sums over these."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
