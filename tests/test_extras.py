@@ -75,4 +75,5 @@ def test_a_command_names_the_extra_that_it_needs(
         words = [*words, f"--dataset={tmp_path / 'words.txt'}", f"--output={tmp_path / 'packed'}"]
     assert run(words) == UsageError.exit_code
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert f"the package {hidden} is not installed; pip install 'clew[{name}]'" in line
+    expected = f"the package {hidden} is not installed; install it with pip install 'clew[{name}]'"
+    assert expected in line

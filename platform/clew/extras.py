@@ -20,5 +20,5 @@ def extra(
         yield
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"the package {error.name} is not installed; pip install 'clew[{name}]'"
+            f"the package {error.name} is not installed; install it with pip install 'clew[{name}]'"
         ) from None

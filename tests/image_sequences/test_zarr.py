@@ -140,5 +140,7 @@ def test_without_the_library_the_extra_is_named(
 ) -> None:
     path = write_zarr(tmp_path / "x.zarr", sequence_columns())
     monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(UsageError, match=r"zarr is not installed; pip install 'clew\[zarr\]'"):
+    with pytest.raises(
+        UsageError, match=r"zarr is not installed; install it with pip install 'clew\[zarr\]'"
+    ):
         read_frames(path)

@@ -82,9 +82,7 @@ def test_a_candidate_of_the_address_that_is_gone_is_a_message(
 
 
 def test_an_old_job_of_the_address_is_said_to_be_gone(page: Open, registered: Recorded) -> None:
-    assert "not known to this dashboard any more" in shown(
-        page("models", registered.uri, job="0" * 12)
-    )
+    assert "no longer knows that command" in shown(page("models", registered.uri, job="0" * 12))
 
 
 def test_the_origin_of_a_version_is_said_once() -> None:

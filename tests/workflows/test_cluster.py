@@ -220,7 +220,7 @@ def test_a_cluster_that_cannot_do_the_work_is_one_line(
     assert "has 1 CPU, 1 GPU; it has 1 CPU" in refusal("--gpus-per-task=1")
     monkeypatch.setattr(clusters, "FULL_SECONDS", 1.0)
     with taken(ray_cluster.address):
-        assert "is full: a unit takes 1 CPU, free are " in refusal()
+        assert "is full: a task needs 1 CPU, and " in refusal()
     other = cluster_nodes.Node("Clew 01234567", describe_machine())
     with monkeypatch.context() as patch:
         patch.setattr(cluster_nodes, "describe", lambda: other)

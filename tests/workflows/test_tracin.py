@@ -128,7 +128,7 @@ def download(trained: TrainedStore, tmp_path: Path) -> Path:
         ("0" * 32, "a,b,c", {}, TrackingError, "no run 000"),
         ("./nowhere", "a,b,c", {}, CheckpointError, "no such folder"),
         ("strong", "", {}, DataError, "no test triple given"),
-        ("strong", "missing.txt", {}, DataError, "no such file, and no triple"),
+        ("strong", "missing.txt", {}, DataError, "no such file, and not a triple"),
         ("strong", "virus,isa", {}, DataError, "is not head,relation,tail"),
         ("strong", "virus,isa,entitty", {}, DataError, "did you mean 'entity'"),
         ("strong", "virus,isa,entity", {"influence.top_k": "-1"}, ConfigError, "top_k: '-1'"),
@@ -221,7 +221,7 @@ def test_files_that_do_not_say_of_what_they_are_are_kept(trained, tmp_path, name
     existing.parent.mkdir(exist_ok=True)
     existing.write_text("precious")
     output = existing if existing.parent == tmp_path else existing.parent
-    with pytest.raises(ConfigError, match=f"{name} exists and does not say what settings"):
+    with pytest.raises(ConfigError, match=f"{name} exists and does not say with which settings"):
         tracin(trained.strong, LINES[0].replace("\t", ","), {}, output=output)
     assert existing.read_text() == "precious"
 
@@ -405,7 +405,7 @@ def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):
     [
         ({"start_index": 6}, "has 6 lines"),
         ({"start_index": -1}, "expected 0 or more"),
-        ({"max_triples": 0}, "expected 0 or more, and 1 or more"),
+        ({"max_triples": 0}, "and max_triples 1 or more"),
     ],
 )
 def test_batch_bad_input(trained, triples, tmp_path, options, message):

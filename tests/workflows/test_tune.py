@@ -321,7 +321,10 @@ def test_a_folder_belongs_to_one_search(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="holds a search with another configuration"):
             tune(other)
-    with FileLock(folder / LOCK_FILE), pytest.raises(ConfigError, match="another clew tune works"):
+    with (
+        FileLock(folder / LOCK_FILE),
+        pytest.raises(ConfigError, match="another clew tune is using"),
+    ):
         tune(request)
     (folder / STUDY_FILE).write_text("no database")
     with pytest.raises(ConfigError, match=r"study\.db: no trials of a search"):

@@ -160,7 +160,7 @@ def test_the_filtered_loss_is_refused(trained: TrainedStore):
 def test_several_runs_are_refused(trained: TrainedStore):
     with open_trace_source(trained.strong, UNROLLED) as source:
         several = replace(source, runs=("one", "other"))
-        with pytest.raises(ConfigError, match="explains one run, and 2 are given"):
+        with pytest.raises(ConfigError, match="explains one run, but 2 are given"):
             prepare(several)
 
 

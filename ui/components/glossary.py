@@ -51,7 +51,7 @@ _METRICS = {
     ),
     names.TIME_STEP_MILLISECONDS: Words("Time per step", "ms", "Milliseconds per optimizer step."),
     names.TIME_DATA_MILLISECONDS: Words(
-        "Waiting for data", "ms", "Part of a step's time in which no batch was there yet."
+        "Waiting for data", "ms", "Part of a step's time that is spent waiting for a batch."
     ),
     names.TIME_TOTAL_SECONDS: Words(
         "Total time", "s", "Seconds from the start of training to its end, evaluation included."
@@ -67,7 +67,7 @@ _METRICS = {
         "The most GPU memory that tensors took at any moment of training. Runs on a CPU have none.",
     ),
     names.GPU_PEAK_RESERVED_GIB: Words(
-        "Peak GPU memory, reserved", "GiB", "The same with what the allocator held in reserve."
+        "Peak GPU memory, reserved", "GiB", "The same, plus what the allocator held in reserve."
     ),
     names.PROCESS_PEAK_GIB: Words(
         "Peak process memory", "GiB", "The most main memory that the training process took."
@@ -83,8 +83,8 @@ INFLUENCE = (
     "the relative size mean something; it is no probability."
 )
 COSINE = (
-    "Influence divided by the sizes of both gradients, from -1 to 1: facts that are loud for every "
-    "prediction no longer come first."
+    "Influence divided by the sizes of both gradients, from -1 to 1: facts with large gradients "
+    "for every prediction no longer come first."
 )
 SCORE = "The model's own score for the triple (a logit): larger is more likely."
 RANK = (
@@ -101,8 +101,8 @@ HOPS = (
     "entity with it, 1 is one step further, and so on."
 )
 RUNS_AGREE = (
-    "How many of the averaged runs, which differ in their seed alone, see the same sign: all of "
-    "them, and it is more than one run's luck."
+    "How many of the averaged runs agree on the sign; the runs differ only in their seed. If all "
+    "agree, the sign is not the luck of one run."
 )
 SPREAD = "Standard deviation of the influence over the averaged runs."
 WINDOW_INFLUENCE = (

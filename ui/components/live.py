@@ -52,8 +52,8 @@ def _run(run: RunRecord) -> None:
     if state_of(run) == "stuck":
         silent = seconds_text(time.time() - last_sign_of_life(run))
         states.warning(
-            f"Stuck: silent for {silent}. Its process has probably died; this goes on from its "
-            "last checkpoint:",
+            f"Stuck: silent for {silent}. Its process has probably died; this command continues "
+            "from its last checkpoint:",
             command=f"clew train --resume {run.run_id}",
         )
     elif done is not None:

@@ -61,7 +61,7 @@ def promotion() -> Promotion | None:
         options,
         index=options.index(linked) if linked else 0 if options else None,
         format_func=lambda run_id: labels[run_id],
-        help="Finished training runs, the newest first. Its best checkpoint is what is promoted.",
+        help="Finished training runs, the newest first. The run's best checkpoint is promoted.",
     )
     data = next((run.tags.get(names.TAG_DATASET, "") for run in runs_by_id([run_id or ""])), "")
     wanted = second.text_input(

@@ -87,7 +87,7 @@ def versions(found: Sequence[Version]) -> Version | None:
                 "by the checks."
             ),
             "Validation": st.column_config.TextColumn(
-                help="What the checks of the promotion came to."
+                help="The results of the promotion's checks."
             ),
             "Registered (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
             "Epoch [s]": st.column_config.NumberColumn(format="%.4g"),

@@ -150,7 +150,7 @@ def budget(job: Job) -> None:
     """Show the budget that a job has planned."""
     result = job.result()
     if result is None:
-        states.warning("The planner said nothing that can be shown; see what it said above.")
+        states.warning("The planner gave no result that can be shown; its message is above.")
         return
     first, limit = result["variants"][0], float(result["limit_gib"])
     columns = st.columns(3)

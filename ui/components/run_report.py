@@ -205,7 +205,7 @@ def relations(frame: pd.DataFrame) -> None:
 def relatives(found: Lineage) -> None:
     """Show where the run comes from and what came of it, each with a link."""
     if not (found.sources or found.results or found.versions):
-        states.note("It comes from no other run, and nothing has been made of it yet.")
+        states.note("It comes from no other run, and nothing has been made from it yet.")
     for source in found.sources:
         links.to(
             "run", f"{source.how} {source.run.name or source.run.run_id[:8]}", id=source.run.run_id
@@ -254,7 +254,7 @@ def configuration(run: RunRecord) -> None:
         }
     )
     if frame.empty:
-        states.note("This run records no configuration of its own; its model's run does.")
+        states.note("This run has no configuration; the run of its model has one.")
         return
     st.dataframe(
         frame,
@@ -268,6 +268,6 @@ def configuration(run: RunRecord) -> None:
 def log(text: str) -> None:
     """Show what the run said."""
     if not text:
-        states.note("This run keeps no log: it had nothing to say, or is of an older version.")
+        states.note("This run has no log: it printed nothing, or an older version of Clew made it.")
         return
     st.code(text, language=None, height=MAX_HEIGHT, wrap_lines=True)

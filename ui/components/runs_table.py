@@ -102,8 +102,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         "Data": st.column_config.TextColumn(width="small"),
         "Quality, last": st.column_config.TextColumn(
             width="small",
-            help="Last value of the metric that stands for the task. Compare takes the best "
-            "one unless told otherwise.",
+            help="Last value of the task's main metric. Compare shows the best value by default.",
         ),
         "Trend": st.column_config.LineChartColumn(
             width="small",

@@ -38,7 +38,7 @@ def require() -> None:
     if not _is_welcome(person()):
         st.title("Clew", anchor=False)
         who = markup.markdown(person() or "You")
-        st.error(f"{who} may not use this dashboard; ask who runs it.")
+        st.error(f"{who} may not use this dashboard; ask the person who runs it.")
         st.button("Sign out", on_click=st.logout)
         st.stop()
     with st.sidebar:

@@ -29,7 +29,7 @@ def guarded(what: str) -> Iterator[None]:
         problem(
             what,
             f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
-            "Reload the page; if it stays, report it with that log",
+            "Reload the page; if it happens again, report it with that log",
         )
 
 

@@ -182,8 +182,8 @@ class Jobs:
             running = sum(job.state == "running" for job in self._jobs.values())
             if running >= MAX_RUNNING:
                 raise UsageError(
-                    f"{running} commands are running, the most there may be; wait for one to end, "
-                    "or cancel one"
+                    f"{running} commands are running, which is the limit; wait until one ends, or "
+                    "cancel one"
                 )
             job_id = uuid.uuid4().hex[:12]
             folder = self.folder / job_id

@@ -37,7 +37,7 @@ def _numbers(experiment_ids: tuple[str, ...]) -> None:
     number = counts(experiment_ids)
     shown = [
         ("Runs", number.total, "All runs of the chosen experiments."),
-        ("▶ Running", number.running, "Alive: heard of within the last two minutes."),
+        ("▶ Running", number.running, "They gave a sign of life within the last two minutes."),
         ("⚠ Stuck", number.stuck, "They say they are running but have been silent for long."),
         ("✓ Finished", number.finished, "Ended as planned."),
         ("✗ Failed", number.failed, "Ended by an error, or killed."),

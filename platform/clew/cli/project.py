@@ -36,9 +36,9 @@ class DataOptions(Options):
     def _kgx_has_a_folder(self) -> Self:
         if (self.kgx is None) != (self.output_dir is None):
             given = "--kgx" if self.output_dir is None else "--output-dir"
-            raise ValueError(f"{given} alone is given; --kgx and --output-dir go together")
+            raise ValueError(f"only {given} is given; give --kgx and --output-dir together")
         if self.kgx is not None and (self.config or self.name):
-            raise ValueError("--kgx comes instead of --config and --name; give one of them")
+            raise ValueError("--kgx is given with --config or --name; give one of them")
         return self
 
 

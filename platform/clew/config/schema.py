@@ -133,7 +133,7 @@ class RunConfig(Section):
         for key, (value, fit) in unfit.items():
             if value != fit:
                 raise ValueError(
-                    f"training.shard_entities is true, which does not go with {key}"
+                    f"training.shard_entities is true, which does not work with {key}"
                     f"{'=false' if fit else ''}; change that, or set training.shard_entities=false"
                 )
 

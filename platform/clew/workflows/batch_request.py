@@ -40,7 +40,7 @@ class BatchRequest:
         if self.start_index < 0 or (self.max_triples is not None and self.max_triples < 1):
             raise ConfigError(
                 f"start_index is {self.start_index} and max_triples {self.max_triples}; expected "
-                "0 or more, and 1 or more"
+                "start_index 0 or more and max_triples 1 or more"
             )
         if self.start_index >= len(tests):
             raise ConfigError(

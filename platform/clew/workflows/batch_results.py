@@ -70,8 +70,8 @@ class OutputFolder:
             self._require_same(json.loads(path.read_text(encoding="utf-8")), settings)
         elif self.root.is_dir() and any(self.root.iterdir()):
             raise ConfigError(
-                f"{self.root}: is not empty and holds no {SETTINGS_FILE}; give a new folder, or "
-                "one of an earlier batch_tracin"
+                f"{self.root}: is not empty and has no {SETTINGS_FILE}; give a new folder, or the "
+                "folder of an earlier batch-tracin"
             )
         (self.root / TESTS_FOLDER).mkdir(parents=True, exist_ok=True)
         _write_json(path, settings)

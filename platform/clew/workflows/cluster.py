@@ -234,8 +234,9 @@ def _connected(address: str, *, shows_output: bool) -> Any:
         ray.init(**settings, log_to_driver=shows_output, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(
-            f"no cluster of Ray at {address} ({described(error)}); give HOST:PORT of its head from "
-            "one of its nodes (ray start --address HOST:PORT makes this machine one), or local"
+            f"no cluster of Ray at {address} ({described(error)}); give HOST:PORT of its head, on "
+            "one of its nodes (ray start --address HOST:PORT joins this machine to it), or give "
+            "local"
         ) from None
     finally:
         for number, handler in handlers.items():
@@ -266,6 +267,7 @@ def _require_room(ray: Any, address: str, needs: Mapping[str, float]) -> None:
     remove_placement_group(group)
     if not has_room:
         raise ClusterError(
-            f"the cluster {address} is full: a unit takes {shown(needs)}, free are "
-            f"{shown(ray.available_resources())}; wait for its other work, or add a node"
+            f"the cluster {address} is full: a task needs {shown(needs)}, and "
+            f"{shown(ray.available_resources())} are free; wait until its other work ends, or add "
+            "a node"
         )

@@ -85,7 +85,7 @@ def require_server(address: str, hosts: set[str]) -> None:
     if len(hosts) > 1 and tracking_uri().startswith(SQLITE_PREFIX):
         raise ClusterError(
             f"the nodes of {address} are {len(hosts)} machines, but the tracking store "
-            f"{tracking_uri()} is a file of one; set MLFLOW_TRACKING_URI to a server"
+            f"{tracking_uri()} is a file on one of them; set MLFLOW_TRACKING_URI to a server"
         )
 
 

@@ -15,7 +15,9 @@ def serve_dashboard(*, port: int, address: str) -> int:
         UsageError: Streamlit is not there.
     """
     if find_spec("streamlit") is None:
-        raise UsageError("the package streamlit is not installed; pip install 'clew[ui]'")
+        raise UsageError(
+            "the package streamlit is not installed; install it with pip install 'clew[ui]'"
+        )
     command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", str(port), "--server.address", address]
     try:

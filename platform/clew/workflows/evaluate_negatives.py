@@ -35,7 +35,7 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
     if not (isinstance(task, LinkPrediction) and isinstance(model, GraphModel)):
         raise ConfigError(
             f"--negatives {negatives} given for a {task.kind} model; only link prediction has "
-            "triples"
+            "triples: leave it out"
         )
     if negatives.is_dir():
         return _classify(task, model, negatives, split)

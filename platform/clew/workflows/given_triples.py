@@ -47,7 +47,8 @@ def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
         return [_of_line(index, line, graph) for index, line in enumerate(lines)]
     if "," not in test:
         raise DataError(
-            f"{quoted(test)}: no such file, and no triple head,relation,tail; expected one of them"
+            f"{quoted(test)}: no such file, and not a triple; expected a file of triples, or "
+            "head,relation,tail"
         )
     return [_of_commas(test, graph)]
 

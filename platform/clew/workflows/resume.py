@@ -261,8 +261,8 @@ def require_dead(run: RunRecord) -> None:
         silent = time.time() - last_sign_of_life(run)
         raise TrackingError(
             f"run {run.run_id} was alive {silent:.0f} s ago, on another machine or with another "
-            f"spool folder; wait for its end, or until it was silent for "
-            f"{HEARTBEAT_LIMIT_SECONDS:.0f} s if its process was killed"
+            "spool folder; wait until it ends; if its process was killed, wait until it has been "
+            f"silent for {HEARTBEAT_LIMIT_SECONDS:.0f} s"
         )
 
 
@@ -284,8 +284,8 @@ def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None
         shared = key == "training.batch_size" and sharded
         if (key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS) and not shared:
             raise ConfigError(
-                f"{key}: run {run_id} has {before.get(key)!r}, {after.get(key)!r} given; it cannot "
-                "change in a resumed run, start a new one instead"
+                f"{key}: run {run_id} has {before.get(key)!r}, {after.get(key)!r} given; it "
+                "cannot change in a resumed run: start a new run instead"
             )
         logger.info("resumed with %s %r instead of %r", key, after.get(key), before.get(key))
 

@@ -50,8 +50,8 @@ def check_output(output: Path | None, source: ReportSource, tests: Triples) -> N
     said = [path for path in existing if path.suffix == ".json"]
     if existing and not said:
         raise ConfigError(
-            f"{existing[0]} exists and does not say what settings it is of; give another output, "
-            "or move that file away"
+            f"{existing[0]} exists and does not say with which settings it was made; give another "
+            "output, or move that file away"
         )
     for path in said:
         report = read_influence_json(path)

@@ -43,8 +43,8 @@ def prepare(source: TraceSource) -> UnrolledTracer:
     """Return what explains, after everything that can be refused was checked."""
     if source.runs:
         raise ConfigError(
-            f"influence.score is unrolled, which explains one run, and {len(source.runs)} are "
-            "given; explain each by itself, or choose raw or cosine"
+            f"influence.score is unrolled, which explains one run, but {len(source.runs)} are "
+            "given; explain each run separately, or choose raw or cosine"
         )
     _refuse_rounding_noise(source.model.config)
     device = source.tracer.device
@@ -52,7 +52,7 @@ def prepare(source: TraceSource) -> UnrolledTracer:
     if trained_on != device_name(device):
         raise CheckpointError(
             f"{source.model.title} was trained on {trained_on}, this is {device_name(device)}; "
-            "score=unrolled takes the same steps again, on the same device: explain it there, or "
+            "score=unrolled repeats the same steps on the same device: explain it there, or "
             "with --score raw or cosine"
         )
     return UnrolledTracer(

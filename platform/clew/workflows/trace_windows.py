@@ -39,7 +39,7 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, tor
     if score not in {"auto", "raw"}:
         raise ConfigError(
             f"influence.score is {score}, but training windows have raw scores, with the cosine "
-            "beside each; other forms are defined for graph models: leave it at raw"
+            "beside each; only graph models have other forms: leave it at raw"
         )
     prepare_process(source.config)
     task = build_task(source.config)

@@ -195,8 +195,8 @@ def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> No
     num_examples = len(task.train_examples())
     if config.training.shard_entities and num_examples < world.size:
         raise ConfigError(
-            f"{num_examples} training examples for {world.size} processes, each of which needs "
-            "one; start fewer"
+            f"{num_examples} training examples for {world.size} processes, and each needs one; "
+            "start fewer processes"
         )
 
 
@@ -262,7 +262,7 @@ def _require_equal_batches(trainer: Trainer[Any], config: RunConfig, point: Resu
     if before * processes != config.training.batch_size * size:
         raise ConfigError(
             f"training.batch_size is {config.training.batch_size} in {size} processes, the run had "
-            f"{before} in {processes}; a resumed run needs as many examples in a step: "
+            f"{before} in {processes}; a resumed run needs the same number of examples in a step: "
             f"{before * processes} in all"
         )
 

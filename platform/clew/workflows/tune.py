@@ -149,7 +149,7 @@ def tune(
                 search.store()
             if study.best is None:
                 raise UsageError(
-                    f"no trial was completed ({_counts(study.records)}), so nothing is the best; "
+                    f"no trial was completed ({_counts(study.records)}), so there is no best one; "
                     "give more --minutes or --trials, or shorten the training "
                     "(training.num_epochs)"
                 )

@@ -156,8 +156,8 @@ def opened_study(
         lock.acquire(timeout=0)
     except Timeout:
         raise ConfigError(
-            f"{folder}: another clew tune works there; wait for its end, or name another folder "
-            "with --output-dir"
+            f"{folder}: another clew tune is using this folder; wait until it ends, or name "
+            "another folder with --output-dir"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -168,8 +168,8 @@ def _forecast(request: ValidationRequest, retrainer: Retrainer, count: int, say:
     if hours > request.max_hours:
         raise ConfigError(
             f"{count} retrainings of this graph take about {hours:.1f} hours, more than "
-            f"--max-hours {request.max_hours:g}; lower --subsets, --seeds or "
-            "--deletions, or raise it"
+            f"--max-hours {request.max_hours:g}; lower --subsets, --seeds or --deletions, or "
+            "raise --max-hours"
         )
 
 

@@ -128,7 +128,8 @@ def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, tit
         if before.get(name) != after.get(name):
             raise ConfigError(
                 f"{title}, whose {name} has the shape {before.get(name, 'of nothing')}, here it "
-                f"has {after.get(name, 'of nothing')}; give the section model its settings"
+                f"has {after.get(name, 'of nothing')}; give the section model the settings of "
+                "that run"
             )
 
 
