@@ -72,7 +72,7 @@ class ExportOptions(Options):
 
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
-    """Export a model. Embeddings become Parquet, the model a torch.export program."""
+    """Export a model as a torch.export program. A graph model also gives its embeddings."""
     from clew.workflows.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())

@@ -75,9 +75,9 @@ class EigenstateLMModel(Section):
     num_eigenstates: int = Field(default=64, ge=1)
     """Number of complex eigenstates in each layer."""
     transition: Literal["fixed", "gated"] = "fixed"
-    """`fixed`: an eigenstate decays and turns alike in every step. `gated`: each token says how far
-    each eigenstate moves on, from not at all, which keeps the past and leaves the token out, to so
-    far that the past is forgotten."""
+    """`fixed`: an eigenstate decays and turns by the same amount in every step. `gated`: each token
+    decides how far each eigenstate moves: from not at all, which keeps the past and ignores the
+    token, to so far that the past is forgotten."""
     chunk_size: int = Field(default=32, ge=1)
     """Time steps per chunk of the scan; changes the speed, not the results."""
     max_seq_len: int = Field(default=512, ge=2)
