@@ -47,7 +47,10 @@ PARAMETERS = {
     "predict": "model head relation tail top_k filter_known conformal input prompt prompt_file "
     "max_tokens temperature top_p seed state frames output confidence",
     "export": "model output_dir",
-    "data": "config name pack kgx output_dir qualifiers valid_fraction test_fraction seed",
+    "data": (
+        "config name train valid test pack kgx output_dir qualifiers valid_fraction "
+        "test_fraction seed"
+    ),
     "report": "explanation output test format",
     "pretokenize": "dataset output chunk_size tokenizer vocabulary_size text_column num_proc "
     "max_chunks held_out_fraction force",

@@ -16,6 +16,12 @@ class DataOptions(Options):
     """YAML file, or the name of a configuration that ships with Clew, whose data set to read."""
     name: str = ""
     """Name of a data set, instead of --config: umls, or a folder under $CLEW_DATA."""
+    train: str = ""
+    """File of training triples, instead of --config or --name."""
+    valid: str = ""
+    """File of validation triples, with --train."""
+    test: str = ""
+    """File of test triples, with --train."""
     pack: Path | None = None
     """Pack the triples into this new folder; with data.packed=FOLDER, training then reads them from
     the disk."""
@@ -33,13 +39,21 @@ class DataOptions(Options):
     """With --kgx: seed of the random split."""
 
     @model_validator(mode="after")
-    def _kgx_has_a_folder(self) -> Self:
+    def _belong_together(self) -> Self:
         if (self.kgx is None) != (self.output_dir is None):
             given = "--kgx" if self.output_dir is None else "--output-dir"
             raise ValueError(f"only {given} is given; give --kgx and --output-dir together")
-        if self.kgx is not None and (self.config or self.name):
-            raise ValueError("--kgx is given with --config or --name; give one of them")
+        if self.kgx is not None and (self.config or self.name or self.files):
+            raise ValueError("--kgx is given with --config, --name or files; give one of them")
+        if self.files and not self.train:
+            raise ValueError("--valid or --test is given without --train; give --train too")
         return self
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files of triples by split."""
+        files = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {split: file for split, file in files.items() if file}
 
 
 @command(DataOptions)
@@ -48,15 +62,16 @@ def data(options: DataOptions) -> int:
     if options.kgx is not None and options.output_dir is not None:
         from clew.workflows.convert_kgx import KgxRequest, convert_kgx
 
-        chosen = options.model_dump(exclude={"config", "name", "kgx", "pack"})
+        chosen = options.model_dump(
+            include={"output_dir", "qualifiers", "valid_fraction", "test_fraction", "seed"}
+        )
         click.echo(convert_kgx(KgxRequest(options.kgx, **chosen)))
         return 0
-    from clew.workflows.describe_data import describe_data, pack_data
+    from clew.workflows.describe_data import data_settings, describe_data, pack_data
 
-    if options.pack is not None:
-        click.echo(pack_data(options.config or None, options.name or None, options.pack))
-        return 0
-    click.echo(describe_data(options.config or None, options.name or None))
+    settings = data_settings(options.config, options.name, options.files)
+    pack = options.pack
+    click.echo(describe_data(settings) if pack is None else pack_data(settings, pack))
     return 0
 
 

@@ -245,7 +245,8 @@ def find_text(name: str) -> Path:
         where = f"{DATA_VARIABLE} is {root}" if root else f"{DATA_VARIABLE} is not set"
         raise ConfigError(
             f"data.name is {name!r}; expected a folder of text of that name under "
-            f"${DATA_VARIABLE} ({where}), or give data.dataset"
+            f"${DATA_VARIABLE} ({where}); or give data.dataset, or data.name=null to read "
+            "data.packed alone"
         )
     return root / name
 

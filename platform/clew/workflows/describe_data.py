@@ -8,7 +8,7 @@ import numpy as np
 
 from clew.config.data import DataConfig, TripleData
 from clew.config.image_sequences import ImageSequenceData
-from clew.config.load import load
+from clew.config.load import from_mapping, load
 from clew.errors import ConfigError
 from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
 from clew.link_prediction.packed import pack_graph
@@ -18,22 +18,40 @@ from clew.link_prediction.triple_files import read_graph
 from clew.link_prediction.triples import SPLITS
 
 
-def describe_data(config: str | None, name: str | None) -> str:
-    """Return the counts of a configuration's data section, or of a named data set, one per line.
+def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfig:
+    """Return the settings of the data set that is meant.
+
+    Args:
+        config: Configuration whose data set it is; empty: another one.
+        name: Name of a data set; empty: another one.
+        files: Files of triples by split; none: another one.
 
     Raises:
-        ConfigError: none or both of them given, or the configuration's data are text.
+        ConfigError: not exactly one of them is given, or it is not known.
+    """
+    if bool(config) + bool(name) + bool(files) != 1:
+        raise ConfigError(
+            "give one of --config, --name and --train, to say which data set is meant"
+        )
+    if files:
+        return from_mapping({"data": dict(files)}, source="clew data").data
+    return load(config).data if config else TripleData(name=name)
+
+
+def describe_data(settings: DataConfig) -> str:
+    """Return the counts of a data set, one per line.
+
+    Raises:
+        ConfigError: it is text.
         DataError: the data cannot be read.
     """
-    settings = _settings(config, name)
     if isinstance(settings, ImageSequenceData):
         summary = describe_sequences(load_sequences(settings))
     elif isinstance(settings, TripleData):
         summary = dataclasses.asdict(describe(load_graph(settings)))
     else:
         raise ConfigError(
-            f"{config}: data.kind is {settings.kind!r}; clew data describes triples and "
-            "image_sequences"
+            f"data.kind is {settings.kind!r}; clew data describes triples and image_sequences"
         )
     return _lines(summary)
 
@@ -47,15 +65,13 @@ def _lines(summary: Mapping[str, object]) -> str:
     return "\n".join(f"{key:22} {_shown(value)}" for key, value in summary.items())
 
 
-def pack_data(config: str | None, name: str | None, folder: Path) -> str:
+def pack_data(settings: DataConfig, folder: Path) -> str:
     """Pack triples into a new folder; return what is in it, and how to train on it.
 
     Raises:
-        ConfigError: none or both of configuration and name given, the data are no triples, or the
-            folder is there already.
+        ConfigError: the data are no triples, or the folder is there already.
         DataError: the data cannot be read.
     """
-    settings = _settings(config, name)
     if not isinstance(settings, TripleData):
         raise ConfigError(
             f"data.kind is {settings.kind!r}; clew data --pack packs triples (text is packed by "
@@ -77,12 +93,6 @@ def pack_data(config: str | None, name: str | None, folder: Path) -> str:
     }
     lines = [f"{key:22} {_shown(value)}" for key, value in summary.items()]
     return "\n".join([*lines, f"train on it: clew train data.packed={folder}"])
-
-
-def _settings(config: str | None, name: str | None) -> DataConfig:
-    if (config is None) == (name is None):
-        raise ConfigError("give either --config or --name, to say which data set is meant")
-    return load(config).data if config is not None else TripleData(name=name)
 
 
 def describe_sequences(splits: SequenceSplits) -> dict[str, object]:
