@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from clew.runs.reading.saved_views import list_views, save_view
@@ -74,6 +75,7 @@ def test_a_view_whose_runs_are_gone_says_so(page: Open, store: Recorded) -> None
     (warning,) = page("compare", store.uri, view="mine").warning
     assert "View mine: 1 of 2 runs are not in the store any more" in plain(warning.value)
     store.client.delete_run(store.runs["fp32 1"])
+    st.cache_data.clear()  # pages keep what they read for some seconds
     app = page("compare", store.uri, runs=runs(store), view="mine", pick="step")
     (warning,) = app.warning
     assert "View mine: none of its 2 runs is in the store any more" in plain(warning.value)

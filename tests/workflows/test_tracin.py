@@ -404,7 +404,7 @@ def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):
     ("options", "message"),
     [
         ({"start_index": 6}, "has 6 lines"),
-        ({"start_index": -1}, "expected 0 or more"),
+        ({"start_index": -1}, "expected start_index 0 or more"),
         ({"max_triples": 0}, "and max_triples 1 or more"),
     ],
 )

@@ -85,13 +85,12 @@ def _in_short(opinions: Sequence[Opinion]) -> str:
 def side_by_side(found: Disagreement) -> None:
     """Show what each reviewer says, and what was decided so far."""
     triple = found.triple
-    st.html(
-        markup.triple(
-            triple.head_label or triple.head,
-            triple.relation_label or triple.relation,
-            triple.tail_label or triple.tail,
-        )
+    title = markup.triple(
+        triple.head_label or triple.head,
+        triple.relation_label or triple.relation,
+        triple.tail_label or triple.tail,
     )
+    st.html(title)
     for first in range(0, len(found.opinions), MAX_SIDE_BY_SIDE):
         shown = found.opinions[first : first + MAX_SIDE_BY_SIDE]
         for column, opinion in zip(st.columns(len(shown)), shown, strict=True):
