@@ -74,8 +74,12 @@ def exported(run_id: str, folder: Path) -> dict[str, object]:
     "changes",
     [
         {},
-        {"model__convolution_width": 3, "model__reset_at_documents": True, "model__n_layers": 2},
-        {"model__transition": "gated", "model__reset_at_documents": True},
+        {
+            "model__convolution_width": 3,
+            "model__n_layers": 2,
+            "model__reset_at_documents": True,
+            "model__transition": "gated",
+        },
     ],
 )
 def test_a_language_model_continues_a_prompt_without_clew(
