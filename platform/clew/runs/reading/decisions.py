@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from clew.errors import DataError, described
+from clew.errors import DataError
 from clew.runs.reading import records
 from clew.runs.reading.reviews import (
     VERDICTS,
@@ -150,12 +150,7 @@ def decode_decision(content: Any) -> Decision:
     Raises:
         DataError: it holds none, or one of another schema version.
     """
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        raise DataError(f"no decision of schema {SCHEMA_VERSION}")
-    try:
-        decision = _DECISION.validate_python(content)
-    except ValidationError as error:
-        raise DataError(f"not a whole decision ({described(error)})") from None
+    decision = records.validated(content, _DECISION, "decision", SCHEMA_VERSION)
     if decision.verdict not in CHOICES[decision.about]:
         raise DataError(f"no decision on {_article(decision.about)}: {decision.verdict}")
     return decision

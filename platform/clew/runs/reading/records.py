@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mlflow.exceptions import MlflowException
+from pydantic import TypeAdapter, ValidationError
 
 from clew.errors import DataError, TrackingError, described
 from clew.runs import store
@@ -79,6 +80,20 @@ def append(
             f"{folder} of run {record.run_id} could not be written ({described(error)}); is its "
             "artifact store writable from here?"
         ) from None
+
+
+def validated(content: Any, adapter: TypeAdapter[T], kind: str, schema_version: int) -> T:
+    """Return the record that parsed JSON holds.
+
+    Raises:
+        DataError: it holds none, or one of another schema version.
+    """
+    if not isinstance(content, dict) or content.get("schema_version") != schema_version:
+        raise DataError(f"no {kind} of schema {schema_version}")
+    try:
+        return adapter.validate_python(content)
+    except ValidationError as error:
+        raise DataError(f"not a whole {kind} ({described(error)})") from None
 
 
 def read(

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from clew import names
-from clew.errors import DataError, described
+from clew.errors import DataError
 from clew.runs.reading import records
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.tables import csv_text
@@ -115,12 +115,7 @@ def decode_review(content: Any) -> Review:
     Raises:
         DataError: it holds none, or one of another schema version.
     """
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        raise DataError(f"no review of schema {SCHEMA_VERSION}")
-    try:
-        return _REVIEW.validate_python(content)
-    except ValidationError as error:
-        raise DataError(f"not a whole review ({described(error)})") from None
+    return records.validated(content, _REVIEW, "review", SCHEMA_VERSION)
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
