@@ -24,22 +24,25 @@ pytestmark = pytest.mark.slow
 
 ENDLESS = {"demo", "ui", "tune", "compare", "validate-influence"}
 """They take minutes, or until somebody stops them, when nothing is wrong."""
-PROGRAM_CASES: tuple[tuple[str, ...], ...] = (
-    ("nonsense",),
+WRONG: tuple[tuple[str, ...], ...] = (
     ("train", "--config", "x" * 5_000),
-    ("train", "--set", "data.train=\x1b[2J"),
     ("train", "--set", "model.embedding_dim=" + "9" * 4_000),
     ("train", "data.train=/dev/null"),
     ("train", "--resume", "../../x"),
     ("predict", "--model", "models:/x@y@z", "--head", "a", "--relation", "b"),
-    ("predict", "--model", "../../x", "--prompt", "\udcff\udcfe"),
     ("predict", "--model", "/dev/null", "--top-k", "-1"),
     ("evaluate", "--model", "x" * 300),
     ("evaluate", "--model", "/proc/self"),
     ("tracin", "--model", "/nowhere", "--test", "," * 3_000),
-    ("data", "--set", "data.train=/dev/full"),
     ("promote", "--run-id", "' OR 1=1 --"),
 )
+WRONG_IN_A_PROCESS: tuple[tuple[str, ...], ...] = (
+    ("nonsense",),
+    ("train", "--set", "data.train=\x1b[2J"),
+    ("predict", "--model", "../../x", "--prompt", "\udcff\udcfe"),
+    ("data", "--set", "data.train=/dev/full"),
+)
+"""What a terminal, the system's encoding or its files may make worse."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +77,8 @@ def drawn_arguments(draw: DrawFn, material: Material, verb: Verb) -> list[str]:
     return [argument.replace("\0", "") for argument in arguments]
 
 
-def ends_well(arguments: list[str]) -> None:
-    """Run a command: what it prints as an error is one line, and its exit code one of ours."""
+def ends_well(arguments: list[str]) -> int:
+    """Run a command and return its exit code, one of ours; what it prints as an error is a line."""
     errors, printed = io.StringIO(), io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(printed):
         code = run(arguments)
@@ -85,6 +88,7 @@ def ends_well(arguments: list[str]) -> None:
     for line in said:
         require_one_line(line)
         assert line.isprintable()
+    return code
 
 
 def test_any_options(material: Material, in_use: None) -> None:
@@ -108,7 +112,13 @@ def test_any_words(in_use: None) -> None:
     fuzz(0.03, case)
 
 
-@pytest.mark.parametrize("arguments", PROGRAM_CASES, ids=lambda words: words[0])
+@pytest.mark.parametrize("arguments", WRONG, ids=lambda words: words[0])
+def test_wrong_arguments_are_one_line(arguments: tuple[str, ...], in_use: None) -> None:
+    assert ends_well(list(arguments)) == 2
+    assert not any(Path().rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("arguments", WRONG_IN_A_PROCESS, ids=lambda words: words[0])
 def test_the_real_program(arguments: tuple[str, ...], tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "platform"),
