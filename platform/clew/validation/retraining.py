@@ -52,7 +52,7 @@ class Retrainer:
         """Why models cannot, or should not, be trained together; empty if they are."""
         if self.device.type != "cpu":
             return f"training runs on {self.device.type}"
-        return why_not_stacked(self.config)
+        return why_not_stacked(self.config, self.graph.num_entities)
 
     @property
     def models_at_once(self) -> int:
