@@ -1,5 +1,6 @@
 """Set-up of all tests: shapes in signatures are checked, nothing is sent anywhere."""
 
+import gc
 import os
 import shutil
 import sqlite3
@@ -22,6 +23,10 @@ os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
+
+from clew.processes import collect_garbage_rarely
+
+collect_garbage_rarely()
 
 # Where tensors are computed with; elsewhere signatures name protocols, not shapes.
 SHAPES_ARE_CHECKED = {
@@ -55,6 +60,11 @@ install_import_hook(
     [f"{package}.{name}" for package, names in SHAPES_ARE_CHECKED.items() for name in names],
     "beartype.beartype",
 )
+
+
+def pytest_collection_finish() -> None:
+    """Leave what all tests have imported out of further searches for garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

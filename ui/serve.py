@@ -13,6 +13,7 @@ from pathlib import Path
 from streamlit.web import cli
 
 from clew.errors import ClewError
+from clew.processes import collect_garbage_rarely
 
 APP = Path(__file__).parent / "guarded.py"
 # All of the server is there before the second thread begins: two threads that import one package
@@ -29,6 +30,7 @@ def warm_up() -> None:
 
 def main() -> None:
     """Serve until stopped."""
+    collect_garbage_rarely()
     for name in SERVER:
         import_module(name)
     threading.Thread(target=warm_up, name="warm-up", daemon=True).start()

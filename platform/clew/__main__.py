@@ -9,7 +9,7 @@ import sys
 import click
 
 from clew.errors import ClewError, UsageError, of_the_system, printable
-from clew.processes import end_with_parent, typed_command
+from clew.processes import collect_garbage_rarely, end_with_parent, typed_command
 
 MAX_CHARACTERS = 1_500
 """Of a message; what leads to one may be of any length."""
@@ -22,6 +22,7 @@ def main() -> None:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_parent()
+    collect_garbage_rarely()
     prepare_environment()
     from clew.cli.options import is_main_process
 

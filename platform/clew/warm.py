@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from clew.__main__ import main as run_command
 from clew.__main__ import prepare_environment
+from clew.processes import collect_garbage_rarely
 
 PRELOADED = (
     "torch._dynamo",  # every optimizer imports it
@@ -125,6 +126,7 @@ def preload() -> None:
 
 def main() -> None:
     """Serve requests until there are no more."""
+    collect_garbage_rarely()
     prepare_environment()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the dashboard
     preload()

@@ -294,8 +294,9 @@ def changes(score: str, model: GraphModel, form: LossForm, directions: int, rank
     return whitening(model, form, directions, rank)
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("form", "directions"), [*((form, 2) for form in FORMS), (FORMS[0], 1), (FORMS[-1], 1)], ids=str
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("score", ["deflated", "kronecker"])
 def test_factored_products_equal_whole_gradients(score, kind, form, directions):

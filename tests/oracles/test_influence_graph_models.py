@@ -251,8 +251,9 @@ def both_gradients(
     return train, [triple_gradient(model, form, t, None, directions) for t in TEST]
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("form", "directions"), [*((form, 2) for form in FORMS), (FORMS[0], 1), (FORMS[-1], 1)], ids=str
+)
 @pytest.mark.parametrize("kind", SIMPLE)
 def test_every_graph_model_has_exact_parts(kind, form, directions):
     model = simple(kind)

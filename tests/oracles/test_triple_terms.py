@@ -36,6 +36,8 @@ TERMS: dict[str, dict[str, object]] = {
     "both": {"regularizer": "n3", "relation_prediction_weight": 0.5},
 }
 DIM = 4
+CHECKED = 20
+"""Training triples whose gradients are made one by one."""
 
 
 def config_of(kind: str, loss: dict[str, object], **sections: object) -> RunConfig:
@@ -187,13 +189,14 @@ def test_influence_has_the_terms_of_training_triples(tmp_path, kind, name, rows)
     for record in records:
         model = task.build_model()
         load_model(record.path, model)
-        train = torch.stack(triple_gradients(task, model.eval(), task.graph.train, terms=True))
+        checked = task.graph.train[:CHECKED]
+        train = torch.stack(triple_gradients(task, model.eval(), checked, terms=True))
         test = torch.stack(triple_gradients(task, model, task.graph.test, terms=False))
         expected = expected + record.learning_rate_weight * (test @ train.T).numpy()
         own = own + record.learning_rate_weight * (train * train).sum(1).numpy()
-    ours = matrix(tracer.explain(task.graph.test))
+    ours = matrix(tracer.explain(task.graph.test))[:, :CHECKED]
     assert np.abs(ours - expected).max() <= 1e-9 * np.abs(expected).max()
-    np.testing.assert_allclose(tracer.self_influence(), own, rtol=1e-9)
+    np.testing.assert_allclose(tracer.self_influence()[:CHECKED], own, rtol=1e-9)
 
 
 def test_preconditioned_influence_refuses_what_it_cannot_factor(tmp_path):
