@@ -68,18 +68,23 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> "Recorded":
-    """Return a store that real commands filled; a test that changes it makes a copy.
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of what one worker makes for all (`tests.made_once`).
 
-    The first worker that needs it fills it for all. `CLEW_RECORDED` names a folder to keep it in,
-    for who works on the dashboard: the next test run takes it from there.
+    `CLEW_RECORDED` names a folder to keep, for who works on the dashboard: the next test run
+    takes the stores from there.
     """
+    base = tmp_path_factory.getbasetemp()
+    own = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return Path(os.environ.get("CLEW_RECORDED", own))
+
+
+@pytest.fixture(scope="session")
+def recorded(shared_folder: Path) -> "Recorded":
+    """Return a store that real commands filled; a test that changes it makes a copy."""
     from tests.recorded import record
 
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    kept = os.environ.get("CLEW_RECORDED")
-    return record(Path(kept) if kept else shared / "recorded")
+    return record(shared_folder / "recorded")
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,10 @@ killed itself at the end of its first epoch.
 """
 
 import contextlib
-import fcntl
 import io
 import json
 import os
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -24,6 +22,8 @@ from pathlib import Path
 
 import yaml
 from mlflow import MlflowClient
+
+from tests.made_once import copy_filled, made_once
 
 ROOT = Path(__file__).resolve().parents[1]
 UMLS = ROOT / "platform/clew/link_prediction/bundled/umls"
@@ -38,14 +38,6 @@ TOP_K = 25
 MODEL = "clew-umls"
 FORCED = "<b>I know better</b>"
 PROMPT, CONTINUATION = "But soft, what light ", "through yonder window"
-# Where the store keeps absolute addresses of files.
-ADDRESSES = (
-    ("experiments", "artifact_location"),
-    ("runs", "artifact_uri"),
-    ("model_versions", "source"),
-    ("model_versions", "storage_location"),
-    ("logged_models", "artifact_location"),
-)
 
 
 @dataclass(frozen=True)
@@ -71,15 +63,8 @@ class Recorded:
 
     def copy(self, folder: Path) -> "Recorded":
         """Return a copy that may be changed."""
-        shutil.copytree(self.folder, folder, symlinks=True)
-        copied = Recorded(folder, dict(self.runs))
-        with copied.database() as base:
-            for table, column in ADDRESSES:
-                base.execute(
-                    f"UPDATE {table} SET {column} = replace({column}, ?, ?)",
-                    (str(self.folder), str(folder)),
-                )
-        return copied
+        copy_filled(self.folder, folder)
+        return Recorded(folder, dict(self.runs))
 
     @contextlib.contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:
@@ -98,21 +83,11 @@ class Recorded:
 
 
 def record(folder: Path, num_epochs: int = NUM_EPOCHS) -> Recorded:
-    """Fill a store in a folder, in a process of its own; take one that is there as it is.
-
-    Test processes that share the folder wait for the one that fills it.
-    """
-    runs = folder / "runs.json"
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not runs.is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
-            _fill(folder, num_epochs)
-    return Recorded(folder, json.loads(runs.read_text(encoding="utf-8")))
+    """Fill a store in a folder, in a process of its own; take one that is there as it is."""
+    return Recorded(folder, made_once(folder, lambda new: _fill(new, num_epochs)))
 
 
-def _fill(folder: Path, num_epochs: int) -> None:
-    folder.mkdir()
+def _fill(folder: Path, num_epochs: int) -> dict[str, str]:
     others = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "CLEW_SPOOL")
     kept = {key: value for key, value in os.environ.items() if key not in others}
     environment = kept | {
@@ -126,6 +101,8 @@ def _fill(folder: Path, num_epochs: int) -> None:
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
+    runs: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return runs
 
 
 def main(folder: Path, num_epochs: int) -> None:
@@ -145,7 +122,7 @@ def main(folder: Path, num_epochs: int) -> None:
     }.items():
         (found,) = search_runs(query).runs
         runs[name] = found.run_id
-    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    sys.stdout.write(f"\n{json.dumps(runs)}\n")
 
 
 def tiny(num_epochs: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ import pytest
 
 from clew.config.schema import RunConfig
 from tests.image_sequences.sequence_files import sequence_columns
+from tests.made_once import copy_filled, made_once
 from tests.workflows.trained import (
     StoredRun,
     TrainedStore,
@@ -22,27 +23,36 @@ from tests.workflows.trained import (
 
 @pytest.fixture(scope="session")
 def trained_runs(
-    store_template: Path, tmp_path_factory: pytest.TempPathFactory
+    store_template: Path, shared_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrainedStore]:
-    folder = tmp_path_factory.mktemp("trained")
-    uri = copy_store(store_template, folder)
-    with pytest.MonkeyPatch.context() as patch:
-        use_store(patch, uri)
-        other = write_other_split(folder / "other")
-        yield TrainedStore(
-            uri,
-            strong=run_of(small_config()),
-            weak=run_of(small_config(training__num_epochs=1)),
-            other=run_of(small_config(**other, tracking__experiment="other")),
-            unvalidated=run_of(
-                small_config(
-                    training__num_epochs=1,
-                    evaluation__enabled=False,
-                    tracking__experiment="blind",
-                )
-            ),
-        )
-    dispose_of(uri)
+    """Give this test process its copy of a store with runs on UMLS."""
+
+    def make(folder: Path) -> dict[str, str]:
+        uri = copy_store(store_template, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            use_store(patch, uri)
+            runs = trained_on_umls(folder)
+        dispose_of(uri)
+        return runs
+
+    runs = made_once(shared_folder / "trained", make)
+    folder = tmp_path_factory.mktemp("trained") / "store"
+    copy_filled(shared_folder / "trained", folder)
+    yield TrainedStore(f"sqlite:///{folder / 'mlflow.db'}", **runs)
+    dispose_of(f"sqlite:///{folder / 'mlflow.db'}")
+
+
+def trained_on_umls(folder: Path) -> dict[str, str]:
+    """Train what `TrainedStore` names; the files of the other split go into the folder."""
+    other = write_other_split(folder / "other")
+    blind = {"evaluation__enabled": False, "tracking__experiment": "blind"}
+    configs = {
+        "strong": small_config(),
+        "weak": small_config(training__num_epochs=1),
+        "other": small_config(**other, tracking__experiment="other"),
+        "unvalidated": small_config(training__num_epochs=1, **blind),
+    }
+    return {name: run_of(config) for name, config in configs.items()}
 
 
 def run_of(config: RunConfig) -> str:
