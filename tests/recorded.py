@@ -148,7 +148,8 @@ def in_this_process(folder: Path, num_epochs: int) -> dict[str, str]:
     train = ("train", *flags(num_epochs))
     half, recompute = "--use-mixed-precision", "--use-gradient-checkpointing"
     runs["fp32 1"] = clew(*train, "--seed=1")
-    runs["bf16 1"] = clew(*train, "--seed=1", half)
+    for seed in (0, 1):
+        runs[f"bf16 {seed}"] = clew(*train, f"--seed={seed}", half)
     for seed in (0, 1):
         runs[f"fp32+ckpt {seed}"] = clew(*train, f"--seed={seed}", recompute)
         runs[f"bf16+ckpt {seed}"] = clew(*train, f"--seed={seed}", recompute, half)
@@ -172,6 +173,7 @@ def in_this_process(folder: Path, num_epochs: int) -> dict[str, str]:
     runs["frames"] = clew("train", f"--config={frames_config(folder / 'frames')}")
     runs["trace frames"] = clew("trace-sequence", f"--model={runs['frames']}", "--top-k=3")
 
+    clew("compare", f"--study={study_file(folder / 'study.yaml')}")
     clew("promote", f"--run-id={runs['fp32 1']}", f"--name={MODEL}")
     clew("promote", f"--run-id={runs['bf16 1']}", f"--name={MODEL}", f"--force={FORCED}")
     return runs
@@ -204,15 +206,9 @@ def in_processes(folder: Path, num_epochs: int) -> dict[str, str]:
     options = [word for item in tiny(num_epochs).items() for word in ("-P", "=".join(item))]
     mlflow = str(Path(sys.executable).with_name("mlflow"))
     run = [mlflow, "run", ".", "-e", "train", *options]
-    runs = {
-        "fp32 0": process(run, project),
-        "bf16 0": process([*run, "-P", "use_mixed_precision=true"], project),
-    }
-    program = [sys.executable, "-m"]
-    process([*program, "tests.recorded", "--killed"], ROOT, exit_code=-signal.SIGKILL)
-    study = study_file(folder / "study.yaml")
-    process([*program, "clew", "compare", f"--study={study}"], ROOT)
-    return runs
+    killed = [sys.executable, "-m", "tests.recorded", "--killed"]
+    process(killed, ROOT, exit_code=-signal.SIGKILL)
+    return {"fp32 0": process(run, project)}
 
 
 def process(command: list[str], where: Path, exit_code: int = 0) -> str:
