@@ -26,13 +26,13 @@ from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
+from tests.postgresql import PROGRAMS
 from tests.workflows.servers import free_port, process
 
-POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 MISSING = [
     what
     for what, is_there in (
-        ("PostgreSQL (apt-get install postgresql)", POSTGRES is not None),
+        ("PostgreSQL (apt-get install postgresql)", PROGRAMS is not None),
         ("root or a user who may run it", os.getuid() == 0 and shutil.which("setpriv")),
         ("moto (pip install 'moto[s3]')", find_spec("moto") is not None),
         ("boto3 (pip install boto3)", find_spec("boto3") is not None),
@@ -108,7 +108,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 def database(folder: Path, port: int) -> Any:
     """Start PostgreSQL as a user without rights, with the user, password and base of the file."""
-    assert POSTGRES is not None
+    assert PROGRAMS is not None
     place = Path(f"/tmp/clew-postgres-{port}")
     place.mkdir(mode=0o700)
     (place / "password").write_text(VALUES["DATABASE_PASSWORD"])
@@ -117,18 +117,18 @@ def database(folder: Path, port: int) -> Any:
     stack = ExitStack()
     stack.callback(shutil.rmtree, place, ignore_errors=True)
     data = ["-D", str(place / "data")]
-    made = [*NOBODY, str(POSTGRES / "initdb"), *data, "-U", "clew", "--auth=scram-sha-256"]
+    made = [*NOBODY, str(PROGRAMS / "initdb"), *data, "-U", "clew", "--auth=scram-sha-256"]
     subprocess.run([*made, f"--pwfile={place / 'password'}"], check=True, capture_output=True)
     options = ["-p", str(port), "-k", str(place), "-h", "127.0.0.1"]
-    server = [*NOBODY, str(POSTGRES / "postgres"), *data, *options]
+    server = [*NOBODY, str(PROGRAMS / "postgres"), *data, *options]
     running = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.callback(running.wait)
     stack.callback(running.kill)
-    ready = [str(POSTGRES / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+    ready = [str(PROGRAMS / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
     while subprocess.run(ready, check=False).returncode:
         assert running.poll() is None
     environment = os.environ | {"PGPASSWORD": VALUES["DATABASE_PASSWORD"]}
-    create = [str(POSTGRES / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", "clew", "clew"]
+    create = [str(PROGRAMS / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", "clew", "clew"]
     subprocess.run(create, check=True, env=environment)
     return stack
 
