@@ -1,75 +1,110 @@
 """Fills a store with thousands of runs straight through the database, in seconds.
 
-No command records so many in the time of a test. Runs that real commands recorded are copied row
-by row under new ids, so the rows have the form that this version of Clew and MLflow writes.
+No command records so many in the time of a test. Runs that real commands recorded are copied under
+new ids inside the database, so the rows have the form that this version of Clew and MLflow writes.
+The statements are the same for sqlite and PostgreSQL.
 """
 
 import random
 import sqlite3
 import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from tests.recorded import Recorded
 
-TABLES = ("metrics", "latest_metrics", "params", "tags")
 MODELS = tuple(
     f"{variant} {seed}" for variant in ("fp32", "bf16", "fp32+ckpt", "bf16+ckpt") for seed in (0, 1)
 )
-FIRST_MS = 1_795_000_000_000
 QUARTER_HOUR_MS = 900_000
+# What a copied row has instead of the model's value; `m` is its row, `c` says what is copied.
+CHANGED: Mapping[str, Mapping[str, str]] = {
+    "runs": {
+        "artifact_uri": "replace(m.artifact_uri, m.run_uuid, c.run_id)",
+        "status": "coalesce(c.status, m.status)",
+        "start_time": "m.start_time - c.age_ms",
+        "end_time": "m.end_time - c.age_ms",
+    },
+    "metrics": {"value": "m.value * c.factor", "timestamp": "m.timestamp - c.age_ms"},
+    "latest_metrics": {"value": "m.value * c.factor", "timestamp": "m.timestamp - c.age_ms"},
+    "params": {
+        "value": "CASE WHEN m.key = 'cfg.training.seed' THEN coalesce(c.seed, m.value) "
+        "ELSE m.value END"
+    },
+    "tags": {},
+}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A run to make of another one, the model; what is None stays as it is there."""
+
+    model: str
+    run_id: str
+    age_ms: int = 0
+    """How much earlier than the model it ran."""
+    factor: float = 1.0
+    """Of all metrics."""
+    status: str | None = None
+    seed: str | None = None
+
+
+class Cursor(Protocol):
+    """What the drivers of all databases have."""
+
+    def execute(self, statement: str, /) -> Any:
+        """Run a statement."""
+
+    def executemany(self, statement: str, rows: Sequence[Sequence[Any]], /) -> Any:
+        """Run a statement once for each row."""
 
 
 def large_store(recorded: Recorded, folder: Path, num_runs: int = 2000) -> Recorded:
     """Return a store of `num_runs` training runs: the recorded ones of one setting, and copies."""
     store = recorded.copy(folder).keep_only(*MODELS)
     with store.database() as base:
-        for number in range(len(MODELS), num_runs):
-            _vary(base, store.runs[MODELS[number % len(MODELS)]], number)
+        copy_runs(base.cursor(), varied(store.runs, num_runs - len(MODELS)))
         base.execute("ANALYZE")
     return store
 
 
-def _vary(base: sqlite3.Connection, model: str, number: int) -> None:
-    """Copy a run with another start, status and seed, and slightly other values."""
-    draw = random.Random(number)
-    run_id = uuid.UUID(int=draw.getrandbits(128)).hex
-    status = draw.choices(["FINISHED", "FAILED", "KILLED"], [95, 4, 1])[0]
-    start = FIRST_MS + number * QUARTER_HOUR_MS
-    copy_run(base, model, run_id, factor=draw.gauss(1, 0.02), status=status, start_time=start)
-    base.execute(
-        "UPDATE params SET value = ? WHERE run_uuid = ? AND key = 'cfg.training.seed'",
-        (number, run_id),
-    )
+def varied(runs: Mapping[str, str], num_copies: int) -> list[Copy]:
+    """Return copies with other starts, statuses and seeds, and slightly other values.
+
+    Each began a quarter of an hour before the last one.
+    """
+    copies = []
+    for number in range(len(MODELS), len(MODELS) + num_copies):
+        draw = random.Random(number)
+        run_id = uuid.UUID(int=draw.getrandbits(128)).hex
+        status = draw.choices(["FINISHED", "FAILED", "KILLED"], [95, 4, 1])[0]
+        model, age_ms = runs[MODELS[number % len(MODELS)]], number * QUARTER_HOUR_MS
+        copies.append(Copy(model, run_id, age_ms, draw.gauss(1, 0.02), status, str(number)))
+    return copies
 
 
-def copy_run(
-    base: sqlite3.Connection,
-    model: str,
-    run_id: str,
-    *,
-    factor: float = 1.0,
-    **changed: str | int,
-) -> None:
-    """Copy a run's rows under a new id: with other columns, and metrics times a factor."""
-    columns = _columns(base, "runs", {"run_uuid", "artifact_uri", *changed})
-    marks = ", ".join("?" * len(changed))
-    base.execute(
-        f"INSERT INTO runs ({columns}, run_uuid, artifact_uri{''.join(f', {c}' for c in changed)}) "
-        f"SELECT {columns}, ?, replace(artifact_uri, run_uuid, ?){', ' if marks else ''}{marks} "
-        "FROM runs WHERE run_uuid = ?",
-        (run_id, run_id, *changed.values(), model),
+def copy_run(base: sqlite3.Connection, model: str, run_id: str, **changed: Any) -> None:
+    """Copy one run of an sqlite store; `changed` as in `Copy`."""
+    copy_runs(base.cursor(), [Copy(model, run_id, **changed)])
+
+
+def copy_runs(cursor: Cursor, copies: Sequence[Copy], mark: str = "?") -> None:
+    """Copy runs with all they recorded; `mark` stands for a value in statements of this driver."""
+    from mlflow.store.tracking.dbmodels.models import Base
+
+    cursor.execute(
+        "CREATE TEMPORARY TABLE copies (model VARCHAR(32), run_id VARCHAR(32), age_ms BIGINT, "
+        "factor FLOAT, status VARCHAR(20), seed VARCHAR(20))"
     )
-    for table in TABLES:
-        scaled = {"value"} if "metrics" in table else set()
-        columns = _columns(base, table, {"run_uuid"} | scaled)
-        extra, values = ("value, ", "value * ?, ") if scaled else ("", "")
-        base.execute(
-            f"INSERT INTO {table} ({columns}, {extra}run_uuid) "
-            f"SELECT {columns}, {values}? FROM {table} WHERE run_uuid = ?",
-            ((factor,) if scaled else ()) + (run_id, model),
+    rows = [(c.model, c.run_id, c.age_ms, c.factor, c.status, c.seed) for c in copies]
+    cursor.executemany(f"INSERT INTO copies VALUES ({', '.join([mark] * 6)})", rows)
+    for table, changed in CHANGED.items():
+        columns = [column.name for column in Base.metadata.tables[table].columns]
+        values = {name: f"m.{name}" for name in columns} | {"run_uuid": "c.run_id"} | changed
+        cursor.execute(
+            f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values.values())} "
+            f"FROM copies c JOIN {table} m ON m.run_uuid = c.model"
         )
-
-
-def _columns(base: sqlite3.Connection, table: str, without: set[str]) -> str:
-    rows = base.execute(f"PRAGMA table_info({table})")
-    return ", ".join(f'"{row[1]}"' for row in rows if row[1] not in without)
+    cursor.execute("DROP TABLE copies")

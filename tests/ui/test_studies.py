@@ -30,10 +30,8 @@ def on_another_machine(store: Recorded, minutes_earlier: int, **changed: object)
     Tests have one machine.
     """
     run_id, report = f"{minutes_earlier:032x}", store.files("study", STUDY)
-    began = store.client.get_run(store.runs["study"]).info.start_time
     with store.database() as base:
-        start = began - 60_000 * minutes_earlier
-        copy_run(base, store.runs["study"], run_id, start_time=start)
+        copy_run(base, store.runs["study"], run_id, age_ms=60_000 * minutes_earlier)
     copy = report.parents[3] / run_id / "artifacts" / STUDY
     shutil.copytree(report.parent, copy.parent)
     copy.write_text(json.dumps(json.loads(report.read_text()) | changed))
