@@ -11,7 +11,7 @@ and one test x 100,000 facts.
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from playwright.sync_api import Page
@@ -23,6 +23,7 @@ from tests.browser.dashboard import Dashboard, chromium, serving, wait_for
 NUM_RUNS = 2000
 NUM_EPOCHS = 20
 REPEATS = 5
+PAGES = ("Compare", "Reviews", "Models", "Ask", "Overview")
 IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 HEADING = "document.querySelector('h1')?.innerText"
 TABLE = "document.querySelector('[data-testid=stDataFrame] canvas') !== null"
@@ -70,12 +71,18 @@ def cold_starts(uri: str, page: Page) -> list[float]:
     return seconds
 
 
-def page_changes(dashboard: Dashboard) -> dict[str, list[float]]:
-    """Return the seconds of each change of page by its link, the first visit among them."""
+def page_changes(
+    dashboard: Dashboard, names: Sequence[str] = PAGES, pause_seconds: float = 0.0
+) -> dict[str, list[float]]:
+    """Return the seconds of each change of page by its link, the first visit among them.
+
+    Before each change the reader pauses: what the dashboard keeps in memory grows old.
+    """
     page = dashboard.page
     seconds: dict[str, list[float]] = {}
     for _ in range(REPEATS):
-        for name in ("Compare", "Reviews", "Models", "Ask", "Overview"):
+        for name in names:
+            page.wait_for_timeout(1000 * pause_seconds)
             link = page.get_by_role("link", name=name, exact=True).first
             drawn = f"{HEADING} === '{name}'"
             if name == "Overview":
@@ -84,10 +91,11 @@ def page_changes(dashboard: Dashboard) -> dict[str, list[float]]:
     return seconds
 
 
-def comparison(dashboard: Dashboard) -> list[float]:
+def comparison(dashboard: Dashboard, pause_seconds: float = 0.0) -> list[float]:
     """Return the seconds from the preset's button to its table and pictures."""
     seconds = []
     for _ in range(REPEATS):
+        dashboard.page.wait_for_timeout(1000 * pause_seconds)
         dashboard.open("/compare")
         preset = dashboard.button("FP32 / FP16 / checkpointing").first
         drawn = "document.querySelectorAll('[data-testid=stVegaLiteChart]').length >= 4"
