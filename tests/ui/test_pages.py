@@ -1,14 +1,18 @@
 """Every page under AppTest, over stores without runs, with one, with many, and broken ones."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from clew import names
+from clew.runs.reading import search
 from clew.runs.reading.report_files import report_files
+from clew.ui.data import runs
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
 from tests.ui.conftest import Open, shown
 from tests.ui.seed_many import MODELS, copy_run, large_store
@@ -98,6 +102,24 @@ def test_the_overview_turns_pages(page: Open, recorded: Recorded, tmp_path: Path
     app.selectbox(key="variant").set_value("bf16").run()
     found = sum(MODELS[number % len(MODELS)].startswith("bf16 ") for number in range(130))
     assert f"1 to {found} of {found} runs" in shown(app)
+
+
+def test_counting_again_asks_near_the_last_number(
+    use: Callable[[str], None], many: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(many.uri)
+    number = runs.number_of_runs(runs.RunQuery())
+    asked: list[int] = []
+    reads = search.count_runs
+
+    def counted(query: runs.RunQuery, *, near: int, uri: str) -> int:
+        asked.append(near)
+        return reads(query, near=near, uri=uri)
+
+    monkeypatch.setattr(runs, "count_runs", counted)
+    st.cache_data.clear()
+    assert runs.number_of_runs(runs.RunQuery()) == number
+    assert asked == [number]
 
 
 def test_the_preset_compares_variants_over_seeds(page: Open, many: Recorded) -> None:

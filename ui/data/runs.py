@@ -69,9 +69,17 @@ def _page(uri: str, query: RunQuery, offset: int, limit: int) -> RunPage:
     return search_runs(query, offset=offset, limit=limit, uri=uri)
 
 
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _last_count(uri: str, query: RunQuery) -> list[int]:
+    """Return a place for the number of runs when they were last counted."""
+    return [0]
+
+
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
 def _count(uri: str, query: RunQuery) -> int:
-    return count_runs(query, uri=uri)
+    last = _last_count(uri, query)
+    last[0] = count_runs(query, near=last[0], uri=uri)
+    return last[0]
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
@@ -109,6 +117,11 @@ def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPa
     if not store_exists():
         return RunPage((), 0, False)
     return _page(store.tracking_uri(), query, page * size, size)
+
+
+def has_runs() -> bool:
+    """Return whether there is any run; counting them all takes longer."""
+    return bool(runs_page(RunQuery(), size=1).runs)
 
 
 def number_of_runs(query: RunQuery) -> int:
@@ -197,7 +210,7 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     return lines
 
 
-@st.cache_data(ttl=60, max_entries=64, show_spinner=False)
+@st.cache_data(ttl=60, max_entries=64, show_spinner=False, refresh_mode="background")
 def _recent_tags(uri: str, experiment_ids: tuple[str, ...]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for run in search_runs(RunQuery(experiment_ids), limit=NUM_RECENT, uri=uri).runs:

@@ -47,15 +47,19 @@ def test_counting_agrees_with_reading(large: str, query: RunQuery) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])
-def test_the_first_offset_past_the_end(size: int) -> None:
+@pytest.mark.parametrize("near", [0, 1, 2, 64, 990, 1000, 5000])
+def test_the_first_offset_past_the_end(size: int, near: int) -> None:
     calls = []
 
     def reaches(offset: int) -> bool:
+        assert offset >= 0
         calls.append(offset)
         return offset < size
 
-    assert search.first_unreached(reaches) == size
-    assert len(calls) < 20
+    assert search.first_unreached(reaches, near) == size
+    assert len(calls) < 27
+    if near == size:
+        assert len(calls) <= 2
 
 
 def test_filters_combine(large: str) -> None:

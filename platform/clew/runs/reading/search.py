@@ -1,7 +1,8 @@
 """Searches runs page by page, so that a store of many thousand runs answers as fast as a small one.
 
 The tracking server filters, orders and cuts; nothing here reads more than it shows. MLflow has no
-call that counts: `count_runs` finds the number of runs by asking which offsets are past the end.
+call that counts: `count_runs` finds the number of runs by asking which offsets are past the end,
+first near the number that it was before.
 """
 
 import re
@@ -88,8 +89,11 @@ def search_runs(
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
 
 
-def count_runs(query: RunQuery, *, uri: str | None = None) -> int:
-    """Return how many runs match, by doubling and halving the offset of a page of one."""
+def count_runs(query: RunQuery, *, near: int = 0, uri: str | None = None) -> int:
+    """Return how many runs match, by doubling and halving the offset of a page of one.
+
+    From a good guess (`near`) it takes two searches, from none about two for each power of two.
+    """
     with store.using("the number of runs", uri):
         connected = client(uri)
         ids, text = _experiment_ids(connected, query), filter_string(query)
@@ -100,14 +104,22 @@ def count_runs(query: RunQuery, *, uri: str | None = None) -> int:
             )
             return len(page) > 0
 
-        return first_unreached(reaches)
+        return first_unreached(reaches, near)
 
 
-def first_unreached(reaches: Callable[[int], bool]) -> int:
-    """Return the smallest offset that `reaches` denies, given that it denies all after it."""
-    reached, beyond = -1, 0
-    while beyond < MAX_COUNT and reaches(beyond):
-        reached, beyond = beyond, max(2 * beyond, 64)
+def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
+    """Return the smallest offset that `reaches` denies, given that it denies all after it.
+
+    Steps away from the guess `near` double until they are past the end, or before it.
+    """
+    reached, beyond, step = near - 1, near, 1 if near else 64
+    if near and not reaches(reached):
+        reached, beyond = near - 2, near - 1
+        while reached >= 0 and not reaches(reached):
+            reached, beyond, step = max(reached - step, -1), reached, 2 * step
+    else:
+        while beyond < MAX_COUNT and reaches(beyond):
+            reached, beyond, step = beyond, beyond + step, 2 * step
     while beyond - reached > 1:
         middle = (reached + beyond) // 2
         if reaches(middle):
