@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+import streamlit as st
 
 from clew import names
 from clew.config.directions import direction_of
+from clew.runs import store
 from clew.runs.reading.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
@@ -24,6 +26,7 @@ from clew.runs.reading.comparison import (
     pareto_front,
 )
 from clew.runs.reading.metrics import Pick, pick_values, smooth
+from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
     delta_text,
     number_text,
@@ -33,7 +36,7 @@ from clew.runs.reading.tables import (
     to_latex,
     to_markdown,
 )
-from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
+from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, store_exists
 
 __all__ = [
     "COST_METRICS",
@@ -93,10 +96,17 @@ def picked_texts(setting: Setting) -> dict[str, str]:
     return {key: text(key) for key in setting.qualities}
 
 
+# To read so many runs with all they hold takes up to a second: the page does not wait for news.
+@st.cache_data(ttl=60, max_entries=8, show_spinner=False, refresh_mode="background")
+def _preset(uri: str) -> Preset | None:
+    query = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
+    found = search_runs(query, limit=NUM_PRESET_CANDIDATES, uri=uri)
+    return find_preset(found.runs, limit=MAX_PRESET_RUNS)
+
+
 def preset() -> Preset | None:
     """Return the runs of the preset "FP32 / FP16 / checkpointing" among the latest."""
-    query = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
-    return find_preset(runs_page(query, size=NUM_PRESET_CANDIDATES).runs, limit=MAX_PRESET_RUNS)
+    return _preset(store.tracking_uri()) if store_exists() else None
 
 
 def reference_of(runs: Sequence[RunRecord]) -> str:

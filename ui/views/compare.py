@@ -31,7 +31,7 @@ from clew.ui.data.comparison import (
     points,
     preset,
 )
-from clew.ui.data.runs import RunQuery, RunRecord, number_of_runs, runs_by_id, runs_page
+from clew.ui.data.runs import RunRecord, has_runs, number_of_runs, runs_by_id, runs_page
 
 MAX_RUNS = 60
 
@@ -42,7 +42,7 @@ def render() -> None:
     st.title("Compare", anchor=False)
     place = st.container()
     with states.guarded("The comparison"):
-        if number_of_runs(RunQuery()) == 0:
+        if not has_runs():
             states.empty_store(store.shown(store.tracking_uri()))
             return
         saved = saved_views.views()

@@ -8,6 +8,7 @@ from clew.ui.components import links, live, markup, run_filters, runs_table, sta
 from clew.ui.data.runs import (
     RunQuery,
     counts,
+    has_runs,
     number_of_runs,
     runs_by_id,
     runs_page,
@@ -21,7 +22,7 @@ def render() -> None:
     title, experiment = st.columns([3, 1], vertical_alignment="bottom")
     title.title("Overview", anchor=False)
     with states.guarded("The overview"):
-        if number_of_runs(RunQuery()) == 0:
+        if not has_runs():
             states.empty_store(store.shown(store.tracking_uri()))
             return
         with experiment:

@@ -17,7 +17,7 @@ from clew.ui.data.run_page import (
     repeating_commands,
     splits_by_relation,
 )
-from clew.ui.data.runs import RunQuery, RunRecord, number_of_runs, runs_by_id, runs_page
+from clew.ui.data.runs import RunRecord, has_runs, number_of_runs, runs_by_id, runs_page
 
 
 def render() -> None:
@@ -30,7 +30,7 @@ def render() -> None:
             _run(found[0])
             return
         st.title("Run", anchor=False)
-        if number_of_runs(RunQuery()) == 0:
+        if not has_runs():
             states.empty_store(store.shown(store.tracking_uri()))
             return
         if wanted:
