@@ -4,6 +4,7 @@ It is `streamlit run` with a head start: what the first page needs is imported, 
 asked for the first time, while the browser is still fetching the front end.
 """
 
+import gc
 import sys
 import threading
 from contextlib import suppress
@@ -26,6 +27,7 @@ def warm_up() -> None:
     with suppress(ImportError, ClewError):
         import_module("clew.ui.views.overview")
         import_module("clew.ui.data.runs").connect()
+    gc.freeze()  # nothing that was imported is garbage
 
 
 def main() -> None:
