@@ -1,7 +1,11 @@
 """The page of a run, over stores that commands filled."""
 
+from pathlib import PurePosixPath
+
 import pandas as pd
 import pytest
+from mlflow.entities import Run
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from clew import names
 from clew.runs.reading.lineage import lineage
@@ -9,6 +13,7 @@ from clew.runs.reading.run_files import list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
 from clew.ui.data.run_page import mlflow_page
 from tests.recorded import MODEL, Recorded
+from tests.runs.kept import read_run
 from tests.ui.conftest import Open, shown
 
 
@@ -87,6 +92,27 @@ def test_a_promotion_names_its_data(many: Recorded) -> None:
     (promotion,) = [relative.run for relative in found if relative.how == "promotion"]
     (data,) = list_data(promotion.run_id, uri=many.uri)
     assert (data.name, data.context) == ("umls", "promotion")
+
+
+@pytest.mark.parametrize("name", ["fp32 0", "trace hostile", "study"])
+def test_the_files_are_those_that_mlflow_lists_folder_by_folder(
+    many: Recorded, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = many.runs[name]
+    paths = read_run(many.client, run_id).artifacts
+    folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    lookups: list[str] = []
+    get_run = SqlAlchemyStore.get_run
+
+    def counted(store: SqlAlchemyStore, run_id: str) -> Run:
+        lookups.append(run_id)
+        return get_run(store, run_id)
+
+    monkeypatch.setattr(SqlAlchemyStore, "get_run", counted)
+    found = [file.path for file in list_files(run_id, uri=many.uri)]
+    assert len(found) == len(set(found))
+    assert set(found) == paths - folders
+    assert lookups == [run_id]
 
 
 def test_a_run_keeps_its_log_and_its_command(many: Recorded) -> None:

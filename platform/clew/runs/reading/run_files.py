@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
@@ -42,19 +43,24 @@ class RunData:
 def list_files(run_id: str, *, uri: str | None = None) -> list[RunFile]:
     """Return a run's files by path, at most `MAX_FILES` of them.
 
+    MLflow's client would look the run and its models up again for each folder.
+
     Raises:
         TrackingError: the store does not answer.
     """
-    connected = client(uri)
 
     def below(folder: str | None) -> Iterator[RunFile]:
-        for info in connected.list_artifacts(run_id, folder):
+        for info in artifacts.list_artifacts(folder):
             if info.is_dir:
                 yield from below(info.path)
             else:
                 yield RunFile(info.path, int(info.file_size or 0))
 
     with store.using(f"the files of run {run_id}", uri):
+        connected = client(uri)
+        artifacts = get_artifact_repository(
+            connected.get_run(run_id).info.artifact_uri, tracking_uri=connected.tracking_uri
+        )
         return [file for file, _ in zip(below(None), range(MAX_FILES), strict=False)]
 
 
