@@ -36,7 +36,7 @@ from clew.runs.reading.tables import (
     to_latex,
     to_markdown,
 )
-from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, store_exists
+from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
 
 __all__ = [
     "COST_METRICS",
@@ -61,6 +61,7 @@ __all__ = [
 
 NUM_PRESET_CANDIDATES = 200
 MAX_PRESET_RUNS = 24
+FINISHED = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
 QUALITY_PREFIXES = ("test/", "valid/")
 
 
@@ -96,17 +97,18 @@ def picked_texts(setting: Setting) -> dict[str, str]:
     return {key: text(key) for key in setting.qualities}
 
 
-# To read so many runs with all they hold takes up to a second: the page does not wait for news.
-@st.cache_data(ttl=60, max_entries=8, show_spinner=False, refresh_mode="background")
-def _preset(uri: str) -> Preset | None:
-    query = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
-    found = search_runs(query, limit=NUM_PRESET_CANDIDATES, uri=uri)
+# To read so many runs with all they hold takes up to a second: it is done again when there is a
+# new one, or after half a minute for those that began before it and ended since.
+@st.cache_data(ttl=30, max_entries=8, show_spinner=False)
+def _preset(uri: str, latest: str) -> Preset | None:
+    found = search_runs(FINISHED, limit=NUM_PRESET_CANDIDATES, uri=uri)
     return find_preset(found.runs, limit=MAX_PRESET_RUNS)
 
 
 def preset() -> Preset | None:
     """Return the runs of the preset "FP32 / FP16 / checkpointing" among the latest."""
-    return _preset(store.tracking_uri()) if store_exists() else None
+    latest = runs_page(FINISHED, size=1).runs
+    return _preset(store.tracking_uri(), latest[0].run_id) if latest else None
 
 
 def reference_of(runs: Sequence[RunRecord]) -> str:
