@@ -210,6 +210,16 @@ def test_an_overflow_behind_a_finite_loss_never_reaches_a_checkpoint(make_traine
     assert not list_checkpoints(trainer.checkpointer.folder / "checkpoints")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_no_checkpoint_holds_a_number_that_is_none(make_trainer: Any, value: float) -> None:
+    trainer = make_trainer()
+    with torch.no_grad():
+        next(trainer.model.parameters()).view(-1)[-1] = value
+    with pytest.raises(NonFiniteLossError, match=r"parameter first\.weight holds NaN or infinity"):
+        trainer.checkpointer.write("epoch-0001")
+    assert not list_checkpoints(trainer.checkpointer.folder / "checkpoints")
+
+
 def test_the_best_checkpoint_ignores_nan_and_ties_keep_the_earlier(
     make_trainer: Any, toy_task: Any
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clew import names
 from clew.errors import NonFiniteLossError, PlaceError
@@ -139,7 +139,7 @@ class Checkpointer:
         step = self.resumable.progress.step
         world = self.resumable.world
         for name, parameter in self.resumable.model.named_parameters():
-            finite = bool(torch.isfinite(parameter).all())
+            finite = _is_finite(parameter)
             if world.exchange is not None:  # so that all processes stop, or none
                 finite = not bool(world.sum(float(not finite), parameter.device))
             if not finite:
@@ -148,6 +148,19 @@ class Checkpointer:
                     "written. Lower optimizer.learning_rate or set "
                     f"training.max_grad_norm; {self.last_good()}"
                 )
+
+
+def _is_finite(parameter: Tensor) -> bool:
+    """Return whether no number is NaN or infinite.
+
+    `torch.isfinite` makes a copy and masks, 5.6 GiB for ten million rows of a hundred numbers; the
+    smallest and the largest number take no memory, and NaN is either if there is one.
+    """
+    values = parameter.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    ends = torch.stack(values.aminmax()) if values.numel() else values.flatten()
+    return bool(torch.isfinite(ends).all())
 
 
 def write_own_rows(
