@@ -76,7 +76,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     base = tmp_path_factory.getbasetemp()
     own = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    return Path(os.environ.get("CLEW_RECORDED", own))
+    return Path(os.environ.get("CLEW_RECORDED") or own)
 
 
 @pytest.fixture(scope="session")

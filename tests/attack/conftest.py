@@ -5,24 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.attack.material import Material, make_material
-from tests.made_once import made_once
-from tests.workflows.trained import copy_store, dispose_of, use_store
+from tests.workflows.trained import filled_once
 
 
 @pytest.fixture(scope="session")
 def material(store_template: Path, shared_folder: Path) -> Material:
     """Return files of every kind that Clew reads; nothing may change them."""
-
-    def make(folder: Path) -> dict[str, str]:
-        uri = copy_store(store_template, folder)
-        with pytest.MonkeyPatch.context() as patch:
-            use_store(patch, uri)
-            runs = make_material(folder)
-        dispose_of(uri)
-        return runs
-
     folder = shared_folder / "attacked"
-    return Material(folder, **made_once(folder, make))
+    return Material(folder, **filled_once(folder, store_template, make_material))
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,13 @@ import pytest
 
 from clew.config.schema import RunConfig
 from tests.image_sequences.sequence_files import sequence_columns
-from tests.made_once import copy_filled, made_once
+from tests.made_once import copy_filled
 from tests.workflows.trained import (
     StoredRun,
     TrainedStore,
     copy_store,
     dispose_of,
+    filled_once,
     sequence_config,
     small_config,
     text_config,
@@ -26,16 +27,7 @@ def trained_runs(
     store_template: Path, shared_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrainedStore]:
     """Give this test process its copy of a store with runs on UMLS."""
-
-    def make(folder: Path) -> dict[str, str]:
-        uri = copy_store(store_template, folder)
-        with pytest.MonkeyPatch.context() as patch:
-            use_store(patch, uri)
-            runs = trained_on_umls(folder)
-        dispose_of(uri)
-        return runs
-
-    runs = made_once(shared_folder / "trained", make)
+    runs = filled_once(shared_folder / "trained", store_template, trained_on_umls)
     folder = tmp_path_factory.mktemp("trained") / "store"
     copy_filled(shared_folder / "trained", folder)
     yield TrainedStore(f"sqlite:///{folder / 'mlflow.db'}", **runs)

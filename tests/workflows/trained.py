@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from clew.config.load import from_mapping, load
 from clew.config.schema import RunConfig
 from tests.image_sequences.sequence_files import Columns, write_folder
+from tests.made_once import made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,6 +55,28 @@ def write_other_split(folder: Path) -> dict[str, str]:
         kept = lines[:-100] if split == "train" else lines
         (folder / f"{split}.txt").write_text("".join(kept), encoding="utf-8")
     return {f"data__{split}": str(folder / f"{split}.txt") for split in ("train", "valid", "test")}
+
+
+def filled_once(
+    folder: Path, template: Path, fill: Callable[[Path], dict[str, str]]
+) -> dict[str, str]:
+    """Return the runs of a store by name; `fill` makes them where no test process has done so.
+
+    Args:
+        folder: Of the store.
+        template: An empty tracking database.
+        fill: Runs commands on the store in use; takes the folder, returns the runs.
+    """
+
+    def make(new: Path) -> dict[str, str]:
+        uri = copy_store(template, new)
+        with pytest.MonkeyPatch.context() as patch:
+            use_store(patch, uri)
+            runs = fill(new)
+        dispose_of(uri)
+        return runs
+
+    return made_once(folder, make)
 
 
 def dispose_of(uri: str) -> None:

@@ -42,7 +42,7 @@ LARGEST_STACKED = 600_000
 """Numbers that a batch of one model keeps; with more, a stack no longer fits the processor's cache.
 
 A number of the network counts three times, a score of an entity once. Measured from 130 thousand
-to two million: below, a stack takes .27 to .89 of the time of its models one at a time; above, .69
+to two million: below, a stack takes .26 to .89 of the time of its models one at a time; above, .69
 to 1.9, and with 8,500 entities 6.6 times as long.
 """
 
