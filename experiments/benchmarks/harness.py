@@ -100,6 +100,7 @@ def write_results(
     name: str,
     results: object,
     *,
+    part: str = "",
     figures: Mapping[str, Sequence[float]] | None = None,
     packages: Sequence[str] = (),
 ) -> Path | None:
@@ -108,13 +109,14 @@ def write_results(
     Args:
         name: The benchmark.
         results: Everything that was measured, as JSON values.
+        part: What of the benchmark was measured, where each part has a file of its own.
         figures: What README quotes, by name: the value of each round.
         packages: Packages whose version matters.
 
     Returns:
         None where nothing may be recorded; the reason is printed.
     """
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name}{'-' if part else ''}{part}.json"
     reason = why_no_result_file(COMMIT)
     if reason:
         print(f"{path.relative_to(ROOT)} is not written: {reason}")
