@@ -12,7 +12,7 @@ INSTALLED_FOR_TESTS := .venv/.installed-for-tests
 INSTALLED_FOR_DOCS := .venv/.installed-for-docs
 PYTEST := $(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile
 RECIPE := pyproject.toml constraints.txt python_env.yaml .ci/setup .ci/mlflow_environment.py
-BENCHMARKS := $(filter-out harness steps,$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
+BENCHMARKS := $(filter-out harness steps dense_part,$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
 # What README quotes. `make figures QUOTED=wide_graph` measures one of them.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
 	influence_quality language_training serving_speed

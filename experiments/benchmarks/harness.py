@@ -96,6 +96,11 @@ def spread(values: Sequence[float]) -> dict[str, float | int]:
     }
 
 
+def result_file(name: str, part: str = "") -> Path:
+    """Return where a benchmark's figures are kept, or those of a part of it."""
+    return RESULTS / f"{name}{'-' if part else ''}{part}.json"
+
+
 def write_results(
     name: str,
     results: object,
@@ -116,7 +121,7 @@ def write_results(
     Returns:
         None where nothing may be recorded; the reason is printed.
     """
-    path = RESULTS / f"{name}{'-' if part else ''}{part}.json"
+    path = result_file(name, part)
     reason = why_no_result_file(COMMIT)
     if reason:
         print(f"{path.relative_to(ROOT)} is not written: {reason}")

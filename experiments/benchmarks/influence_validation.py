@@ -1,11 +1,13 @@
 """Do influence scores say what retraining does? The test of explanations, and the default by it.
 
-    python -m experiments.benchmarks.influence_validation [case ...]
+    python -m experiments.benchmarks.influence_validation [dense]
 
 Each case trains a run and tests its explanations as `clew validate-influence` does: random subsets
 of facts are dropped, the strongest facts of test triples are deleted, and the model is trained
 again with its own seed and with others. The models are small, so that one takes seconds.
 Retrainings are kept in `runs/influence_validation`; a command that was killed goes on where it was.
+`dense` means the densest parts of two data sets, after the example of the kinship graph: few
+entities, few relations, many facts. Both groups have a result file.
 
 The default form of score is chosen by this rule, written down before the measurement: the form
 whose datamodelling score with other seeds, averaged over all cases and both explained losses of the
@@ -14,6 +16,7 @@ of the setting `influence.score`, which names the simpler ones first. The defaul
 `influence.test_loss` is the one with the higher score of that form, averaged over cases.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -29,7 +32,8 @@ from clew.runs.validation_record import ValidationRecord
 from clew.workflows.train import train
 from clew.workflows.validate_influence import ValidationRequest, validate_influence
 from clew.workflows.validation_experiment import FORMS
-from experiments.benchmarks.harness import write_results
+from experiments.benchmarks.dense_part import write_dense_part
+from experiments.benchmarks.harness import result_file, write_results
 
 NAME = "influence_validation"
 CONFIGS = Path("experiments/link_prediction")
@@ -63,6 +67,8 @@ class Case:
     questions: Sequence[tuple[Question, TestLoss]] = field(
         default=((TAIL, "trained"), (TAIL, "filtered"))
     )
+    dense_part_of: str = ""
+    """Data set whose densest part is trained on; empty: the configuration's own data."""
 
 
 EVERY_QUESTION: tuple[tuple[Question, TestLoss], ...] = (
@@ -113,16 +119,26 @@ CASES: dict[str, Case] = {
         5,
     ),
 }
+DENSE_SETTINGS = SMALL | {"loss.kind": "kvs_all", "data.name": None}
+DENSE_CASES = {
+    f"densest part of {data_set}": Case("umls.yaml", DENSE_SETTINGS, 40, 15, dense_part_of=data_set)
+    for data_set in ("FB15k-237", "codex-s")
+}
+GROUPS = {"": CASES, "dense": DENSE_CASES}
+SCORES = "datamodelling scores"
 
 
-def measure(name: str, case: Case) -> tuple[Row, list[ValidationRecord]]:
+def measure(
+    name: str, case: Case, files: Mapping[str, object]
+) -> tuple[Row, list[ValidationRecord]]:
     """Train the runs of a case and test their explanations; return what it was, and the results."""
-    config = load(str(CONFIGS / case.config), case.settings)
+    settings = {**case.settings, **files}
+    config = load(str(CONFIGS / case.config), settings)
     run = train(config)
     assert run.run_id is not None
     runs = [run.run_id]
     for seed in range(FIRST_MEMBER_SEED, FIRST_MEMBER_SEED + case.members - 1):
-        member = train(load(str(CONFIGS / case.config), {**case.settings, "training.seed": seed}))
+        member = train(load(str(CONFIGS / case.config), {**settings, "training.seed": seed}))
         assert member.run_id is not None
         runs.append(member.run_id)
     records = []
@@ -203,20 +219,15 @@ def deletion_rows(name: str, record: ValidationRecord) -> Iterator[Row]:
         }
 
 
-def choose(found: Mapping[str, Sequence[ValidationRecord]]) -> Row:
-    """Choose the defaults by the rule of this file's beginning."""
+def choose(rows: Sequence[Row]) -> Row:
+    """Choose the defaults from rows of `score_rows` by the rule of this file's beginning."""
     losses: tuple[TestLoss, ...] = get_args(TestLoss)
-    asked = {
-        loss: [
-            record
-            for records in found.values()
-            for record in records
-            if (record.direction, record.test_loss, record.ensemble) == (TAIL, loss, ())
-        ]
-        for loss in losses
-    }
     averages = {
-        (form, loss): mean(record.correlation(form, "other") or 0.0 for record in asked[loss])
+        (form, loss): mean(
+            float(str(row["other seeds"]))
+            for row in rows
+            if (row["form"], row["loss"], row["question"], row["runs"]) == (form, loss, TAIL, 1)
+        )
         for form in FORMS
         for loss in losses
     }
@@ -232,24 +243,36 @@ def choose(found: Mapping[str, Sequence[ValidationRecord]]) -> Row:
     }
 
 
-def main(cases: list[str]) -> None:
-    """Measure the cases, print and write."""
+def recorded_scores(other_than: str) -> list[Row]:
+    """Return the datamodelling scores of the other group, if they were recorded."""
+    (other,) = {*GROUPS} - {other_than}
+    path = result_file(NAME, other)
+    if not path.is_file():
+        return []
+    found: list[Row] = json.loads(path.read_text(encoding="utf-8"))["results"][SCORES]
+    return found
+
+
+def main(group: str) -> None:
+    """Measure a group of cases, print and write."""
+    measured = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-        measured = {name: measure(name, CASES[name]) for name in cases}
-    found = {name: records for name, (_, records) in measured.items()}
-    every = [(name, record) for name, records in found.items() for record in records]
+        for name, case in GROUPS[group].items():
+            part = case.dense_part_of
+            files = write_dense_part(part, Path(folder) / part) if part else {}
+            measured[name] = measure(name, case, files)
+    every = [(name, record) for name, (_, records) in measured.items() for record in records]
+    scores = [row for name, record in every for row in score_rows(name, record)]
     results = {
         "runs": [about for about, _ in measured.values()],
-        "datamodelling scores": [row for name, record in every for row in score_rows(name, record)],
+        SCORES: scores,
         "deletions": [row for name, record in every for row in deletion_rows(name, record)],
-        "chosen": choose(found)
-        if cases == list(CASES)
-        else "nothing before every case is measured",
+        "chosen": choose(scores + recorded_scores(group)),
     }
     print(results["chosen"])
-    write_results(NAME, results)
+    write_results(NAME, results, part=group)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(CASES))
+    main(sys.argv[1] if sys.argv[1:] else "")

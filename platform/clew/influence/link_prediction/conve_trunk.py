@@ -130,12 +130,12 @@ class ConvETrunk:
         return kept, hidden
 
     def features(
-        self, activations: Activations, index: Tensor | None
+        self, activations: Activations, index: Tensor | slice
     ) -> Float[Tensor, "n feature"]:
-        """Return f of some queries, or of all; recomputed if it was not kept."""
-        kept = "features" if "features" in activations else "image"
-        rows = activations[kept] if index is None else activations[kept][index]
-        return rows if kept == "features" else self._features(rows)
+        """Return f of some queries; recomputed if it was not kept."""
+        if "features" in activations:
+            return activations["features"][index]
+        return self._features(activations["image"][index])
 
     def _features(self, image: Float[Tensor, "n image"]) -> Float[Tensor, "n feature"]:
         """Return f from xh; convolution and normalisation in one step."""

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clew.influence.link_prediction.rows import Rows
-from clew.influence.link_prediction.trunk import SCORER_PARTS
+from clew.influence.link_prediction.trunk import SCORER_PARTS, Queries, Trunk
 
 COVERED_PARTS = (*SCORER_PARTS, "dense")
 """Parts that have a form beside the raw one."""
@@ -88,13 +88,18 @@ class Geometry:
     related: Float[Tensor, "relation"] | None = None
     """Factor of each relation's row."""
 
-    def changed(self, rows: Rows) -> Rows:
+    def changed(self, rows: Rows, trunk: Trunk) -> Rows:
         """Return rows with new factors, f apart; the rows given lose their own base.
 
-        The base, `(query, entity)`, is changed in place, because it is the largest of them.
+        Of f they get the coordinates along the directions of its metric. The base,
+        `(query, entity)`, is changed in place, because it is the largest of them.
         """
         queries, deltas, gradients = rows.queries, rows.rows, rows.gradients
-        queries = replace(queries, hidden=self.hidden(queries.hidden))
+        queries = replace(
+            queries,
+            hidden=self.hidden(queries.hidden),
+            coordinates=self._coordinates(queries, trunk),
+        )
         if self.scored is not None:
             queries.base.mul_(self.scored)
             deltas = replace(deltas, beta=deltas.beta * self.scored[deltas.tail])
@@ -107,6 +112,13 @@ class Geometry:
             ),
         )
         return replace(rows, rows=deltas, queries=queries, gradients=gradients)
+
+    def _coordinates(self, queries: Queries, trunk: Trunk) -> Tensor | None:
+        if self.features is None:
+            return None
+        directions = self.features.vectors
+        chunks = queries.chunks()
+        return torch.cat([trunk.features(queries.activations, i) @ directions for i in chunks])
 
 
 def _changed(values: Tensor | None, metric: Metric | None, factor: Tensor | None) -> Tensor | None:

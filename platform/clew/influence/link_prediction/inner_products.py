@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from clew.influence.link_prediction.geometry import Metric
 from clew.influence.link_prediction.preconditioner import Preconditioner, RankOne
 from clew.influence.link_prediction.rows import Rows
-from clew.influence.link_prediction.trunk import NETWORK_PART, Queries, Trunk
+from clew.influence.link_prediction.trunk import EVERY, NETWORK_PART, QUERY_CHUNK, Trunk
 
-QUERY_CHUNK = 256
 OTHERS = ("convolution", NETWORK_PART)
 """Parts that hold all parameters without factors."""
 Change = Callable[[Tensor], Tensor]
@@ -67,8 +67,8 @@ class Grid:
     def feature_dot(self, change: Change) -> Tensor:
         """Return `(a, b)`, computed once per pair of queries; the second side's f is changed."""
         trunk, left, right = self.trunk, self.left.queries, self.right.queries
-        other = change(trunk.features(right.activations, None))
-        chunks = [None] if trunk.keep_features else torch.split(_every(left), QUERY_CHUNK)
+        other = change(trunk.features(right.activations, EVERY))
+        chunks = [EVERY] if trunk.keep_features else left.chunks()
         products = [trunk.product(trunk.features(left.activations, i), other.T) for i in chunks]
         return self._spread(torch.cat(products))
 
@@ -116,17 +116,30 @@ class Aligned:
         return self.dot(a[self.left.query], b[self.right.query])
 
     def feature_dot(self, change: Change) -> Tensor:
-        """Return `(row,)`, computed in chunks of rows; the second side's f is changed."""
-        if self.left is self.right:  # once per query, not once per row
-            every = _every(self.left.queries)
-            return self._feature_dot(every, every, change)[self.left.query]
-        return self._feature_dot(self.left.query, self.right.query, change)
+        """Return `(row,)`, computed in chunks of rows; the second side's f is changed.
 
-    def _feature_dot(self, left: Tensor, right: Tensor, change: Change) -> Tensor:
+        A metric scale I + V diag(weights) V^T needs f_i . f_j and V^T f.
+        """
+        if not isinstance(change, Metric):
+            return self._feature_dot(change)
+        left, right = self.left.queries.coordinates, self.right.queries.coordinates
+        assert left is not None
+        assert right is not None
+        dot = self._feature_dot(unchanged).mul_(change.scale)
+        return dot.add_(self.query_dot(left, right * change.weights))
+
+    def _feature_dot(self, change: Change) -> Tensor:
+        left, right = self.left.queries, self.right.queries
+        if self.left is self.right:  # once per query, not once per row
+            found = []
+            for part in left.chunks():
+                own = self.trunk.features(left.activations, part)
+                found.append(torch.einsum("nf,nf->n", own, change(own)))
+            return torch.cat(found)[self.left.query]
         pieces = []
-        for i, j in self._chunks(left, right):
-            a = self.trunk.features(self.left.queries.activations, i)
-            b = change(self.trunk.features(self.right.queries.activations, j))
+        for i, j in self._chunks(self.left.query, self.right.query):
+            a = self.trunk.features(left.activations, i)
+            b = change(self.trunk.features(right.activations, j))
             pieces.append(torch.einsum("nf,nf->n", a, b))
         return torch.cat(pieces)
 
@@ -352,11 +365,6 @@ class Kernel:
         if self.scale is not None:
             small_b = small_b * self.scale.small
         return meet.dot(small_a, small_b)
-
-
-def _every(queries: Queries) -> Tensor:
-    """Return the indices of all queries."""
-    return torch.arange(len(queries.head), device=queries.head.device)
 
 
 def _head(rows: Rows) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from clew.influence.link_prediction.deltas import DeltaRows
 from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK
-from clew.influence.link_prediction.trunk import Queries, Scorer, Trunk
+from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.targets import LossFunction
 
 GRADIENTS = ("projected", "head", "relation")
@@ -51,7 +51,7 @@ def deflated(trunk: Trunk, rows: DeltaRows, settings: MomentSettings) -> Geometr
     share = torch.bincount(query).to(queries.hidden) / len(query)
     features = None
     if _has_dense(trunk):
-        features = Metric.without(share @ trunk.features(queries.activations, None))
+        features = Metric.without(share @ trunk.features(queries.activations, EVERY))
     return Geometry(Metric.without(share @ queries.hidden), features)
 
 
@@ -86,7 +86,7 @@ def kronecker(
     weight = (torch.bincount(query).to(queries.hidden) / num_rows).sqrt()[:, None]
     features = None
     if _has_dense(trunk):
-        values = trunk.features(queries.activations, None).mul(weight)
+        values = trunk.features(queries.activations, EVERY).mul(weight)
         features = inverse(*leading_eigenvectors(values, settings.rank), settings.damping)
     dtype = queries.hidden.dtype
     roots = {

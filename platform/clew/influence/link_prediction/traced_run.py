@@ -136,7 +136,7 @@ class GraphModelCheckpoint:
         return self._changed(self._builder.build(self._rows.train.of(index)))
 
     def _changed(self, rows: Rows) -> Rows:
-        return rows if self._geometry is None else self._geometry.changed(rows)
+        return rows if self._geometry is None else self._geometry.changed(rows, self._trunk)
 
     def _norms(self, rows: Rows) -> Tensor:
         """Return |g|^2 of triples: of the sum of their rows' gradients."""

@@ -19,6 +19,9 @@ from clew.link_prediction.models.base import GraphModel
 Activations = Mapping[str, Tensor]
 """What a trunk keeps for the backward pass of queries, by name; tensors are `(query, ...)`."""
 
+EVERY = slice(None)
+"""All queries."""
+QUERY_CHUNK = 256
 SCORER_PARTS = ("entity_output", "entity_cross", "entity_input", "relation")
 NETWORK_PART = "network"
 """All parameters except the tables and the entity bias, if a model has any."""
@@ -42,6 +45,13 @@ class Queries:
     """Query of each row of `base`."""
     pulled: Float[Tensor, "query dim"]
     """Gradient of B . s with respect to h; zero if no base is needed."""
+    coordinates: Float[Tensor, "query rank"] | None = None
+    """V^T f, in a geometry whose metric of f has the directions V."""
+
+    def chunks(self) -> list[slice]:
+        """Return slices of all queries; few enough that their features stay in cache."""
+        size = len(self.head)
+        return [slice(start, start + QUERY_CHUNK) for start in range(0, size, QUERY_CHUNK)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +133,8 @@ class Trunk(Protocol):
         """Return the activations to keep, and the query vectors `(query, dim)`."""
         ...
 
-    def features(self, activations: Activations, index: Tensor | None) -> Tensor:
-        """Return the inputs of the fully connected layer, for some queries; None: for all."""
+    def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
+        """Return the inputs of the fully connected layer, for some queries."""
         ...
 
     def backward(
@@ -218,7 +228,7 @@ class AutogradTrunk:
         rows = {"head": self.model.head_table(head), "relation": self.model.relation(relation)}
         return rows, self.model.encode(**rows)
 
-    def features(self, activations: Activations, index: Tensor | None) -> Tensor:
+    def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
         """Raise an error: this trunk has no fully connected layer."""
         raise AssertionError("a model without a fully connected layer has no features")
 

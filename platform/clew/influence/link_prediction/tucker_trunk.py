@@ -57,15 +57,12 @@ class TuckERTrunk(AutogradTrunk):
         return {**rows, **kept}, hidden
 
     @torch.no_grad()
-    def features(self, activations: Activations, index: Tensor | None) -> Tensor:
-        """Return f of some queries, or of all; recomputed if it was not kept."""
-
-        def picked(name: str) -> Tensor:
-            return activations[name] if index is None else activations[name][index]
-
+    def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
+        """Return f of some queries; recomputed if it was not kept."""
         if "features" in activations:
-            return picked("features")
-        return self._tucker.features(picked("head"), picked("relation"))
+            return activations["features"][index]
+        head, relation = (activations[name][index] for name in ("head", "relation"))
+        return self._tucker.features(head, relation)
 
     def backward(
         self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool

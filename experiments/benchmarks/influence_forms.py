@@ -1,0 +1,141 @@
+"""What each form of score costs beside `raw`: the same tests, training triples and checkpoints.
+
+    python -m experiments.benchmarks.influence_forms
+
+Two ConvE models: that of the preset `umls` on the bundled graph, and that of the preset `fb15k237`
+on 30,000 random triples with FB15k-237's numbers of entities and relations. Neither is trained to
+the end; the price does not depend on that. All training triples are scored for 1 and for 100
+test triples. Forms take turns, and each turn has a tracer that has computed nothing yet: moments of
+`deflated` and `kronecker` are part of their price.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from clew.config.load import load
+from clew.influence.link_prediction.tracin import Tracer
+from clew.link_prediction.triples import Triples
+from clew.workflows.trace_source import TraceSource, open_trace_source
+from clew.workflows.train import train
+from experiments.benchmarks.harness import median, print_table, write_results
+from experiments.benchmarks.training_speed import generated_triples
+
+NAME = "influence_forms"
+FORMS = ("raw", "cosine", "deflated", "kronecker")
+NUM_TESTS = (1, 100)
+ROUNDS = 3
+QUICK = {"training.device": "cpu", "evaluation.enabled": False}
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how little it is trained."""
+
+    config: str
+    num_triples: int
+    """Random triples in place of the configuration's data; 0: its own data."""
+    settings: Mapping[str, object]
+
+
+CASES = {
+    "umls": Case("umls.yaml", 0, {"training.num_epochs": 10, "training.checkpoint_frequency": 2}),
+    "fb15k237, 30,000 triples": Case(
+        "fb15k237.yaml",
+        30_000,
+        {
+            "loss.kind": "kvs_all",
+            "training.num_epochs": 1,
+            "training.batch_size": 4096,
+            "training.checkpoint_frequency": 1,
+        },
+    ),
+}
+
+
+def random_files(num_triples: int, folder: Path) -> dict[str, object]:
+    """Write random triples, and return the settings that name them."""
+    files: dict[str, object] = {"data.name": None, "data.valid": None}
+    triples = generated_triples(num_triples)
+    for split, rows in (("train", triples), ("test", triples[:: num_triples // max(NUM_TESTS)])):
+        path = folder / f"{split}.txt"
+        np.savetxt(path, rows, "%d", delimiter="\t")
+        files[f"data.{split}"] = str(path)
+    return files
+
+
+def measure(name: str, case: Case) -> list[Row]:
+    """Train a model and return what each form costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = random_files(case.num_triples, Path(folder)) if case.num_triples else {}
+        config = load(
+            f"experiments/link_prediction/{case.config}", {**QUICK, **case.settings, **files}
+        )
+        run = train(config)
+        with open_trace_source(str(run.run_id), {"influence.top_k": 10}) as source:
+            tests = source.task.graph.test
+            return [
+                {
+                    "model": name,
+                    "training triples": len(source.task.graph.train),
+                    "checkpoints": len(source.checkpoints),
+                    "test triples": count,
+                    **prices(source, tests[:count]),
+                }
+                for count in NUM_TESTS
+            ]
+
+
+def prices(source: TraceSource, tests: Triples) -> Row:
+    """Return the seconds of `raw`, and every other form's price as a multiple of it."""
+    seconds: dict[str, list[float]] = {form: [] for form in FORMS}
+    for turn in range(ROUNDS + 1):
+        for form in FORMS:
+            tracer = tracer_of(source, form)
+            start = time.perf_counter()
+            tracer.explain(tests)
+            if turn:  # the first one warms up
+                seconds[form].append(time.perf_counter() - start)
+    ratios = {
+        form: [own / raw for own, raw in zip(seconds[form], seconds["raw"], strict=True)]
+        for form in FORMS[1:]
+    }
+    found: Row = {"raw_seconds": median(seconds["raw"])}
+    for form, values in ratios.items():
+        found |= {
+            f"{form} / raw": median(values),
+            f"{form}, lowest": min(values),
+            f"{form}, highest": max(values),
+        }
+    return found
+
+
+def tracer_of(source: TraceSource, form: str) -> Tracer:
+    """Return a tracer of a form that has computed nothing yet."""
+    return Tracer(
+        source.task,
+        source.model.config,
+        settings=source.tracer.settings.model_copy(update={"score": form, "with_cosine": False}),
+        checkpoints=source.checkpoints,
+        device=source.tracer.device,
+    )
+
+
+def main() -> None:
+    """Measure both models, print and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        rows = [row for name, case in CASES.items() for row in measure(name, case)]
+    print_table(rows)
+    write_results(NAME, rows)
+
+
+if __name__ == "__main__":
+    main()
