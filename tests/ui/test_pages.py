@@ -160,6 +160,23 @@ def test_the_preset_shows_every_variant_of_many_runs(
     assert "umls · conve · cpu: fp32, fp32+ckpt, bf16, bf16+ckpt" in text
 
 
+def test_a_run_that_began_first_and_ended_last_renews_the_preset(
+    page: Open, recorded: Recorded, tmp_path: Path
+) -> None:
+    """What the page keeps for minutes is kept by the run that finished last."""
+    store = recorded.copy(tmp_path / "store").keep_only("fp32 0", "bf16 0")
+    slow = store.runs["bf16 0"]
+    with store.database() as base:
+        began = "UPDATE runs SET start_time = 1, end_time = NULL, status = 'RUNNING'"
+        base.execute(f"{began} WHERE run_uuid = ?", [slow])
+        base.commit()
+        assert page("compare", store.uri).button(key="preset").disabled
+        ended = "UPDATE runs SET end_time = 9000000000000, status = 'FINISHED'"
+        base.execute(f"{ended} WHERE run_uuid = ?", [slow])
+    runs._page.clear()  # kept for seconds
+    assert not page("compare", store.uri).button(key="preset").disabled
+
+
 def test_a_table_and_its_files_say_what_their_numbers_are(
     page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

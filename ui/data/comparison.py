@@ -59,9 +59,9 @@ __all__ = [
     "to_markdown",
 ]
 
-NUM_PRESET_CANDIDATES = 200
+NUM_PRESET_CANDIDATES = 100
 MAX_PRESET_RUNS = 24
-FINISHED = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
+FINISHED = RunQuery(kind=names.KIND_TRAIN, status="FINISHED", order_by="attributes.end_time DESC")
 QUALITY_PREFIXES = ("test/", "valid/")
 
 
@@ -97,9 +97,9 @@ def picked_texts(setting: Setting) -> dict[str, str]:
     return {key: text(key) for key in setting.qualities}
 
 
-# To read so many runs with all they hold takes up to a second: it is done again when there is a
-# new one, or after half a minute for those that began before it and ended since.
-@st.cache_data(ttl=30, max_entries=8, show_spinner=False)
+# To read so many runs with all they hold takes up to a second: it is done again when another one
+# has finished, or after ten minutes for those that were deleted.
+@st.cache_data(ttl=600, max_entries=8, show_spinner=False)
 def _preset(uri: str, latest: str) -> Preset | None:
     found = search_runs(FINISHED, limit=NUM_PRESET_CANDIDATES, uri=uri)
     return find_preset(found.runs, limit=MAX_PRESET_RUNS)
