@@ -10,7 +10,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_FOR_TESTS := .venv/.installed-for-tests
 INSTALLED_FOR_DOCS := .venv/.installed-for-docs
-PYTEST := $(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile --no-loadscope-reorder
 RECIPE := pyproject.toml constraints.txt python_env.yaml .ci/setup .ci/mlflow_environment.py
 BENCHMARKS := $(filter-out harness steps dense_part,$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
 # What README quotes. `make figures QUOTED=wide_graph` measures one of them.
@@ -42,7 +42,7 @@ test: $(INSTALLED_FOR_TESTS)
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED_FOR_TESTS)
-	@$(PYTEST) -m slow $(PYTEST_ARGS)
+	@$(PYTEST) --numprocesses 3 -m slow $(PYTEST_ARGS)
 
 test-all: $(INSTALLED_FOR_TESTS)
 	@$(PYTEST) $(PYTEST_ARGS)

@@ -1,6 +1,7 @@
 """Set-up of all tests: shapes in signatures are checked, nothing is sent anywhere."""
 
 import gc
+import itertools
 import os
 import shutil
 import sqlite3
@@ -60,6 +61,24 @@ install_import_hook(
     [f"{package}.{name}" for package, names in SHAPES_ARE_CHECKED.items() for name in names],
     "beartype.beartype",
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one process fill the recorded store at once, and others do what needs no store first.
+
+    Files with many tests come before those with few, so that all processes end together.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    largest = sorted(files.values(), key=len, reverse=True)
+    waiting = [file for file in largest if any(_needs_a_store(item) for item in file)]
+    others = [file for file in largest if file not in waiting]
+    items[:] = itertools.chain(*waiting[:1], *others, *waiting[1:])
+
+
+def _needs_a_store(item: pytest.Item) -> bool:
+    return "recorded" in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish() -> None:

@@ -77,13 +77,13 @@ def write(model: EigenstateLM, state: TextState, count: int, generator: torch.Ge
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_are_those_of_full_passes_over_the_whole_text(form: str) -> None:
     model = build(**FORMS[form])
-    expected = written_by_full_passes(model, prompt(), 60, seed=5)
+    expected = written_by_full_passes(model, prompt(), 30, seed=5)
     assert len(set(expected)) > 4
     for segment in (1, 4, 100):
         state = read_text(model, prompt(), segment=segment)
-        drawn, _ = write(model, state, 60, torch.Generator().manual_seed(5))
+        drawn, _ = write(model, state, 30, torch.Generator().manual_seed(5))
         assert drawn == expected
-        other, _ = write(model, state, 60, torch.Generator().manual_seed(6))
+        other, _ = write(model, state, 30, torch.Generator().manual_seed(6))
         assert other != drawn
 
 

@@ -322,6 +322,7 @@ def test_with_a_reset_a_windows_loss_is_that_of_its_documents(
     assert task.loss(plain, batch).total.item() != pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_that_resets_trains_and_is_evaluated(make_config: Any, tmp_path: Path):
     config = make_config(
         model__reset_at_documents=True,

@@ -103,10 +103,10 @@ def test_the_order_depends_on_seed_epoch_and_cursor_alone(splits: TokenSplits):
 @pytest.mark.parametrize(
     ("context", "persistent", "pin"),
     [
-        ("spawn", True, True),
+        pytest.param("spawn", True, True, marks=pytest.mark.slow),
         ("fork", True, False),
         ("fork", False, True),
-        ("forkserver", False, False),
+        pytest.param("forkserver", False, False, marks=pytest.mark.slow),
     ],
 )
 def test_loader_settings_go_together(

@@ -54,6 +54,7 @@ print(faults_of_steps(5))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_kept_pages_are_not_asked_for_again() -> None:
     """Tensors of 48 MB are mapped anew by default, page fault by page fault."""

@@ -211,7 +211,7 @@ FRAMES = DataSizes(frame_shape=(1, 24, 32))
             1_100,
             id="tiny conve",
         ),
-        pytest.param(images(), FRAMES, 130, id="images"),
+        pytest.param(images(), FRAMES, 130, id="images", marks=pytest.mark.slow),
     ],
 )
 def test_a_larger_batch_never_needs_less_and_the_largest_that_fits_is_the_largest(

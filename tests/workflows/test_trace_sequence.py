@@ -13,8 +13,10 @@ from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
 from tests.workflows.trained import sequence_config
 
+FURTHER = [pytest.param(name, marks=pytest.mark.slow) for name in ("ssm", "gnn", "cnn")]
 
-@pytest.fixture(scope="module", params=["transformer", "ssm", "gnn", "cnn"])
+
+@pytest.fixture(scope="module", params=["transformer", *FURTHER])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("sequences")
     columns = sequence_columns(groups=3, frames_in_group=10)
