@@ -67,7 +67,7 @@ def test_errors_of_libraries_are_one_line() -> None:
     assert len(described(ValueError("x" * 1000))) == 300
     with pytest.raises(ValidationError) as caught:
         Person.model_validate({"password": "secret"})
-    assert described(caught.value) == "name: Field required"
+    assert described(caught.value) == "name: missing"
     with pytest.raises(ValidationError) as caught:
         Person(name="a", password="secret")  # type: ignore[arg-type]
     assert "secret" not in described(caught.value)

@@ -22,7 +22,8 @@ A message is one line: what was given, what was expected, what to do.
 import errno
 import os
 import shutil
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
@@ -104,9 +105,40 @@ def described(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, problem["loc"]))
-        reason = problem["msg"].removeprefix("Value error, ")
-        return printable(f"{key}: {reason}".removeprefix(": ")[:300])
+        return printable(f"{key}: {reason_of(problem)}".removeprefix(": ")[:300])
     return printable((str(error).strip() or type(error).__name__).splitlines()[0][:300])
+
+
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "keys with values"),
+    "string_type": "text",
+    "string_unicode": "valid Unicode text",
+    "string_too_short": "text, which must not be empty",
+    "too_short": "at least {min_length} of them",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+}
+"""Maps pydantic's types of problems to what it expected."""
+
+
+def reason_of(problem: Mapping[str, Any]) -> str:
+    """Say in plain words what is wrong with a value, given a problem that pydantic found."""
+    kind = problem["type"]
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind].format(**problem.get('ctx', {}))}"
+    if kind == "missing":
+        return "missing"
+    if kind == "extra_forbidden":
+        return "unknown key"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    expected = message.removeprefix("Input should be ")
+    return message if expected == message else f"expected {expected}"
 
 
 def printable(text: str) -> str:

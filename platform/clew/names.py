@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 EXPERIMENT = "clew"
 PARAMETER_PREFIX = "cfg."
+NEWEST = "newest"
+"""Stands for the id of a run: of the one that finished last."""
 
 # Run kinds (tag `clew.kind`)
 KIND_TRAIN = "train"

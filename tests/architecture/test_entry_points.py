@@ -56,7 +56,7 @@ PARAMETERS = {
     "max_chunks held_out_fraction force",
 }
 """Names that scripts rely on."""
-OF_THE_COMMAND_LINE_ALONE = {"sync", "ui"}
+OF_THE_COMMAND_LINE_ALONE = {"runs", "sync", "ui"}
 """Verbs that MLflow has no use for: it opens a run for what it starts."""
 OPTIONS_OF_THE_COMMAND_LINE_ALONE = {"json", "disable_memory_cleanup", "quick"}
 """For a terminal, or a second way to say what a parameter says."""
@@ -192,9 +192,9 @@ def test_an_option_that_stands_alone_leaves_the_next_assignment() -> None:
         (["tracin", "--model=a", "--model-path=b"], "--model and --model-path are both given"),
         (["predict", "--head=a"], "--model is missing; it is required"),
         (["predict", "--model=", "--head=a"], "--model is missing"),
-        (["predict", "--model=a", "--top-k=many"], "--top-k is 'many'; expected a valid integer"),
+        (["predict", "--model=a", "--top-k=many"], "--top-k is 'many'; expected a whole number"),
         (["evaluate", "--model=a", "--split=train"], "expected 'valid' or 'test'"),
-        (["promote", "--dry-run=perhaps"], "--dry-run is 'perhaps'; expected a valid boolean"),
+        (["promote", "--dry-run=perhaps"], "--dry-run is 'perhaps'; expected true or false"),
         (["compare", "--study=training", "--seeds=1,x"], "--seeds is '1,x'; expected whole"),
     ],
 )

@@ -69,7 +69,7 @@ def test_the_resolved_file_repeats_the_configuration():
         ({"model.kind": "eigenstate_lm", "model.scales": [1, 4]}, r"scales is \[1, 4\], which"),
         ({"data.name": "x", "data.dataset": "y"}, "data.name and data.dataset are both given"),
         ({"data.valid_fraction": 0.5, "data.test_fraction": 0.5}, "leave nothing to train on"),
-        ({"training.gradient_accumulation": 0}, "greater than or equal to 1"),
+        ({"training.gradient_accumulation": 0}, "at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(overrides: dict[str, Any], message: str):

@@ -150,5 +150,5 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_temperature_of_zero_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     Calibration(0.0, 10, 2.0, 1.5, 0.2, 0.1).write(path)
-    with pytest.raises(CheckpointError, match=r"temperature: Input should be greater than 0"):
+    with pytest.raises(CheckpointError, match=r"temperature: expected more than 0"):
         Calibration.read(path)

@@ -148,7 +148,7 @@ def test_the_same_seed_splits_in_the_same_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("edges.jsonl", "{}\n", "edges.jsonl, line 1: subject: field required"),
+        ("edges.jsonl", "{}\n", "edges.jsonl, line 1: subject: missing"),
         ("edges.jsonl", "[1]\n", "expected a JSON object"),
         ("edges.jsonl", "{\n", "line 1: not JSON"),
         ("nodes.jsonl", '{"id": ["a"]}\n', "line 1: id"),

@@ -119,7 +119,7 @@ def test_the_memory_of_a_step_does_not_grow_with_the_table(graph):
     [
         ({"optimizer__weight_decay": 0.1}, "optimizer.weight_decay is 0.1"),
         ({"optimizations__torch_compile": True}, "optimizations.torch_compile is true"),
-        ({"loss__negatives": 0}, "greater than or equal to 1"),
+        ({"loss__negatives": 0}, "at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(settings, said):

@@ -407,14 +407,14 @@ def test_score_and_rank_of_the_test_triples(small):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.pop("learning_rate_weight"), "Field required"),
+        (lambda m: m.pop("learning_rate_weight"), "missing"),
         (
             lambda m: m.update(learning_rate_weight=None),
-            "Input should be a valid number",
+            "expected a number",
         ),
         (
             lambda m: m.update(learning_rate_weight=-0.1),
-            "Input should be greater than or equal to 0",
+            "expected at least 0",
         ),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
         ('{"surprise": 1}', "not readable"),
         (
             '{"tracking_uri": "x", "run_id": "y", "experiment_id": "1", "schema_version": 9}',
-            "schema_version: Input should be 1.*as this version of Clew writes it",
+            "schema_version: expected 1.*as this version of Clew writes it",
         ),
     ],
 )

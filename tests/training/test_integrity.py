@@ -130,16 +130,16 @@ def test_each_file_is_hashed_once_for_a_load(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"epoch": None}, "epoch: Input should be a valid integer"),
-        ({"step": "7"}, "step: Input should be a valid integer"),
-        ({"step": -1}, "step: Input should be greater than or equal to 0"),
-        ({"previous_step": 0.5}, "previous_step: Input should be a valid integer"),
-        ({"learning_rate_weight": "much"}, "learning_rate_weight: Input should be a valid number"),
+        ({"epoch": None}, "epoch: expected a whole number"),
+        ({"step": "7"}, "step: expected a whole number"),
+        ({"step": -1}, "step: expected at least 0"),
+        ({"previous_step": 0.5}, "previous_step: expected a whole number"),
+        ({"learning_rate_weight": "much"}, "learning_rate_weight: expected a number"),
         ({"learning_rate_weight": float("nan")}, "learning_rate_weight: .* finite number"),
-        ({"metrics": [1]}, "metrics: Input should be a valid dict"),
-        ({"config": None}, "config: Input should be a valid dict"),
+        ({"metrics": [1]}, "metrics: expected keys with values"),
+        ({"config": None}, "config: expected keys with values"),
         ({"colour": "red"}, "colour: Unexpected keyword argument"),
-        ({"sha256": 5}, "sha256: Input should be a valid dict"),
+        ({"sha256": 5}, "sha256: expected keys with values"),
         ({"schema_version": 9}, "schema_version is 9, this version of Clew reads 1"),
     ],
 )
@@ -178,16 +178,16 @@ def test_metrics_that_are_not_finite_are_kept(make_trainer: Any, written: Path) 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda v: v["progress"].update(step=None), "progress.step: Input should be a valid int"),
-        (lambda v: v["progress"].update(step="9"), "progress.step: Input should be a valid int"),
-        (lambda v: v["progress"].update(epoch=-1), "progress.epoch: Input should be greater"),
-        (lambda v: v.update(world_size=0), "world_size: Input should be greater"),
-        (lambda v: v.update(history=7), "history: Input should be a valid list"),
+        (lambda v: v["progress"].update(step=None), "progress.step: expected a whole number"),
+        (lambda v: v["progress"].update(step="9"), "progress.step: expected a whole number"),
+        (lambda v: v["progress"].update(epoch=-1), "progress.epoch: expected at least"),
+        (lambda v: v.update(world_size=0), "world_size: expected at least"),
+        (lambda v: v.update(history=7), "history: expected a list"),
         (
             lambda v: v["history"][0].update(value=None),
-            r"history\.0\.value: Input",
+            r"history\.0\.value: expected a number",
         ),
-        (lambda v: v.update(generators=[]), "generators: Input should be a valid dict"),
+        (lambda v: v.update(generators=[]), "generators: expected keys with values"),
         (lambda v: v.update(scaler={"scale": "big"}), "scaler.scale"),
     ],
 )

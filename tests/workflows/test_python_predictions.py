@@ -49,14 +49,14 @@ WRONG_QUESTIONS: list[tuple[dict[str, object], str]] = [
     ({"frames": "."}, "frames given; expected prompt, a text to continue"),
     ({"prompt": "a", "top_k": 3}, "top_k given; expected prompt, a text to continue"),
     ({"prompt": "a", "promt": "b"}, "promt given; expected prompt, a text to continue"),
-    ({"prompt": ""}, "prompt is ''; string should have at least 1 character"),
-    ({"prompt": 3}, "prompt is 3; input should be a valid string"),
-    ({"prompt": "caf\udce9"}, "prompt is 'caf\\udce9'; input should be a valid string"),
-    ({"prompt": "a", "max_tokens": -1}, "max_tokens is -1; input should be greater than or equal"),
-    ({"prompt": "a", "temperature": -0.5}, "temperature is -0.5; input should be greater than or"),
-    ({"prompt": "a", "temperature": float("nan")}, "temperature is nan; input should be"),
-    ({"prompt": "a", "top_p": 0}, "top_p is 0; input should be greater than 0"),
-    ({"prompt": "a", "seed": 2**63}, "seed is 9223372036854775808; input should be less than"),
+    ({"prompt": ""}, "prompt is ''; expected text, which must not be empty"),
+    ({"prompt": 3}, "prompt is 3; expected text"),
+    ({"prompt": "caf\udce9"}, "prompt is 'caf\\udce9'; expected valid Unicode text"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens is -1; expected at least"),
+    ({"prompt": "a", "temperature": -0.5}, "temperature is -0.5; expected at least"),
+    ({"prompt": "a", "temperature": float("nan")}, "temperature is nan; expected"),
+    ({"prompt": "a", "top_p": 0}, "top_p is 0; expected more than 0"),
+    ({"prompt": "a", "seed": 2**63}, "seed is 9223372036854775808; expected less than"),
 ]
 
 
@@ -73,12 +73,12 @@ def test_a_wrong_question_to_a_model_of_images_or_of_a_graph_is_one_line(
     model = clew.load(sequences.run_id)
     refused(model, {"prompt": "a"}, "prompt given; expected frames, a file or a folder of them")
     refused(model, {"frames": "none"}, "none: no such file or folder")
-    refused(model, {"frames": ".", "conformal": 1}, "conformal is 1; input should be less than 1")
+    refused(model, {"frames": ".", "conformal": 1}, "conformal is 1; expected less than 1")
     use_store(monkeypatch, trained_runs.uri)
     model = clew.load(trained_runs.strong)
     refused(model, {"prompt": "a"}, "prompt given; expected relation, with head or tail")
     refused(model, {"head": "virus"}, "no relation given; expected relation, with head or tail")
-    refused(model, {"relation": "isa", "head": "virus", "top_k": 0}, "top_k is 0; input should be")
+    refused(model, {"relation": "isa", "head": "virus", "top_k": 0}, "top_k is 0; expected")
 
 
 def refused(model: clew.Model, asked: dict[str, object], message: str) -> None:

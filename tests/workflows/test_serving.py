@@ -87,13 +87,13 @@ QUERY = {"head": "cell", "relation": "part_of"}
         ({"head": "cell"}, {}, "Model is missing inputs ['relation']; expected rows"),
         ({"head": 7, "relation": "part_of"}, {}, "expected rows with the texts relation"),
         ({"head": ["cell"], "relation": {"a": 1}}, {}, "expected rows with the texts relation"),
-        (QUERY, {"top_k": None}, "top_k: Input should be a valid integer; expected rows"),
-        (QUERY, {"top_k": 0}, "top_k: Input should be greater than or equal to 1"),
+        (QUERY, {"top_k": None}, "top_k: expected a whole number; expected rows"),
+        (QUERY, {"top_k": 0}, "top_k: expected at least 1"),
         (QUERY, {"top_k": 10**30}, "expected rows"),
         (QUERY, {"top_k": "ten"}, "top_k"),
         (QUERY, {"top_k": 2.5}, "top_k"),
         (QUERY, {"filter_known": "no"}, "filter_known"),
-        (QUERY, {"filter_known": None}, "filter_known: Input should be a valid boolean"),
+        (QUERY, {"filter_known": None}, "filter_known: expected true or false"),
     ],
 )
 def test_a_bad_request_says_what_is_wrong(

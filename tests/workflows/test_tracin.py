@@ -169,7 +169,7 @@ def test_training_file_must_be_the_model_s(trained: TrainedStore, tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.pop("learning_rate_weight"), "learning_rate_weight: Field required"),
+        (lambda m: m.pop("learning_rate_weight"), "learning_rate_weight: missing"),
         (lambda m: m.update(data_fingerprint="0"), "was trained on data 0"),
         (lambda m: m["config"]["data"].update(name="nothing"), "data.name is 'nothing'"),
     ],

@@ -8,7 +8,7 @@ import streamlit as st
 
 from clew import names
 from clew.runs import store
-from clew.runs.reading.metrics import metric_histories
+from clew.runs.reading.metrics import headline_key, metric_histories
 from clew.runs.reading.progress import EpochProgress, progress_of
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import (
@@ -31,6 +31,7 @@ __all__ = [
     "RunQuery",
     "RunRecord",
     "State",
+    "headline_key",
     "last_sign_of_life",
     "state_of",
 ]
@@ -39,13 +40,6 @@ PAGE_SIZE = 50
 SECONDS_FRESH = 5
 NUM_RECENT = 100
 """Runs whose tags fill the filters: each is read with all its metrics, so not too many."""
-
-HEADLINES = {
-    names.TASK_LINK_PREDICTION: names.metric("valid", names.MRR),
-    names.TASK_LANGUAGE_MODELING: names.metric("valid", names.BITS_PER_BYTE),
-    names.TASK_SEQUENCE_REGRESSION: names.metric("valid", names.RMSE),
-}
-"""The validation metric that stands for a run of each task."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +181,6 @@ def variants_of(runs: Sequence[RunRecord]) -> dict[str, str]:
         )
         found[run.run_id] = f"{model}, traced in {own}" if traced else model or own
     return found
-
-
-def headline_key(run: RunRecord) -> str:
-    """Return the metric that stands for the run; a test metric where nothing was validated."""
-    key = HEADLINES.get(run.tags.get(names.TAG_TASK, ""), HEADLINES[names.TASK_LINK_PREDICTION])
-    if key not in run.metrics and (tested := key.replace("valid/", "test/")) in run.metrics:
-        return tested
-    return key
 
 
 def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:

@@ -121,8 +121,8 @@ def attribute(
     with neither, a window of image frames.
 
     Args:
-        model: A loaded model, a run, a run id, `models:/name@alias` or a folder; all of its run's
-            checkpoints are needed.
+        model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder; all of
+            its run's checkpoints are needed.
         triples: `(head, relation, tail)` by name, for link prediction.
         prompt: Text before the continuation, for a language model.
         continuation: Text to explain; empty: what the model writes.

@@ -23,6 +23,7 @@ from clew.language_modeling.model_folder import TextModel
 from clew.language_modeling.writer import continuation
 from clew.link_prediction.answers import Query
 from clew.link_prediction.prediction import Predictor
+from clew.runs.reading.search import run_meant
 from clew.workflows.evaluate import EvaluateResult
 from clew.workflows.evaluate import evaluate as evaluate_model
 from clew.workflows.model_source import open_model
@@ -203,13 +204,15 @@ def load(reference: str | Path) -> Model:
     """Find a trained model and read it.
 
     Args:
-        reference: A run id, `models:/name@alias`, or a folder of checkpoints. An alias is followed
-            once: the model stays the version that it meant then.
+        reference: A run id, `newest` (the training run that finished last), `models:/name@alias`,
+            or a folder of checkpoints. An alias is followed once: the model stays the version that
+            it meant then.
 
     Raises:
         UsageError: there is no such model, or its files or its data cannot be used.
     """
-    with open_model(str(reference)) as source:
+    meant = reference_of(reference)
+    with open_model(meant) as source:
         ready: Predictor | TextModel | None = None
         if source.manifest.task == names.TASK_LINK_PREDICTION:
             ready, notes = open_predictor(source)
@@ -217,7 +220,7 @@ def load(reference: str | Path) -> Model:
                 logger.warning("%s: %s", source.title, note)
         elif source.manifest.task == names.TASK_LANGUAGE_MODELING:
             ready = open_text_model(source)
-        pinned = source.version.uri if source.version else str(reference)
+        pinned = source.version.uri if source.version else meant
         return Model(pinned, source.title, source.manifest.task, source.config, ready)
 
 
@@ -229,7 +232,8 @@ def evaluate(
     `evaluate(model).metrics["test/mrr"]` is a float; the names are those of training.
 
     Args:
-        model: A loaded model, a run, a run id, `models:/name@alias`, or a folder of checkpoints.
+        model: A loaded model, a run, a run id, `newest`, `models:/name@alias`, or a
+            folder of checkpoints.
         split: `valid` or `test`.
 
     Raises:
@@ -245,7 +249,7 @@ def reference_of(model: Model | Recorded | str | Path) -> str:
         UsageError: it is a run that was not recorded.
     """
     if isinstance(model, str | Path):
-        return str(model)
+        return run_meant(str(model), names.KIND_TRAIN)
     if isinstance(model, Model):
         return model.reference
     if model.run_id is None:

@@ -8,7 +8,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew import names
-from clew.errors import ConfigError, quoted
+from clew.errors import ConfigError, quoted, reason_of
 from clew.files import working_folder
 from clew.workflows.predict_frames import predict_frames
 
@@ -77,13 +77,9 @@ def question(
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = str(problem["loc"][0])
-        raise ConfigError(f"{key} is {quoted(given[key])}; {_lower(problem['msg'])}") from None
+        raise ConfigError(f"{key} is {quoted(given[key])}; {reason_of(problem)}") from None
     assert isinstance(asked, GraphQuestion | TextQuestion | FramesQuestion)
     return asked
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def predicted(reference: str, frames: Path, *, confidence: float) -> pd.DataFrame:

@@ -1,8 +1,8 @@
 """The command line: reads options, calls one workflow, prints its result.
 
 Options are declared as classes (`clew.cli.options`); those that set the configuration come from its
-schema. Every command except `sync` and `ui` is also an entry point of MLproject, with underscores
-in place of dashes in the parameter names; `demo` is the entry point `main`.
+schema. Every command except `runs`, `sync` and `ui` is also an entry point of MLproject, with
+underscores in place of dashes in the parameter names; `demo` is the entry point `main`.
 """
 
 import click
@@ -34,6 +34,7 @@ for verb in (
     explanations.validate_influence,
     project.data,
     project.pretokenize,
+    project.runs,
     project.sync,
     project.demo,
     project.ui,

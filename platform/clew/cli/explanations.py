@@ -9,20 +9,21 @@ import click
 from pydantic import Field, field_validator
 
 from clew.cli.cluster_options import ClusterOptions
-from clew.cli.options import Configured, JsonFlag, Option, Options, command
+from clew.cli.options import Configured, JsonFlag, ModelReference, Option, Options, command
 from clew.cli.progress import progress_bar
 from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
+from clew.names import KIND_TRACE, KIND_TRAIN
 
-ModelToExplain = Annotated[str, Option(also=("model_path",))]
+ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN)]
 
 
 class ExplainOptions(Configured):
     """Options that `clew tracin` and `clew batch-tracin` share."""
 
     model: ModelToExplain = ""
-    """Run id, models:/name@alias, or a folder of checkpoints; RUN1,RUN2 explains the mean over
-    runs of one configuration with different seeds."""
+    """Run id, newest, models:/name@alias, or a folder of checkpoints; RUN1,RUN2 explains the mean
+    over runs of one configuration with different seeds."""
     train: str = ""
     """File of training triples; checked against those that the model was trained on."""
     entity_to_id: str = ""
@@ -118,8 +119,8 @@ class TraceWindowsOptions(Configured):
 class TraceSequenceOptions(TraceWindowsOptions):
     """Options of `clew trace-sequence`."""
 
-    model: str
-    """Run id or a folder of checkpoints of image sequences."""
+    model: ModelReference
+    """Run id, newest, or a folder of checkpoints of image sequences."""
     frame: str = ""
     """Last frame of the window to explain; several are separated by commas (default: the window
     with the largest error)."""
@@ -128,7 +129,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
     @classmethod
     def _are_frames(cls, value: str) -> str:
         if value and not all(part.strip().isdigit() for part in value.split(",")):
-            raise ValueError("numbers of frames, such as 1200 or 1200,1208")
+            raise ValueError("expected numbers of frames, such as 1200 or 1200,1208")
         return value
 
 
@@ -155,8 +156,8 @@ def trace_sequence(options: TraceSequenceOptions) -> int:
 class TraceTextOptions(TraceWindowsOptions):
     """Options of `clew trace-text`."""
 
-    model: str
-    """Run id or a folder of checkpoints of a language model."""
+    model: ModelReference
+    """Run id, newest, or a folder of checkpoints of a language model."""
     prompt: str = ""
     """Text before the continuation."""
     continuation: str = ""
@@ -193,8 +194,8 @@ def trace_text(options: TraceTextOptions) -> int:
 class ValidateInfluenceOptions(Options):
     """Options of `clew validate-influence`."""
 
-    model: str
-    """Run id, models:/name@alias, or a folder of checkpoints of a graph model."""
+    model: ModelReference
+    """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
     subsets: Annotated[int, Field(ge=2)] = 40
     """Random subsets of facts for each share that is dropped."""
     seeds: Annotated[int, Field(ge=0)] = 2
@@ -221,7 +222,7 @@ class ValidateInfluenceOptions(Options):
     @classmethod
     def _are_numbers(cls, value: str) -> str:
         if value and not all(re.fullmatch(r"\s*\d*\.?\d+\s*", part) for part in value.split(",")):
-            raise ValueError("shares of the facts, such as 0.05,0.5")
+            raise ValueError("expected shares of the facts, such as 0.05,0.5")
         return value
 
 
@@ -252,8 +253,8 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
 class ReportOptions(Options):
     """Options of `clew report`."""
 
-    explanation: str
-    """Run of kind trace, a folder that `clew tracin --output` wrote, or its JSON file."""
+    explanation: Annotated[str, Option(run_kind=KIND_TRACE)]
+    """Run of kind trace, newest, a folder that `clew tracin --output` wrote, or its JSON file."""
     output: Path
     """File to write."""
     test: Annotated[int, Field(ge=0)] = 0

@@ -8,14 +8,14 @@ from typing import Any, Self
 import click
 from pydantic import model_validator
 
-from clew.cli.options import JsonFlag, Options, command, dashed
+from clew.cli.options import JsonFlag, ModelReference, Options, command, dashed
 
 
 class PromoteOptions(Options):
     """Options of `clew promote`."""
 
-    run_id: str = ""
-    """Run whose best checkpoint to promote."""
+    run_id: ModelReference = ""
+    """Run whose best checkpoint to promote; newest for the training run that finished last."""
     experiment: str = ""
     """Experiment whose best run to promote, instead of a run id."""
     metric: str = ""
@@ -64,8 +64,8 @@ def promote(options: PromoteOptions) -> int:
 class ExportOptions(Options):
     """Options of `clew export`."""
 
-    model: str
-    """Run id, models:/name@alias, or a checkpoint folder."""
+    model: ModelReference
+    """Run id, newest, models:/name@alias, or a checkpoint folder."""
     output_dir: Path
     """New folder for the files."""
 

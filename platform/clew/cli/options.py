@@ -19,7 +19,8 @@ from pydantic.fields import FieldInfo
 from clew.config.base import Section
 from clew.config.flags import flagged_fields
 from clew.config.load import parse_assignments
-from clew.errors import ConfigError, quoted
+from clew.errors import ConfigError, quoted, reason_of
+from clew.names import KIND_TRAIN, NEWEST
 
 ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
@@ -38,8 +39,11 @@ class Option:
     """Whether MLproject leaves this parameter out. A boolean then takes no value."""
     hidden: bool = False
     """Whether only Clew's own processes use it."""
+    run_kind: str = ""
+    """Kind of run that the value may name; `newest` then stands for the newest of these runs."""
 
 
+ModelReference = Annotated[str, Option(run_kind=KIND_TRAIN)]
 JsonFlag = Annotated[bool, Option(name="json", terminal_only=True)]
 HIDDEN = Option(terminal_only=True, hidden=True)
 
@@ -59,6 +63,8 @@ class Options(Section):
         typed: dict[str, str] = {}
         for option in filter(lambda option: given[option.name], declared_options(verb, cls)):
             target, value = option.key or option.field, option.switch or given[option.name]
+            if option.run_kind and value == NEWEST:
+                value = _newest_run(option.run_kind)
             content = overrides if option.key else values
             if content.setdefault(target, value) != value:
                 raise ConfigError(
@@ -103,6 +109,8 @@ class DeclaredOption:
     """Value, if the option never takes one."""
     terminal_only: bool = False
     hidden: bool = False
+    run_kind: str = ""
+    """Kind of the runs that `newest` chooses from."""
 
 
 def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:
@@ -144,6 +152,7 @@ def _of_field(name: str, field: FieldInfo) -> list[DeclaredOption]:
         switch="true" if is_bool and mark.terminal_only else "",
         terminal_only=mark.terminal_only,
         hidden=mark.hidden,
+        run_kind=mark.run_kind,
     )
     same = f"Same as {dashed(main.name)}."
     return [main, *(replace(main, name=other, help=same) for other in mark.also)]
@@ -160,15 +169,20 @@ def dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def _newest_run(kind: str) -> str:
+    from clew.runs.reading.search import run_meant  # MLflow takes seconds
+
+    return run_meant(NEWEST, kind)
+
+
 def _describe(error: ValidationError, typed: Mapping[str, str]) -> str:
     problem = error.errors()[0]
     field = str(problem["loc"][0]) if problem["loc"] else ""
-    reason = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     if not field:
-        return reason
+        return reason_of(problem)
     if problem["type"] == "missing":
         return f"{dashed(field)} is missing; it is required"
-    return f"{dashed(typed.get(field, field))} is {quoted(problem['input'])}; expected {reason}"
+    return f"{dashed(typed.get(field, field))} is {quoted(problem['input'])}; {reason_of(problem)}"
 
 
 class Verb(click.Command):

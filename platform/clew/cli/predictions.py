@@ -9,7 +9,7 @@ from typing import Annotated, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, Option, Options, command, dashed
+from clew.cli.options import JsonFlag, ModelReference, Option, Options, command, dashed
 from clew.cli.progress import progress_bar
 
 GRAPH = ("head", "relation", "tail", "input", "top_k", "filter_known", "conformal")
@@ -20,8 +20,8 @@ FRAMES = ("frames", "output", "confidence")
 class PredictOptions(Options):
     """Options of `clew predict`."""
 
-    model: str
-    """Run id, models:/name@alias, or a checkpoint folder."""
+    model: ModelReference
+    """Run id, newest, models:/name@alias, or a checkpoint folder."""
     head: str = ""
     """Name or label of the head, to predict tails; with --tail too, the whole triple is ranked."""
     relation: str = ""

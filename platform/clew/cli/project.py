@@ -1,12 +1,16 @@
-"""Commands for data and for the project as a whole: data, pretokenize, sync, demo, ui."""
+"""Commands for data and for the project as a whole: data, pretokenize, runs, sync, demo, ui."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import Option, Options, command
+from clew.cli.options import JsonFlag, Option, Options, command
+
+RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune"]
 
 
 class DataOptions(Options):
@@ -112,6 +116,33 @@ def pretokenize(options: PretokenizeOptions) -> int:
         settings, options.output, num_proc=options.num_proc, force=options.force
     )
     click.echo(result.table())
+    return 0
+
+
+class RunsOptions(Options):
+    """Options of `clew runs`."""
+
+    kind: RunKind | None = None
+    """Kind of the runs (default: all)."""
+    experiment: str = ""
+    """Name of the experiment (default: all)."""
+    limit: int = Field(default=20, ge=1, le=1000)
+    """Number of runs to list at most."""
+    as_json: JsonFlag = False
+    """Print JSON, one object per line."""
+
+
+@command(RunsOptions)
+def runs(options: RunsOptions) -> int:
+    """List the latest runs with their ids. Other commands take these, or `newest`."""
+    from clew.workflows.list_runs import list_runs
+
+    found = list_runs(kind=options.kind or "", experiment=options.experiment, limit=options.limit)
+    if options.as_json:
+        for run in found.runs:
+            click.echo(json.dumps(asdict(run)))
+    else:
+        click.echo(found.table())
     return 0
 
 

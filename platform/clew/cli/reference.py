@@ -25,7 +25,7 @@ from clew.runs.store import project_root
 PROGRAM = "python -m clew.cli.reference"
 MLPROJECT = "MLproject"
 OPTIONS_PAGE = "docs/reference/options.md"
-TERMINAL_VERBS = ("sync", "ui")
+TERMINAL_VERBS = ("runs", "sync", "ui")
 """Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
 SET = DeclaredOption("set", "More settings, section.key=value, separated by commas.", str)

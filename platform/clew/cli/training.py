@@ -11,15 +11,24 @@ import click
 from pydantic import Field, field_validator
 
 from clew.cli.cluster_options import ClusterOptions
-from clew.cli.options import HIDDEN, Configured, JsonFlag, Option, Options, command, is_main_process
+from clew.cli.options import (
+    HIDDEN,
+    Configured,
+    JsonFlag,
+    ModelReference,
+    Option,
+    Options,
+    command,
+    is_main_process,
+)
 from clew.config.load import load
 from clew.errors import ConfigError
+from clew.names import NEWEST
 
 if TYPE_CHECKING:
     from clew.workflows.train import TrainResult
 
 DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
-NEWEST = "newest"
 
 
 class TrainOptions(Configured):
@@ -198,8 +207,8 @@ def tune(options: TuneOptions) -> int:
 class EvaluateOptions(Options):
     """Options of `clew evaluate`."""
 
-    model: str
-    """Run id, models:/name@alias, or a checkpoint folder."""
+    model: ModelReference
+    """Run id, newest, models:/name@alias, or a checkpoint folder."""
     split: Literal["valid", "test"] = "test"
     """Split to evaluate, valid or test."""
     negatives: Path | None = None
@@ -236,7 +245,7 @@ class CompareOptions(ClusterOptions):
     @classmethod
     def _are_whole_numbers(cls, value: str) -> str:
         if value and not all(text.strip().isdecimal() for text in value.split(",")):
-            raise ValueError("whole numbers, separated by commas")
+            raise ValueError("expected whole numbers, separated by commas")
         return value
 
 

@@ -14,7 +14,7 @@ from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
 from clew.config.suggestions import valid_names
 from clew.config.yaml_text import MAX_CHARACTERS, parse_yaml
-from clew.errors import ConfigError, described, quoted
+from clew.errors import ConfigError, described, quoted, reason_of
 
 Overrides = Mapping[str, Any]
 
@@ -239,8 +239,7 @@ def _describe(problem: dict[str, Any]) -> str:
         case "missing":
             return f"{path}: missing; it has no default"
         case _:
-            reason = problem["msg"].removeprefix("Input should be ")
-            return f"{path}: {quoted(given)} given, expected {reason}"
+            return f"{path}: {quoted(given)} given, {reason_of(problem)}"
 
 
 def _classes_or_none(section: str) -> list[type[BaseModel]]:

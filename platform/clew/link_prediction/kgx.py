@@ -17,7 +17,7 @@ from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from clew.biolink.terms import PREFIX, most_specific
-from clew.errors import DataError, described
+from clew.errors import DataError, described, reason_of
 from clew.text_blocks import COMPRESSIONS, line_blocks
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def _checked(kind: type[R], record: dict[str, object], path: Path, number: int) 
         found = error.errors(include_url=False)[0]
         where = ".".join(map(str, found["loc"]))
         raise DataError(
-            f"{path}, line {number}: {where}: {found['msg'].lower()}; expected a KGX "
+            f"{path}, line {number}: {where}: {reason_of(found)}; this is no KGX "
             f"{kind.__name__.lower()}"
         ) from None
 

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from clew import names
 from clew.config.directions import direction_of
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client
@@ -16,6 +17,21 @@ NUM_THREADS = 8
 HISTORY_COLUMNS = ("run_id", "step", "seconds", "value")
 
 Pick = Literal["best", "last", "step"]
+
+HEADLINES = {
+    names.TASK_LINK_PREDICTION: names.metric("valid", names.MRR),
+    names.TASK_LANGUAGE_MODELING: names.metric("valid", names.BITS_PER_BYTE),
+    names.TASK_SEQUENCE_REGRESSION: names.metric("valid", names.RMSE),
+}
+"""The validation metric that stands for a run of each task."""
+
+
+def headline_key(run: RunRecord) -> str:
+    """Return the metric that stands for the run; a test metric where nothing was validated."""
+    key = HEADLINES.get(run.tags.get(names.TAG_TASK, ""), HEADLINES[names.TASK_LINK_PREDICTION])
+    if key not in run.metrics and (tested := key.replace("valid/", "test/")) in run.metrics:
+        return tested
+    return key
 
 
 def metric_histories(

@@ -5,6 +5,7 @@ call that counts: `count_runs` finds the number of runs by asking which offsets 
 first near the number that it was before.
 """
 
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +18,11 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
 
 from clew import names
+from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, record_of
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
@@ -156,6 +160,32 @@ def find_cell(cell_id: str, uri: str | None = None) -> RunRecord | None:
     with store.using("runs of a study", uri):
         found = client(uri).search_runs(experiments, condition, max_results=1)
     return record_of(found[0]) if found else None
+
+
+def run_meant(reference: str, kind: str, uri: str | None = None) -> str:
+    """Return a reference to a run; instead of `newest`, the id of the run that finished last.
+
+    Args:
+        reference: What a person named.
+        kind: Of the runs to choose from.
+        uri: The store.
+
+    Raises:
+        TrackingError: none has finished, or the store does not answer.
+    """
+    if reference != names.NEWEST:
+        return reference
+    query = RunQuery(kind=kind, status="FINISHED", order_by="attributes.end_time DESC")
+    page = search_runs(query, limit=1, uri=uri)
+    if not page.runs:
+        where = store.shown(uri or store.tracking_uri())
+        raise TrackingError(
+            f"{names.NEWEST!r} stands for the {kind} run that finished last, but no {kind} run of "
+            f"{where} has finished; `clew runs` lists the runs that there are"
+        )
+    run = page.runs[0]
+    logger.info("%s is run %s (%s)", names.NEWEST, run.run_id, run.name)
+    return run.run_id
 
 
 def filter_string(query: RunQuery) -> str:
