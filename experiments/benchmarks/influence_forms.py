@@ -52,6 +52,7 @@ CASES = {
         20_000,
         {
             "loss.kind": "kvs_all",
+            "schedule.kind": "constant",
             "training.num_epochs": 1,
             "training.batch_size": 4096,
             "training.checkpoint_frequency": 1,
