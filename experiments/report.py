@@ -5,7 +5,7 @@
 README's section between the marks is replaced by ten figures; `docs/measurements.md` gets all
 that was recorded, the verdicts of the studies included; `experiments/LOG.md` gets an entry if the
 figures are others than in its last one. What cannot be quoted is named as still to be measured. The
-picture of the page on trust is drawn again.
+pictures of measurements are drawn again.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import trust_picture
+from experiments import quality_picture, trust_picture
 from experiments.figures import FIGURES, MIN_ROUNDS, Content, Figure, Quote, gap
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -195,6 +195,7 @@ def main() -> None:
     if rows and rows != last_log_rows(log):
         LOG.write_text(log.rstrip("\n") + "\n" + log_entry(benchmarks), encoding="utf-8")
     trust_picture.main()
+    quality_picture.main()
     for figure in FIGURES:
         if reason := gap(figure, benchmarks.get(figure.benchmark)):
             print(f"to be measured: {figure.benchmark}: {reason}")

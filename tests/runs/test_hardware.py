@@ -156,6 +156,18 @@ def test_a_result_file_leaves_the_source_as_it_was(checkout: Path) -> None:
     assert str(commit()).endswith("-dirty")
 
 
+def test_a_program_that_git_does_not_know_is_a_change(checkout: Path) -> None:
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "first")
+    head = git(checkout, "rev-parse", "HEAD")
+    (checkout / "own.py").write_text("a user's script\n")
+    assert commit() == head
+    benchmark = checkout / "experiments/benchmarks/new.py"
+    benchmark.parent.mkdir(parents=True)
+    benchmark.write_text("what a result would come from\n")
+    assert commit() == f"{head}-dirty"
+
+
 def test_only_a_commit_may_be_named_by_a_result() -> None:
     assert hardware.why_no_result_file("1" * 40) is None
     assert "uncommitted changes" in str(hardware.why_no_result_file("1" * 40 + "-dirty"))

@@ -25,6 +25,7 @@ PROC = Path("/proc")
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
 _DIRTY = "-dirty"
+_PROGRAMS = (":/platform/*.py", ":/ui/*.py", ":/experiments/*.py")
 _RESULTS = ":(top,exclude)experiments/*/results/*"
 _RESET_PEAK = "5"  # what /proc/self/clear_refs takes to forget the peak (proc(5))
 
@@ -127,8 +128,9 @@ def reset_process_peak() -> bool:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit of Clew's source tree, with `-dirty` if tracked files differ from it.
+    """Return the commit of Clew's source tree, with `-dirty` if it is not what runs.
 
+    That is so if tracked files differ from it, or if there are programs that git does not know.
     Result files do not count: a program that writes one leaves the source as it was. None when
     the code is not a git checkout, for example when it was installed as a package.
     """
@@ -137,7 +139,8 @@ def git_commit() -> str | None:
         return None  # an environment's folder inside somebody's checkout is not that checkout
     commit = _git(source, "rev-parse", "HEAD")
     changed = _git(source, "status", "--porcelain", "--untracked-files=no", "--", ":/", _RESULTS)
-    return None if commit is None else commit + ("" if changed == "" else _DIRTY)
+    unknown = _git(source, "ls-files", "--others", "--exclude-standard", "--", *_PROGRAMS)
+    return None if commit is None else commit + ("" if changed == unknown == "" else _DIRTY)
 
 
 def why_no_result_file(commit: str | None) -> str | None:

@@ -1,0 +1,215 @@
+"""How soon a model is good: validation MRR against wall-clock seconds, with PyKEEN beside it.
+
+    CLEW_DATA=... python -m experiments.benchmarks.time_to_quality [minutes] [data set ...]
+
+Each curve is a process of its own, which is stopped when its minutes are over. Its clock starts
+with it, so imports, reading the data and every validation count. The configurations of ConvE and
+ComplEx are those that ship for such a machine; nothing is chosen by these curves. "Plain ComplEx"
+is one recipe for both programs: 400 numbers an entity, inverse relations, all answers of 500
+queries a step, cross entropy over all entities, Adagrad at .1, no regulariser. Every second epoch
+is validated. Each data set has a result file of its own.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from mlflow import MlflowClient
+
+from clew import names
+from experiments.benchmarks.harness import ROOT, print_table, write_results
+
+NAME = "time_to_quality"
+MINUTES = 30.0
+DATA_SETS = {
+    "codex-s": {"conve": "codex_s", "complex": "codex_s_complex"},
+    "WN18RR": {"conve": "wn18rr_short", "complex": "wn18rr_complex"},
+    "FB15k-237": {"conve": "fb15k237_short", "complex": "fb15k237_complex"},
+}
+"""Maps folders under $CLEW_DATA to their configurations."""
+EVERY_EPOCHS = 2
+PLAIN = {
+    "loss.kind": "kvs_all",
+    "loss.regularizer": None,
+    "loss.relation_prediction_weight": 0.0,
+    "training.batch_size": 500,
+}
+PYKEEN = "PyKEEN 1.11.1"
+GRACE_SECONDS = 60
+"""How long a process may take to stop."""
+
+Point = dict[str, float]
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A training whose validation MRR is followed."""
+
+    program: str
+    recipe: str
+    model: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+CURVES = (
+    Curve("Clew", "ConvE", "conve"),
+    Curve("Clew", "ComplEx", "complex"),
+    Curve("Clew", "plain ComplEx", "complex", PLAIN),
+    Curve(PYKEEN, "plain ComplEx", "complex"),
+)
+
+
+def follow(curve: Curve, data: str, minutes: float) -> list[Point]:
+    """Run a training for some minutes, and return its validations: `seconds` and `mrr`."""
+    with tempfile.TemporaryDirectory(prefix="clew-quality-") as folder:
+        store = f"sqlite:///{folder}/mlflow.db"
+        is_clew = curve.program != PYKEEN
+        command = clew_command(curve, data) if is_clew else pykeen_command(data)
+        environment = os.environ | {"MLFLOW_TRACKING_URI": store, "CLEW_SPOOL": f"{folder}/spool"}
+        written = Path(folder) / "points"
+        start = time.time()
+        with written.open("w", encoding="utf-8") as file:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file)
+            stop_after(process, 60 * minutes)
+        if is_clew:
+            return list(points_of_the_run(store, start))
+        lines = written.read_text(encoding="utf-8").splitlines()
+        points = [json.loads(line) for line in lines if line.startswith("{")]
+        return [{"seconds": p["time"] - start, "mrr": p["mrr"]} for p in points]
+
+
+def stop_after(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for a process, and interrupt it when its time is over.
+
+    Raises:
+        RuntimeError: it ended by itself with an error.
+    """
+    try:
+        if process.wait(seconds):
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        process.wait(GRACE_SECONDS)
+
+
+def clew_command(curve: Curve, data: str) -> list[str]:
+    """Return the command that trains a curve of ours."""
+    config = f"experiments/link_prediction/{DATA_SETS[data][curve.model]}.yaml"
+    settings = {
+        "evaluation.every_epochs": EVERY_EPOCHS,
+        "training.device": "cpu",
+        "training.checkpoint_frequency": 0,
+        **curve.settings,
+    }
+    assigned = [f"{k}={'null' if v is None else v}" for k, v in settings.items()]
+    return [sys.executable, "-m", "clew", "train", "--config", config, *assigned]
+
+
+def pykeen_command(data: str) -> list[str]:
+    """Return the command that trains PyKEEN's curve: this program with another argument."""
+    return [sys.executable, "-m", f"experiments.benchmarks.{NAME}", "--pykeen", data]
+
+
+def points_of_the_run(store: str, start: float) -> Iterator[Point]:
+    """Yield what the only run of a store recorded."""
+    client = MlflowClient(store)
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    for metric in client.get_metric_history(run.info.run_id, names.metric("valid", names.MRR)):
+        yield {"seconds": metric.timestamp / 1000 - start, "mrr": metric.value}
+
+
+def train_with_pykeen(data: str) -> None:
+    """Train until somebody stops it; print time and validation MRR of every second epoch."""
+    from pykeen.evaluation import RankBasedEvaluator
+    from pykeen.models import ComplEx
+    from pykeen.training import LCWATrainingLoop, TrainingCallback
+    from pykeen.triples import TriplesFactory
+
+    folder = Path(os.environ["CLEW_DATA"]) / data
+    train = TriplesFactory.from_path(folder / "train.txt", create_inverse_triples=True)
+
+    def ids_of(split: str) -> torch.Tensor:
+        path, names_of = folder / f"{split}.txt", (train.entity_to_id, train.relation_to_id)
+        read = TriplesFactory.from_path(path, entity_to_id=names_of[0], relation_to_id=names_of[1])
+        return read.mapped_triples
+
+    valid, test = ids_of("valid"), ids_of("test")
+    evaluator = RankBasedEvaluator(filtered=True)
+
+    class Validation(TrainingCallback):
+        """Validates as the other curves do, filtered by every known triple."""
+
+        def post_epoch(self, epoch: int, epoch_loss: float, **others: object) -> None:
+            if epoch % EVERY_EPOCHS:
+                return
+            known = [train.mapped_triples, test]
+            found = evaluator.evaluate(
+                self.model, valid, 512, use_tqdm=False, additional_filter_triples=known
+            )
+            mrr = found.get_metric("both.realistic.inverse_harmonic_mean_rank")
+            print(json.dumps({"time": time.time(), "mrr": float(mrr)}), flush=True)
+
+    small = partial(torch.nn.init.normal_, std=0.001)
+    model = ComplEx(
+        triples_factory=train,
+        embedding_dim=200,  # complex numbers
+        entity_initializer=small,
+        relation_initializer=small,
+        regularizer=None,
+        loss="crossentropy",
+        random_seed=0,
+    )
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    loop = LCWATrainingLoop(model=model, triples_factory=train, optimizer=optimizer)
+    loop.train(train, num_epochs=10_000, batch_size=500, use_tqdm=False, callbacks=Validation())  # type: ignore[no-untyped-call]
+
+
+def summary(curve: Curve, points: list[Point]) -> Row:
+    """Return the best of a curve, and how soon it was within a tenth and a hundredth of that."""
+    row: Row = {"program": curve.program, "recipe": curve.recipe, "validations": len(points)}
+    best = max((point["mrr"] for point in points), default=0.0)
+
+    def soon(share: float) -> float | None:
+        return next((p["seconds"] for p in points if p["mrr"] >= share * best), None)
+
+    return row | {
+        "best valid MRR": best,
+        "seconds to 90 % of it": soon(0.9),
+        "seconds to 99 % of it": soon(0.99),
+        "seconds of the last": points[-1]["seconds"] if points else None,
+    }
+
+
+def main(minutes: float, data_sets: list[str]) -> None:
+    """Follow every curve of each data set, print and write."""
+    for data in data_sets:
+        found = {}
+        for curve in CURVES:
+            found[curve] = follow(curve, data, minutes)
+            print(data, summary(curve, found[curve]), flush=True)
+        rows = [{"data set": data, **summary(*pair)} for pair in found.items()]
+        print_table(rows)
+        curves = [
+            {"program": curve.program, "recipe": curve.recipe, **point}
+            for curve, points in found.items()
+            for point in points
+        ]
+        results = {"minutes": minutes, "summary": rows, "curves": curves}
+        write_results(NAME, results, part=data, packages=["torch", "pykeen"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--pykeen"]:
+        train_with_pykeen(sys.argv[2])
+    else:
+        main(float(sys.argv[1]) if sys.argv[1:] else MINUTES, sys.argv[2:] or list(DATA_SETS))
