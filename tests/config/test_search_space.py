@@ -68,6 +68,13 @@ def test_a_mistake_is_one_line_that_names_file_and_setting(
     assert all(key in text for key in parameters)
 
 
+def test_a_key_that_does_not_print_is_escaped(tmp_path: Path, config: RunConfig) -> None:
+    path = write(tmp_path, {"model.\ufeffsize": {"low": 1, "high": 2}})
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        load_space(path, config)
+    assert str(caught.value).isprintable()
+
+
 def test_values_between_the_ends_are_checked_too(tmp_path: Path) -> None:
     complexes = load("umls_complex")
     odd = write(tmp_path, {"model.embedding_dim": {"low": 100, "high": 200, "step": 25}})

@@ -10,7 +10,7 @@ from clew.config.base import Section
 from clew.config.load import read_yaml, with_settings
 from clew.config.presets import find_space
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError, described
+from clew.errors import ConfigError, described, printable
 
 Value = bool | int | float | str | None
 """Of one setting."""
@@ -121,7 +121,7 @@ def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
         try:
             _check(key, parameter, config)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            raise ConfigError(f"{path}: {printable(str(error))}") from None
     return space
 
 
