@@ -22,7 +22,7 @@ class Section(BaseModel):
     def _is_plain_text(cls, value: Any) -> Any:
         """Refuse text that can be no name and no path, and that no file can hold."""
         if isinstance(value, str) and ("\0" in value or not _can_be_written(value)):
-            raise ValueError("text that a file can hold, without NUL and half characters")
+            raise ValueError("expected text that a file can hold, without NUL and half characters")
         return value
 
 
