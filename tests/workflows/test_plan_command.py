@@ -166,7 +166,7 @@ def test_images_are_planned_by_the_shape_of_a_frame() -> None:
     [
         (["--num-entities=5"], "--num-entities given, and data.kind is triples; expected --num-en"),
         (["--frame-shape=1x2x3"], "expected --num-entities and --num-relations"),
-        (["--frame-shape=2x3"], "--frame-shape is '2x3'; expected"),
+        (["--frame-shape=2x3"], "--frame-shape is '2x3'; expected CHANNELSxHEIGHTxWIDTH"),
         (["--set=data.name=nowhere"], "to plan without data, give --num-entities and --num-rel"),
         (
             ["--config=experiments/language_modeling/nano.yaml", "--num-entities=5"],

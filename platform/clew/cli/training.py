@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -125,10 +126,17 @@ class PlanOptions(Configured):
     """With --num-entities and --num-relations: training triples, for the time of an epoch."""
     vocabulary_size: Annotated[int | None, Field(ge=1)] = None
     """Plan for a vocabulary of this size (default: that of the packed text or its tokenizer)."""
-    frame_shape: Annotated[str, Field(pattern=r"^([1-9]\d*x[1-9]\d*x[1-9]\d*)?$")] = ""
+    frame_shape: str = ""
     """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
+
+    @field_validator("frame_shape")
+    @classmethod
+    def _check_shape(cls, given: str) -> str:
+        if given and not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", given):
+            raise ValueError("expected CHANNELSxHEIGHTxWIDTH, such as 1x440x640")
+        return given
 
 
 @command(PlanOptions)
