@@ -24,12 +24,14 @@ for self-influence and norms). A preconditioner scales the second side only. In 
 (`geometry`) the rows come with new factors, and only f is left to change here.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn.functional import one_hot
 
 from clew.influence.link_prediction.geometry import Metric
@@ -129,30 +131,18 @@ class Aligned:
         return dot.add_(self.query_dot(left, right * change.weights))
 
     def _feature_dot(self, change: Change) -> Tensor:
-        left, right = self.left.queries, self.right.queries
-        if self.left is self.right:  # once per query, not once per row
-            found = []
-            for part in left.chunks():
-                own = self.trunk.features(left.activations, part)
-                found.append(torch.einsum("nf,nf->n", own, change(own)))
-            return torch.cat(found)[self.left.query]
-        pieces = []
-        for i, j in self._chunks(self.left.query, self.right.query):
-            a = self.trunk.features(left.activations, i)
-            b = change(self.trunk.features(right.activations, j))
-            pieces.append(torch.einsum("nf,nf->n", a, b))
-        return torch.cat(pieces)
+        left, right = self.left.queries.activations, self.right.queries.activations
+        i, j, features = self.left.query, self.right.query, self.trunk.features
+        if change is unchanged and self.trunk.keep_features:
+            return _dots(features(left, EVERY), features(right, EVERY), i, j)
+        chunks = zip(torch.split(i, QUERY_CHUNK), torch.split(j, QUERY_CHUNK), strict=True)
+        return torch.cat([vecdot(features(left, a), change(features(right, b))) for a, b in chunks])
 
     def base_dot(self, b: Tensor) -> Tensor:
-        """Return `(row,)`, computed in chunks of rows."""
-        left = self.left.queries.base_row[self.left.query]
-        right = self.right.queries.base_row[self.right.query]
-        base = self.left.queries.base
-        if self.left is self.right:  # once per query, not once per row
-            return torch.einsum("ne,ne->n", base, b)[left]
-        return torch.cat(
-            [torch.einsum("ne,ne->n", base[i], b[j]) for i, j in self._chunks(left, right)]
-        )
+        """Return `(row,)`."""
+        left, right = self.left.queries, self.right.queries
+        i, j = left.base_row[self.left.query], right.base_row[self.right.query]
+        return _dots(left.base, b, i, j)
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
         """Return `(row,)`."""
@@ -171,9 +161,28 @@ class Aligned:
         """Return `(row,)`."""
         return values
 
-    @staticmethod
-    def _chunks(i: Tensor, j: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(torch.split(i, QUERY_CHUNK), torch.split(j, QUERY_CHUNK), strict=True))
+
+def _dots(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Return a[i] . b[j] of pairs of rows, `(pair,)`; a pair that occurs often is computed once.
+
+    On a CPU the product of matrices at chosen places takes a tenth of the time of copying the rows
+    and multiplying the copies: they are long, and the copies do not fit into its cache.
+    """
+    pair, place = torch.unique(i * len(b) + j, return_inverse=True)
+    row, column = pair // len(b), pair % len(b)
+    ends = torch.bincount(row, minlength=len(a)).cumsum(0)
+    starts_and_ends = torch.cat([ends.new_zeros(1), ends])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        zeros = torch.sparse_csr_tensor(
+            starts_and_ends,
+            column,
+            a.new_zeros(len(pair)),
+            (len(a), len(b)),
+            check_invariants=False,
+        )
+    products: Tensor = torch.sparse.sampled_addmm(zeros, a, b.T, beta=0.0).values()
+    return products[place]
 
 
 Meeting = Grid | Aligned

@@ -7,6 +7,7 @@ those rows' queries.
 
 from dataclasses import asdict, dataclass
 
+import scipy.linalg
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,6 +23,8 @@ SCORES_AT_ONCE = 2**22
 """Numbers of scores, and of drawn labels, that are held at once."""
 FEATURES_AT_ONCE = 2**25
 """Numbers of features that are held at once; more would mean fewer rows."""
+NUM_BLOCKS = 8
+"""Blocks of rows in which a symmetric product is computed."""
 LONGEST_FACTOR = 2048
 """Longest factor whose second moment is a matrix; of a longer one it is the mean of its diagonal,
 as of the relations of a model that has a matrix for each."""
@@ -134,17 +137,30 @@ def leading_eigenvectors(
     """Return the largest eigenvalues of X^T X, their eigenvectors, and the trace, of values X.
 
     They come from the smaller of X^T X and X X^T, which share the eigenvalues that are not zero.
+    Only its lower triangle is computed, and of its eigenvectors only those that are returned.
     """
     tall = len(values) >= values.shape[1]
-    product = values.T @ values if tall else values @ values.T
-    found, vectors = torch.linalg.eigh(product.double())
-    trace = found.clamp_min(0.0).sum()
-    kept = torch.arange(len(found) - min(rank, len(found)), len(found), device=values.device)
-    kept = kept[found[kept] > len(found) * torch.finfo(values.dtype).eps * found[-1]]
-    found, vectors = found[kept], vectors[:, kept].to(values.dtype)
+    product = _lower_triangle(values.T if tall else values).double()
+    size = len(product)
+    chosen = size - min(rank, size), size - 1
+    found, vectors = map(
+        torch.from_numpy, scipy.linalg.eigh(product.cpu().numpy(), subset_by_index=chosen)
+    )
+    kept = found > size * torch.finfo(values.dtype).eps * found[-1]
+    found, vectors = found[kept].to(product), vectors[:, kept].to(values)
     if not tall:
         vectors = values.T @ (vectors / found.sqrt().to(values.dtype))
-    return found, vectors, trace
+    return found, vectors, product.trace()
+
+
+def _lower_triangle(values: Float[Tensor, "n dim"]) -> Float[Tensor, "n n"]:
+    """Return X X^T, zero right of the diagonal but for parts of blocks: half of the products."""
+    product = values.new_zeros(len(values), len(values))
+    for rows in torch.arange(len(values)).tensor_split(NUM_BLOCKS):
+        if len(rows):
+            start, end = int(rows[0]), int(rows[-1]) + 1
+            torch.mm(values[start:end], values[:end].T, out=product[start:end, :end])
+    return product
 
 
 def inverse(
