@@ -30,7 +30,7 @@ def compare(batch, time, states, chunk):
     adjoint, d_multipliers, _ = operators.varying_diagonal_scan_backward(
         gradient, expected, multipliers, initial, 16
     )
-    later = operators._against_time(operators._conjugate(multipliers))
+    later = operators._against_time(operators.conjugated(multipliers))
     found = triton_varying_scan.backward(gradient, expected, later, initial, chunk)
     torch.testing.assert_close(found[0], adjoint, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(found[1], d_multipliers, rtol=2e-5, atol=2e-5)

@@ -76,6 +76,21 @@ def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
         SequenceInfluenceReport.read(tmp_path / "old.json")
 
 
+def test_the_whole_training_is_differentiated(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = {"influence.score": "unrolled", "influence.top_k": "3"}
+    (result,) = trace_sequences(model, [25], settings)
+    assert result.report.self_influence is None
+    assert result.report.settings["steps"] == result.report.steps[-1]
+    entries = (*result.report.proponents, *result.report.opponents)
+    assert entries
+    for entry in entries:
+        assert sum(entry.by_checkpoint) == pytest.approx(entry.influence, rel=1e-4)
+        assert entry.by_part == {}
+
+
 def test_many_windows_are_traced_in_one_pass_and_found_by_an_index(model: str) -> None:
     exact = trace_sequences(model, [25, 27], {"influence.top_k": 2})
     assert [result.report.last_frame for result in exact] == [25, 27]

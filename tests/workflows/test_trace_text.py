@@ -73,6 +73,46 @@ def test_a_copy_that_cannot_be_written_loses_nothing(model: str, tmp_path: Path)
     assert TextInfluenceReport.read(path).continuation == " on"
 
 
+UNROLLED = {"influence.score": "unrolled"}
+
+
+def test_the_whole_training_is_differentiated(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    texts = [Text("green bottles", " on"), Text("the password is", " zwieback")]
+    results = trace_texts(model, texts, UNROLLED | {"influence.top_k": 3})
+    write_outputs(results, tmp_path / "reports")
+    for number, result in enumerate(results):
+        report = result.report
+        assert TextInfluenceReport.read(tmp_path / "reports" / f"{number:04d}.json") == report
+        assert report.self_influence is None
+        assert report.settings["explained_parameters"] == "average"
+        assert "ema_decay" not in report.settings
+        assert names.NOT_OF_THE_AVERAGE not in result.table()
+        influences = [entry.influence for entry in report.proponents]
+        assert influences == sorted(influences, reverse=True)
+        for entry in (*report.proponents, *report.opponents):
+            assert sum(entry.by_checkpoint) == pytest.approx(entry.influence, rel=1e-4)
+    one = explained(model, *vars(texts[1]).values(), UNROLLED | {"influence.top_k": 3}).report
+    assert [w.window for w in one.proponents] == [w.window for w in results[1].report.proponents]
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "message"),
+    [
+        ({"influence.search": "index"}, {}, "influence.search=index is given.*leave it out"),
+        ({}, {"num_last_layers": 1}, "--num-last-layers is given"),
+        ({"influence.use_mixed_precision": True}, {}, "use_mixed_precision is true"),
+    ],
+)
+def test_what_unrolled_scores_do_not_have(
+    model: str, settings: Mapping[str, object], more: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        explained(model, "green bottles", " on", UNROLLED | settings, **more)
+
+
 def test_top_k_of_zero_keeps_every_window(model: str):
     report = explained(model, "green bottles", " on", {"influence.top_k": "0"}).report
     assert report.settings["top_k"] == 0

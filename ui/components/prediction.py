@@ -76,8 +76,8 @@ def notes(settings: Mapping[str, Any]) -> None:
         states.note(note)
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """Return a number for people, a dash where there is none."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if value.is_integer() else number_text(value, 3)

@@ -103,7 +103,8 @@ def numbers(report: TextInfluenceReport) -> None:
     ]
     with st.container(horizontal=True):
         for label, value, explanation in shown:
-            st.metric(label, prediction.number(float(value)), help=explanation)
+            number = None if value is None else float(value)
+            st.metric(label, prediction.number(number), help=explanation)
     prediction.notes(report.settings)
 
 

@@ -55,10 +55,7 @@ def tracin(options: TracinOptions) -> int:
         options.overrides,
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
         output=options.output,
-        progress=progress_bar(
-            "steps" if options.overrides.get("influence.score") == "unrolled" else "triples",
-            as_json=options.as_json,
-        ),
+        progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
@@ -106,6 +103,11 @@ def batch_tracin(options: BatchTracinOptions) -> int:
     return 0
 
 
+def _unit(options: Configured, facts: str) -> str:
+    """Return what the progress bar counts."""
+    return "steps" if options.overrides.get("influence.score") == "unrolled" else facts
+
+
 class TraceWindowsOptions(Configured):
     """Options that `clew trace-sequence` and `clew trace-text` share."""
 
@@ -146,7 +148,7 @@ def trace_sequence(options: TraceSequenceOptions) -> int:
         frames,
         options.overrides,
         num_last_layers=options.num_last_layers,
-        progress=progress_bar("windows", as_json=False),
+        progress=progress_bar(_unit(options, "windows"), as_json=False),
     )
     write_outputs(results, options.output)
     click.echo("\n\n".join(result.table() for result in results))
@@ -184,7 +186,7 @@ def trace_text(options: TraceTextOptions) -> int:
         texts,
         options.overrides,
         num_last_layers=options.num_last_layers,
-        progress=progress_bar("windows", as_json=False),
+        progress=progress_bar(_unit(options, "windows"), as_json=False),
     )
     write_outputs(results, options.output)
     click.echo("\n\n".join(result.table() for result in results))

@@ -44,7 +44,7 @@ class InfluenceConfig(Section):
     """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
     score: Annotated[
         Literal["auto", "raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled"],
-        EXPLAIN_FLAG,
+        ANY_EXPLAIN_FLAG,
     ] = "auto"
     """`auto`: `kronecker`, which predicted retraining best when it was measured; `cosine` for the
     graph models and losses without `kronecker`; `raw` for text and frames.
@@ -56,8 +56,8 @@ class InfluenceConfig(Section):
     normalisation, divided by the training gradient's norm; `preconditioned`: in the geometry of
     Adam's second moments (needs checkpoints with the optimizer's state), measured as the worst of
     these at predicting retraining; `unrolled`: the exact derivative of the prediction's loss
-    through the whole training, whose steps are repeated (`tracin` of one run; needs all checkpoints
-    with their training states)."""
+    through the whole training, whose steps are repeated (of one run; needs all checkpoints with
+    their training states). Text and frames have `raw` and `unrolled`."""
     direction: Annotated[Question, EXPLAIN_FLAG] = "tail"
     """Which answer is explained: why this tail, why this head (needs `data.inverse_relations`), or
     the losses of both together; score and rank of the test triple belong to the same question."""

@@ -211,11 +211,10 @@ class _SquaredReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        positive = F.relu(x)
-        ctx.save_for_backward(positive)
-        return positive.square()
+        ctx.save_for_backward(x)
+        return F.relu(x).square_()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (positive,) = ctx.saved_tensors
-        return torch.addcmul(gradient.new_zeros(()), gradient, positive, value=2.0)
+        (x,) = ctx.saved_tensors
+        return torch.addcmul(gradient.new_zeros(()), gradient, F.relu(x), value=2.0)

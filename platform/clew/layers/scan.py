@@ -214,10 +214,45 @@ def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
     *tensors, keep = ctx.saved_tensors
-    d_inputs, d_eigenvalues, d_initial = diagonal_scan_backward(
-        gradient, *tensors, ctx.chunk_size, keep
-    )
+    # With gradients enabled (create_graph) the gradient itself will be differentiated.
+    rule: Callable[..., tuple[Tensor, Tensor, Tensor]] = diagonal_scan_backward
+    if torch.is_grad_enabled():
+        rule = _differentiable_backward
+    d_inputs, d_eigenvalues, d_initial = rule(gradient, *tensors, ctx.chunk_size, keep)
     return d_inputs, d_eigenvalues, d_initial, None, None
+
+
+def _differentiable_backward(  # noqa: PLR0917
+    gradient: Tensor,
+    states: Tensor,
+    eigenvalues: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `diagonal_scan_backward` returns, by scans and products of whole series."""
+    conjugate, start = conjugated(eigenvalues), torch.zeros_like(initial)
+    reached = None if keep is None else against_time(keep)
+    flipped = None if reached is None else reached.flip(1)
+    adjoint = diagonal_scan(gradient.flip(1), conjugate, start, chunk_size, flipped).flip(1)
+    earlier = torch.cat([initial[:, None], states[:, :-1]], dim=1)
+    if keep is not None:
+        earlier = earlier * keep[:, :, None, None]
+    d_eigenvalues = times(adjoint, conjugated(earlier)).sum(1)
+    if len(eigenvalues) < len(states):
+        d_eigenvalues = d_eigenvalues.sum(0, keepdim=True)
+    d_initial = times(conjugate, adjoint[:, 0])
+    return adjoint, d_eigenvalues, d_initial if keep is None else d_initial * keep[:, :1, None]
+
+
+def conjugated(pairs: Tensor) -> Tensor:
+    """Return the conjugates of complex numbers that are pairs."""
+    return pairs * pairs.new_tensor([1.0, -1.0])
+
+
+def times(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of complex numbers that are pairs."""
+    return torch.view_as_real(as_complex(a) * as_complex(b))
 
 
 diagonal_scan.register_autograd(_backward, setup_context=_keep_states)

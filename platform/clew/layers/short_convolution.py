@@ -71,15 +71,16 @@ class _Filter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, kernel: Tensor, positions: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, kernel, positions)
-        own, *others = _delayed(inputs, kernel.shape[1])
-        result = own * kernel[:, :1]
-        for i, delayed in enumerate(others, start=1):
-            result.addcmul_(_within(delayed, positions, i), kernel[:, i : i + 1])
-        return result
+        return _filtered(inputs, kernel, positions)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         inputs, kernel, positions = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+            filtered = _filtered(inputs, kernel, positions)
+            leaves = (inputs, kernel)
+            found = torch.autograd.grad(filtered, leaves, gradient, create_graph=True)
+            return found[0], found[1], None
         width = kernel.shape[1]
         to_inputs, to_kernel = torch.zeros_like(inputs), torch.empty_like(kernel)
         delays = zip(_delayed(inputs, width), _delayed(to_inputs, width), strict=True)
@@ -88,6 +89,14 @@ class _Filter(torch.autograd.Function):
             to_delayed.addcmul_(reaching, kernel[:, i : i + 1])
             to_kernel[:, i] = (reaching * delayed).sum(1)
         return to_inputs, to_kernel, None
+
+
+def _filtered(inputs: Tensor, kernel: Tensor, positions: Tensor | None) -> Tensor:
+    own, *others = _delayed(inputs, kernel.shape[1])
+    result = own * kernel[:, :1]
+    for i, delayed in enumerate(others, start=1):
+        result.addcmul_(_within(delayed, positions, i), kernel[:, i : i + 1])
+    return result
 
 
 def _within(series: Tensor, positions: Tensor | None, steps: int) -> Tensor:

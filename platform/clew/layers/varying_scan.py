@@ -11,13 +11,22 @@ A step that the state before it does not reach has the multiplier 0. On a CPU th
 `chunked_scan` does it, on a GPU the kernels of `triton_varying_scan`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clew.layers.chunked_scan import Varying, scan_into
-from clew.layers.scan import DEFAULT_CHUNK_SIZE, RealSeries, RealState, as_complex, in_turn
+from clew.layers.scan import (
+    DEFAULT_CHUNK_SIZE,
+    RealSeries,
+    RealState,
+    as_complex,
+    conjugated,
+    in_turn,
+    times,
+)
 
 
 def varying_scan(
@@ -78,7 +87,7 @@ def varying_diagonal_scan_backward(
     gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of inputs, multipliers and initial state."""
-    adjoint, conjugate = torch.empty_like(states), _conjugate(multipliers)
+    adjoint, conjugate = torch.empty_like(states), conjugated(multipliers)
     scan_into(
         torch.view_as_complex(adjoint),
         as_complex(gradient),
@@ -93,10 +102,6 @@ def varying_diagonal_scan_backward(
     torch.mul(d_inputs[:, 0], as_complex(initial).conj(), out=written[:, 0])
     d_initial = torch.view_as_complex(conjugate)[:, 0] * d_inputs[:, 0]
     return adjoint, d_multipliers, torch.view_as_real(d_initial)
-
-
-def _conjugate(pairs: Tensor) -> Tensor:
-    return pairs * pairs.new_tensor([1.0, -1.0])
 
 
 def _against_time(multipliers: Tensor) -> Tensor:
@@ -117,7 +122,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from clew.layers import triton_varying_scan
 
-    conjugate = _conjugate(multipliers)
+    conjugate = conjugated(multipliers)
     adjoint, d_multipliers = triton_varying_scan.backward(
         gradient, states, _against_time(conjugate), initial, chunk_size
     )
@@ -144,8 +149,23 @@ def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    found = varying_diagonal_scan_backward(gradient, *ctx.saved_tensors, ctx.chunk_size)
-    return (*found, None)
+    # With gradients enabled (create_graph) the gradient itself will be differentiated.
+    rule: Callable[..., tuple[Tensor, Tensor, Tensor]] = varying_diagonal_scan_backward
+    if torch.is_grad_enabled():
+        rule = _differentiable_backward
+    return (*rule(gradient, *ctx.saved_tensors, ctx.chunk_size), None)
+
+
+def _differentiable_backward(
+    gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `varying_diagonal_scan_backward` returns, by a scan and products of series."""
+    conjugate = conjugated(multipliers)
+    against = _against_time(conjugate).flip(1)
+    start = torch.zeros_like(initial)
+    adjoint = varying_diagonal_scan(gradient.flip(1), against, start, chunk_size).flip(1)
+    earlier = torch.cat([initial[:, None], states[:, :-1]], dim=1)
+    return adjoint, times(adjoint, conjugated(earlier)), times(conjugate[:, 0], adjoint[:, 0])
 
 
 varying_diagonal_scan.register_autograd(_backward, setup_context=_keep_states)

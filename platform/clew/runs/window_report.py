@@ -72,7 +72,8 @@ class WindowReport(ABC, Generic[W]):
     dataset: str
     loss: float
     """Summed loss of what is explained, at the last checkpoint."""
-    self_influence: float
+    self_influence: float | None
+    """None for unrolled scores, which have none."""
     num_windows: int
     seconds: float
     device: str

@@ -87,7 +87,9 @@ def trace_texts(
     """
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task, device = open_task(source, LanguageModeling, EXPLAINS)
-        windows = task.train_examples().without_overlap()
+        windows = task.train_examples()
+        if source.config.influence.score != "unrolled":
+            windows = windows.without_overlap()
         tracer = open_tracer(
             task, windows, source, checkpoints, device=device, num_last_layers=num_last_layers
         )

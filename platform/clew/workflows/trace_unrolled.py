@@ -13,8 +13,9 @@ from clew.folders import cache_folder
 from clew.influence.link_prediction.passes import Explanation
 from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.link_prediction.triples import Triples
-from clew.training.checkpoints import AVERAGE_FILE, load_tensors, read_manifest
+from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.precision import device_name
+from clew.workflows.model_source import ModelSource
 from clew.workflows.trace_source import TraceSource
 
 
@@ -48,16 +49,24 @@ def prepare(source: TraceSource) -> UnrolledTracer:
         )
     _refuse_rounding_noise(source.model.config)
     device = source.tracer.device
-    trained_on = read_manifest(source.checkpoints[-1].path).device
-    if trained_on != device_name(device):
-        raise CheckpointError(
-            f"{source.model.title} was trained on {trained_on}, this is {device_name(device)}; "
-            "score=unrolled repeats the same steps on the same device: explain it there, or "
-            "with --score raw or cosine"
-        )
+    require_same_device(source.model, device)
     return UnrolledTracer(
         source.task, source.model.config, source.checkpoints, device, cache_folder("unrolled")
     )
+
+
+def require_same_device(model: ModelSource, device: torch.device) -> None:
+    """Refuse to repeat a training on another kind of device than its own.
+
+    Raises:
+        CheckpointError: the model was trained on another.
+    """
+    trained_on, this = model.manifest.device, device_name(device)
+    if trained_on != this:
+        raise CheckpointError(
+            f"{model.title} was trained on {trained_on}, this is {this}; score=unrolled repeats "
+            "the same steps on the same device: explain it there, or with another --score"
+        )
 
 
 def _refuse_rounding_noise(config: RunConfig) -> None:
@@ -83,9 +92,14 @@ def _refuse_rounding_noise(config: RunConfig) -> None:
 def unrolled_settings(source: TraceSource) -> dict[str, Any]:
     """Return what a report says of how the run was replayed, after it was found to be possible."""
     prepare(source)
-    averaged = source.model.config.training.ema_decay is not None
+    return replay_settings(source.model.config, source.checkpoints[-1].step)
+
+
+def replay_settings(config: RunConfig, steps: int) -> dict[str, Any]:
+    """Return what a report says of a replay of so many steps."""
+    averaged = config.training.ema_decay is not None
     return {
-        "steps": source.checkpoints[-1].step,
+        "steps": steps,
         "explained_parameters": "average" if averaged else "last",
         "scope": "this run: its seed, order and dropout",
     }

@@ -9,8 +9,10 @@ import torch
 
 from clew import names
 from clew.errors import ConfigError
+from clew.folders import cache_folder
 from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
+from clew.influence.windows.unrolled import UnrolledWindowTracer
 from clew.training.checkpoints import CheckpointRecord
 from clew.training.loaders import ExampleSource
 from clew.training.precision import device_name, half_precision_type, resolve_device
@@ -19,6 +21,7 @@ from clew.training.task import B, Task
 from clew.workflows.model_source import ModelSource, check_fingerprint
 from clew.workflows.tasks import build_task
 from clew.workflows.trace_source import average_setting
+from clew.workflows.trace_unrolled import replay_settings, require_same_device
 from clew.workflows.tracin import deviation as deviation_metrics
 
 T = TypeVar("T")
@@ -36,10 +39,10 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, tor
         ConfigError: the model's task is another, or the form of the score is not defined for it.
     """
     score = source.config.influence.score
-    if score not in {"auto", "raw"}:
+    if score not in {"auto", "raw", "unrolled"}:
         raise ConfigError(
             f"influence.score is {score}, but training windows have raw scores, with the cosine "
-            "beside each; only graph models have other forms: leave it at raw"
+            "beside each, or unrolled ones; only graph models have other forms: leave it at raw"
         )
     prepare_process(source.config)
     task = build_task(source.config)
@@ -58,8 +61,32 @@ def open_tracer(
     device: torch.device,
     num_last_layers: int | None,
 ) -> WindowTracer[B]:
-    """Return what explains predictions by training windows, as the settings say."""
+    """Return what explains predictions by training windows, as the settings say.
+
+    Args:
+        task: The model's task.
+        windows: The training windows; for unrolled scores it is the training examples.
+        source: The model.
+        checkpoints: All its checkpoints, in order of their steps.
+        device: Where to compute.
+        num_last_layers: Use only this many modules, counted from the end; None: all.
+
+    Raises:
+        UsageError: unrolled scores are asked for, and the run cannot be replayed, or another
+            setting rules them out.
+    """
     settings = source.config.influence
+    if settings.score == "unrolled":
+        if num_last_layers is not None or settings.search != "all":
+            given = "influence.search=index" if num_last_layers is None else "--num-last-layers"
+            raise ConfigError(
+                f"influence.score is unrolled and {given} is given; the whole training is "
+                "differentiated and every window gets a score: leave it out"
+            )
+        require_same_device(source, device)
+        return UnrolledWindowTracer(
+            task, source.config, checkpoints, device=device, cache=cache_folder("unrolled")
+        )
     return WindowTracer(
         task,
         windows,
@@ -131,8 +158,13 @@ def explain(
         **({} if deviation is None else {"half_precision_deviation": deviation}),
         "data_fingerprint": tracer.task.data_fingerprint,
         "config_hash": source.manifest.config_hash,
+        "score": "raw",
         **average_setting(source.config),
     }
+    if source.config.influence.score == "unrolled":
+        said["settings"].pop(names.SETTING_EMA_DECAY, None)  # it explains the average
+        said["settings"] |= {"score": "unrolled"}
+        said["settings"] |= replay_settings(source.config, tracer.checkpoints[-1].step)
     metrics = {
         names.INFLUENCE_SECONDS_PER_TEST: seconds,
         names.INFLUENCE_PAIRS_PER_SECOND: num_windows / seconds,

@@ -1,6 +1,5 @@
 """The unrolled score for link prediction, as the report wants it."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,12 @@ from clew.influence.link_prediction.fact_losses import TripleFacts, triples_loss
 from clew.influence.link_prediction.passes import Explanation
 from clew.influence.scores import Scored
 from clew.influence.unrolled.engine import Unrolling
-from clew.influence.unrolled.progress_files import KeptInFile
+from clew.influence.unrolled.progress_files import KeptInFile, pass_name
 from clew.influence.unrolled.refusals import require_replayable
+from clew.influence.unrolled.strongest import strongest
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples
-from clew.training.checkpoints import MODEL_FILE, CheckpointRecord
+from clew.training.checkpoints import CheckpointRecord
 from clew.training.replay import Replay
 
 MEBIBYTE = 2**20
@@ -58,14 +58,16 @@ class UnrolledTracer:
             tests: Test triples `(test, 3)`.
             progress: Called with the number of steps done and in total, replays included.
         """
-        kept = KeptInFile(self.cache / f"{self._identity(tests)}.safetensors", self.device)
+        direction = self.config.influence.direction
+        explained = direction.encode(), tests.astype(np.int64).tobytes()
+        name = pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
+        kept = KeptInFile(self.cache / f"{name}.safetensors", self.device)
         unrolling = Unrolling(
             Replay(self.config, self.task, self.checkpoints, self.device),
             TripleFacts(self.task, self.config),
             self.config.influence.memory_budget_mib * MEBIBYTE,
             kept,
         )
-        direction = self.config.influence.direction
         losses = [
             triples_loss(self.task, test[None], np.ones(1), self.device, direction=direction)
             for test in tests
@@ -108,46 +110,12 @@ class UnrolledTracer:
         """Return the strongest proponents and opponents, or all facts."""
         top_k = self.config.influence.top_k
         if top_k == 0:
-            everything = _strongest(by_interval, by_interval.shape[2], sign=1, every=True)
+            everything = strongest(by_interval, by_interval.shape[2], sign=1, every=True)
             return self._of(everything, everything, by_interval)
-        best, worst = (_strongest(by_interval, top_k, sign=sign) for sign in (1, -1))
+        best, worst = (strongest(by_interval, top_k, sign=sign) for sign in (1, -1))
         return self._of(best, worst, by_interval)
 
     def _of(self, best: Scored, worst: Scored, by_interval: np.ndarray) -> Explanation:
         _, tests, facts = by_interval.shape
         nothing = np.full(tests, np.nan)  # a test triple is no training fact
         return Explanation(best, worst, best is worst, nothing, (), num_pairs=tests * facts)
-
-    def _identity(self, tests: Triples) -> str:
-        """Return a name that only the same explanation of the same run has."""
-        digest = hashlib.sha256()
-        for record in self.checkpoints:
-            digest.update(f"{record.step} {record.learning_rate_weight};".encode())
-        digest.update((self.checkpoints[-1].path / MODEL_FILE).read_bytes())
-        digest.update(self.task.data_fingerprint.encode())
-        digest.update(self.config.influence.direction.encode())
-        digest.update(tests.astype(np.int64).tobytes())
-        return digest.hexdigest()[:24]
-
-
-def _strongest(by_interval: np.ndarray, count: int, *, sign: int, every: bool = False) -> Scored:
-    """Return the strongest facts of one sign for each test, ties to the smaller index.
-
-    Args:
-        by_interval: Influence `(interval, test, fact)`.
-        count: Facts to keep.
-        sign: 1 for proponents, -1 for opponents.
-        every: Whether to keep facts of the other sign too.
-    """
-    whole = by_interval.sum(0)
-    order = np.argsort(-sign * whole, axis=1, kind="stable")[:, :count]
-    influence = np.take_along_axis(whole, order, 1)
-    missing = np.zeros_like(order, bool) if every else sign * influence <= 0
-    kept = np.take_along_axis(by_interval, order[None], 2).astype(np.float32)
-    return Scored(
-        train=np.where(missing, -1, order),
-        influence=np.where(missing, 0.0, influence),
-        by_checkpoint=np.where(missing[None], np.float32(0.0), kept),
-        by_part=np.zeros((0, *order.shape), np.float32),
-        cosine=None,
-    )

@@ -15,6 +15,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clew.errors import CheckpointError, ConfigError
 from clew.influence.unrolled.adjoints import Adjoint, Adjoints
@@ -149,7 +150,9 @@ class StepGradient(Generic[B]):
         }
         batch = microbatch.batch.to(linear.device)
         linear.model.train()
-        with torch.enable_grad(), observed_statistics(linear.model) as statistics:
+        # Of torch's forms of attention only the plain one can be differentiated twice.
+        attention = sdpa_kernel(SDPBackend.MATH)
+        with torch.enable_grad(), attention, observed_statistics(linear.model) as statistics:
             loss = linear.call(
                 tensors, lambda model: linear.facts.loss(model, batch, microbatch.examples)
             )

@@ -1,5 +1,7 @@
 """An unfinished pass on the disk, to go on from where a killed process had finished an interval."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -9,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clew.influence.unrolled.adjoints import Adjoint
+from clew.training.checkpoints import MODEL_FILE, CheckpointRecord
 
 GROUPS = ("parameters", "buffers", "moments", "average")
 
@@ -98,3 +101,23 @@ class KeptInFile:
     def remove(self) -> None:
         """Forget it: the pass is finished."""
         self.path.unlink(missing_ok=True)
+
+
+def pass_name(
+    checkpoints: Sequence[CheckpointRecord], data_fingerprint: str, *explained: bytes
+) -> str:
+    """Return a name that only the same explanation of the same run has.
+
+    Args:
+        checkpoints: All checkpoints of the run.
+        data_fingerprint: What it was trained on.
+        explained: What is explained, and by which settings.
+    """
+    digest = hashlib.sha256()
+    for record in checkpoints:
+        digest.update(f"{record.step} {record.learning_rate_weight};".encode())
+    digest.update((checkpoints[-1].path / MODEL_FILE).read_bytes())
+    digest.update(data_fingerprint.encode())
+    for part in explained:
+        digest.update(part)
+    return digest.hexdigest()[:24]

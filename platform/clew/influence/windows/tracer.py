@@ -49,8 +49,8 @@ class WindowExplanation:
     proponents: Scored
     opponents: Scored
     parts: tuple[str, ...]
-    self_influence: float
-    """Self-influence of the test window: the scale of the scores."""
+    self_influence: float | None
+    """Self-influence of the test window: the scale of the scores; unrolled scores have none."""
     loss: float
     """Summed loss of the test window at the last checkpoint."""
     searched: Searched | None = None

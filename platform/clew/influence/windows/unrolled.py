@@ -1,0 +1,126 @@
+"""The unrolled score of text and of frames: exact influence through the whole training.
+
+Every training example is a fact, windows that overlap included, with a weight in its loss; see
+`clew.influence.unrolled.engine`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clew.config.schema import RunConfig
+from clew.errors import NonFiniteLossError
+from clew.influence.unrolled.engine import Unrolling
+from clew.influence.unrolled.facts import ExampleFacts
+from clew.influence.unrolled.progress_files import KeptInFile, pass_name
+from clew.influence.unrolled.refusals import require_replayable
+from clew.influence.unrolled.strongest import strongest
+from clew.influence.windows.estimates import SearchSettings
+from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
+from clew.training.checkpoints import AVERAGE_FILE, CheckpointRecord, load_tensors
+from clew.training.replay import Replay
+from clew.training.task import B, Task
+
+MEBIBYTE = 2**20
+
+
+class UnrolledWindowTracer(WindowTracer[B]):
+    """Explains predictions of one trained model by differentiating through its training.
+
+    Args:
+        task: Builds the model and computes the losses.
+        config: The training run's configuration, with the settings of the explanation.
+        checkpoints: All checkpoints in order of their steps.
+        device: Device that the run was trained on.
+        cache: Folder for unfinished passes.
+
+    Raises:
+        ConfigError: A setting of the run, or of the explanation, rules it out.
+        CheckpointError: Checkpoints or their training states are missing.
+    """
+
+    def __init__(
+        self,
+        task: Task[B],
+        config: RunConfig,
+        checkpoints: Sequence[CheckpointRecord],
+        *,
+        device: torch.device,
+        cache: Path,
+    ) -> None:
+        require_replayable(config, checkpoints, device)
+        super().__init__(task, task.train_examples(), checkpoints, device=device, with_cosine=False)
+        self._config, self._cache = config, cache
+
+    def model(self, record: CheckpointRecord) -> nn.Module:
+        """Return the model of a checkpoint, for evaluation: with the average, if one is kept."""
+        model = super().model(record)
+        if self._config.training.ema_decay is not None:
+            average = load_tensors(record.path / AVERAGE_FILE)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(average[name])
+        return model
+
+    def explain(
+        self,
+        tests: Sequence[B],
+        *,
+        top_k: int,
+        settings: SearchSettings | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> list[WindowExplanation]:
+        """Score all training examples for every test, in one pass over the training.
+
+        Args:
+            tests: Batches of exactly one window each.
+            top_k: Proponents and opponents to keep for each.
+            settings: None: all are scored.
+            progress: Called with the number of steps done and in total, replays included.
+
+        Raises:
+            NonFiniteLossError: A score became NaN or infinite.
+        """
+        assert settings is None
+        on_device = [test.to(self.device) for test in tests]
+        explained = [
+            value.cpu().contiguous().numpy().tobytes()
+            for test in tests
+            for value in vars(test).values()
+            if isinstance(value, Tensor)
+        ]
+        name = pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
+        unrolling = Unrolling(
+            Replay(self._config, self.task, self.checkpoints, self.device),
+            ExampleFacts(self.task),
+            self._config.influence.memory_budget_mib * MEBIBYTE,
+            KeptInFile(self._cache / f"{name}.safetensors", self.device),
+        )
+        losses = [partial(self._loss, batch=test) for test in on_device]
+        by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
+        if not np.isfinite(by_interval).all():
+            raise NonFiniteLossError(
+                "influence scores contain NaN or infinity: the trained loss depends on the "
+                "training windows without limit; explain with --score raw, or train with a lower "
+                "optimizer.learning_rate"
+            )
+        model = self.model(self.checkpoints[-1])
+        with torch.no_grad():
+            values = [float(self._loss(model, batch=test)) for test in on_device]
+        return [
+            WindowExplanation(
+                strongest(by_interval[:, [number]], top_k, sign=1),
+                strongest(by_interval[:, [number]], top_k, sign=-1),
+                parts=(),
+                self_influence=None,
+                loss=value,
+            )
+            for number, value in enumerate(values)
+        ]
+
+    def _loss(self, model: nn.Module, batch: B) -> Tensor:
+        return self.task.example_losses(model, batch).sum()
