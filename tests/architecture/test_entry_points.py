@@ -36,10 +36,10 @@ PARAMETERS = {
     "tracin": TRACIN,
     "batch_tracin": f"{TRACIN} output_dir n_hops min_degree strict_path_filtering "
     f"edge_map node_name_dict start_index max_triples {CLUSTER}",
-    "trace_text": "model prompt continuation prompts top_k num_last_layers with_cosine "
+    "trace_text": "model prompt continuation prompts top_k score num_last_layers with_cosine "
     "use_mixed_precision search candidates output set",
-    "trace_sequence": "model frame top_k num_last_layers with_cosine use_mixed_precision search "
-    "candidates output set",
+    "trace_sequence": "model frame top_k score num_last_layers with_cosine use_mixed_precision "
+    "search candidates output set",
     "validate_influence": "model subsets seeds drop tests deletions scores direction test_loss "
     "max_hours output_dir",
     "compare": f"study seeds size output {CLUSTER}",
