@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from clew.config.graph_models import ConvEModel
 from clew.config.services import TrackingConfig
@@ -115,14 +117,14 @@ def precision_of(cell: Cell) -> AbstractContextManager[object]:
     return torch.autocast(device().type, dtype=DTYPES[cell.precision])
 
 
-def settings_of(cell: Cell) -> OneVsAll:
+def loss_of(cell: Cell) -> Callable[..., Tensor]:
     """Return the loss; `chunked` is the fused loss on PyTorch's operations."""
     if cell.variant == "chunked":
         fused_one_vs_all.slopes_for = (  # type: ignore[attr-defined]
             lambda workspace, exact, operand, gain: Slopes(workspace, operand, gain)
         )
-    plain = cell.variant == "plain"
-    return OneVsAll(label_smoothing=0.1, implementation="plain" if plain else "fused")
+    loss = one_vs_all_loss if cell.variant == "plain" else fused_one_vs_all.fused_one_vs_all_loss
+    return partial(loss, settings=OneVsAll(label_smoothing=0.1))
 
 
 def loss_call(cell: Cell) -> Callable[[], object]:
@@ -133,13 +135,13 @@ def loss_call(cell: Cell) -> Callable[[], object]:
     bias = torch.zeros(cell.entities, device=on, requires_grad=True)
     row = torch.arange(cell.batch, device=on)
     entity = torch.randint(cell.entities, (cell.batch,), device=on)
-    settings = settings_of(cell)
+    compare = loss_of(cell)
 
     def call() -> None:
         for leaf in (queries, table, bias):
             leaf.grad = None
         with precision_of(cell):
-            loss = one_vs_all_loss(queries, table, bias, row, entity, settings=settings)
+            loss = compare(queries, table, bias, row, entity)
         (loss / cell.batch).backward()
 
     return call
@@ -147,7 +149,7 @@ def loss_call(cell: Cell) -> Callable[[], object]:
 
 def step_call(cell: Cell, batches: int = 1) -> Callable[[], object]:
     """Return optimizer steps of ConvE."""
-    on, settings = device(), settings_of(cell)
+    on, compare = device(), loss_of(cell)
     model = ConvE(cell.entities, RELATIONS, ConvEModel()).to(on)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     row = torch.arange(cell.batch, device=on)
@@ -161,7 +163,7 @@ def step_call(cell: Cell, batches: int = 1) -> Callable[[], object]:
             with precision_of(cell):
                 queries = model(head, relation)
                 table, bias = model.entity.weight, model.entity_bias
-                loss = one_vs_all_loss(queries, table, bias, row, entity, settings=settings)
+                loss = compare(queries, table, bias, row, entity)
             (loss / cell.batch).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

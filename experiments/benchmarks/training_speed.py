@@ -26,6 +26,7 @@ from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
 from clew.config.training import TrainingConfig
 from clew.layers.products import product
+from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.triple_batches import OneVsAllExamples
@@ -94,8 +95,8 @@ def generated_triples(num_triples: int = NUM_TRIPLES) -> np.ndarray:
 
 def bare_loop(case: Case) -> list[float]:
     """Train ConvE in a plain loop, without the trainer; return the seconds of each step."""
-    implementation: Literal["plain", "fused"] = "plain" if "plain" in case.variant else "fused"
-    settings = OneVsAll(label_smoothing=0.1, implementation=implementation)
+    loss = one_vs_all_loss if "plain" in case.variant else fused_one_vs_all_loss
+    settings = OneVsAll(label_smoothing=0.1)
     examples = OneVsAllExamples(generated_triples(), NUM_RELATIONS, inverse_relations=True)
     model = ConvE(NUM_ENTITIES, 2 * NUM_RELATIONS, ConvEModel())
     if "recomputed" in case.variant:
@@ -107,9 +108,7 @@ def bare_loop(case: Case) -> list[float]:
         with case.autocast():
             queries = model(batch.head, batch.relation)
             table, bias = model.entity.weight, model.entity_bias
-            total = one_vs_all_loss(
-                queries, table, bias, batch.row, batch.entity, settings=settings
-            )
+            total = loss(queries, table, bias, batch.row, batch.entity, settings=settings)
         (total / batch.count).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -21,6 +21,7 @@ from clew.config.load import from_mapping
 from clew.layers.products import product
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.entity_chunks import chunk_size
+from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.ranking import RankingSettings, rank_triples
@@ -82,12 +83,9 @@ def loss_alone(entities: int, implementation: str) -> dict[str, float]:
         table.grad, queries.grad = gradient, queries_gradient
 
     def loss() -> None:
-        settings = OneVsAll(
-            label_smoothing=0.1,
-            implementation="plain" if implementation == "plain" else "fused",
-            chunk_bytes=CHUNK_BYTES,
-        )
-        one_vs_all_loss(queries, table, bias, row, entity, settings=settings).backward()
+        settings = OneVsAll(label_smoothing=0.1, chunk_bytes=CHUNK_BYTES)
+        computed = one_vs_all_loss if implementation == "plain" else fused_one_vs_all_loss
+        computed(queries, table, bias, row, entity, settings=settings).backward()
 
     seconds, extra = timed_alone(
         products if implementation == "bare products" else loss, [queries, table, bias]

@@ -10,8 +10,8 @@ import torch
 from clew import names
 from clew.config.load import from_mapping
 from clew.config.training import TrainingConfig
-from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
-from clew.link_prediction.losses.targets import LossFunction
+from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
+from clew.link_prediction.losses.one_vs_all import LossFunction, OneVsAll
 from clew.runs.base import MemoryTracker
 from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
@@ -117,7 +117,7 @@ def test_the_fused_loss_by_kernels_equals_float64(
         leaves = [x.to(device, exact).requires_grad_() for x in drawn]
         enabled = device == "cuda" and dtype is not None
         with torch.autocast(device, dtype=dtype or torch.float16, enabled=enabled):
-            loss = one_vs_all_loss(
+            loss = fused_one_vs_all_loss(
                 *leaves, row.to(device), entity.to(device), settings=OneVsAll(function, 0.1)
             )
         found.append([loss, *torch.autograd.grad(loss, leaves)])

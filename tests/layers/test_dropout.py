@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clew.layers.dropout import dropout
+from clew.layers.training_mode import dropout
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.5, 0.9, 1e-9, 1 - 1e-9])

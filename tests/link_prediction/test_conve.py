@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from clew.config.graph_models import ConvEModel
-from clew.layers.recompute import running_statistics_kept
+from clew.layers.training_mode import running_statistics_kept
 from clew.link_prediction.models.conve import ConvE
 
 NUM_ENTITIES, NUM_RELATIONS = 50, 8

@@ -12,8 +12,12 @@ from torch.nn import functional as F
 
 from clew.link_prediction.losses import fused_one_vs_all
 from clew.link_prediction.losses.entity_chunks import MINIMUM_CHUNK, chunk_size
-from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss, one_vs_all_row_losses
-from clew.link_prediction.losses.targets import LossFunction
+from clew.link_prediction.losses.one_vs_all import (
+    LossFunction,
+    OneVsAll,
+    one_vs_all_loss,
+    one_vs_all_row_losses,
+)
 
 FUNCTIONS = get_args(LossFunction)
 
@@ -60,13 +64,16 @@ class Problem:
 
     def loss(self, **options) -> Tensor:
         """The loss under test."""
-        return one_vs_all_loss(
+        settings_ = OneVsAll(**options)
+        plain = settings_.implementation == "plain"
+        loss = one_vs_all_loss if plain else fused_one_vs_all.fused_one_vs_all_loss
+        return loss(
             self.queries,
             self.table,
             self.bias,
             self.row,
             self.entity,
-            settings=OneVsAll(**options),
+            settings=settings_,
             query_bias=self.query_bias,
         )
 

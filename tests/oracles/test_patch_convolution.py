@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from clew.layers import patch_convolution
-from clew.layers.batch_statistics import observed_statistics
 from clew.layers.patch_convolution import projected_maps
+from clew.layers.training_mode import observed_statistics
 
 
 def layers(channels, kernel, *, size=(8, 6), bias, dtype):

@@ -13,9 +13,13 @@ from clew.link_prediction.losses.negatives import (
     degree_weights,
     expected_draws,
 )
-from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_row_losses
+from clew.link_prediction.losses.one_vs_all import (
+    LossFunction,
+    OneVsAll,
+    one_vs_all_row_losses,
+    smoothed_targets,
+)
 from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
-from clew.link_prediction.losses.targets import LossFunction, smoothed_targets
 
 FUNCTIONS = get_args(LossFunction)
 BATCH, ENTITIES, DIM = 6, 40, 5

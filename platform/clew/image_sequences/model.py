@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from clew.config.image_sequences import SequenceRegressionModel
 from clew.image_sequences.frame_network import FrameEncoder
 from clew.image_sequences.temporal_heads import build_head
-from clew.layers.recompute import recomputed
+from clew.layers.training_mode import recomputed
 
 Images = Float[Tensor, "window time channel height width"]
 WindowScalars = Float[Tensor, "window time scalar"]

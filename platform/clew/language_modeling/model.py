@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.layers.dropout import dropout
 from clew.layers.eigenstate import EigenstateBlock, Hidden, LayerState
 from clew.layers.positions import Positions, positions_in_documents
-from clew.layers.recompute import recomputed
 from clew.layers.short_convolution import ShortConvolution
+from clew.layers.training_mode import dropout, recomputed
 
 Tokens = Int[Tensor, "batch time"]
 Logits = Float[Tensor, "batch time token"]

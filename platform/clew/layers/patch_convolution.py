@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from clew.layers.batch_statistics import report_statistics
 from clew.layers.products import linear, product
 from clew.layers.shapes import Queries
+from clew.layers.training_mode import report_statistics
 
 _BLOCK_ROWS = 128
 

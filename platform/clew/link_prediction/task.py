@@ -1,6 +1,5 @@
 """Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,15 +12,16 @@ from clew.config.loss import EntityLoss, KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.negatives import NegativeSampler, degree_weights
 from clew.link_prediction.losses.one_vs_all import (
     OneVsAll,
     one_vs_all_loss,
     one_vs_all_row_losses,
+    smoothed_targets,
 )
 from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
 from clew.link_prediction.losses.sharded import sharded_loss
-from clew.link_prediction.losses.targets import smoothed_targets
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.models.factorization import Factorization
@@ -114,7 +114,8 @@ class LinkPrediction:
                 graph_model, queries, batch, settings=self._loss, sampler=self.sampler
             )
         elif self.sampler is None:
-            total = self._compare(one_vs_all_loss, model, batch)
+            queries = model(batch.head, batch.relation)
+            total = self._compare_with_all(graph_model, queries, batch.row, batch.entity)
         else:
             total = self._sampled_losses(self.sampler, model, batch).sum()
         if self.terms is not None:
@@ -132,7 +133,16 @@ class LinkPrediction:
         """Return the loss of each row without regularizer and relation prediction, `(batch,)`."""
         if self.sampler is not None:
             return self._sampled_losses(self.sampler, model, batch)
-        return self._compare(one_vs_all_row_losses, model, batch)
+        graph_model, queries = _as_graph_model(model), model(batch.head, batch.relation)
+        return one_vs_all_row_losses(
+            queries,
+            graph_model.entity.weight,
+            graph_model.tail_bias(),
+            batch.row,
+            batch.entity,
+            settings=self._loss,
+            query_bias=graph_model.query_bias(queries),
+        )
 
     def _sampled_losses(
         self, sampler: NegativeSampler, model: nn.Module, batch: TripleBatch
@@ -167,17 +177,21 @@ class LinkPrediction:
             rows = model.head_table(head), model.relation(relation), model.entity(batch.entity)
             return terms.losses(model, *rows, relation)
 
-    def _compare(self, loss: Callable[..., Tensor], model: nn.Module, batch: TripleBatch) -> Tensor:
-        """Return a loss of a model's scores of a batch."""
-        graph_model, queries = _as_graph_model(model), model(batch.head, batch.relation)
+    def _compare_with_all(
+        self, model: GraphModel, queries: Tensor, row: Tensor, entity: Tensor
+    ) -> Tensor:
+        """Return the loss of queries over all entities, by the implementation for their number."""
+        table = model.entity.weight
+        plain = self._loss.chosen(len(queries), len(table)) == "plain"
+        loss = one_vs_all_loss if plain else fused_one_vs_all_loss
         return loss(
             queries,
-            graph_model.entity.weight,
-            graph_model.tail_bias(),
-            batch.row,
-            batch.entity,
+            table,
+            model.tail_bias(),
+            row,
+            entity,
             settings=self._loss,
-            query_bias=graph_model.query_bias(queries),
+            query_bias=model.query_bias(queries),
         )
 
     def has_examples(self, split: str) -> bool:

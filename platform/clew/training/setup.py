@@ -39,9 +39,9 @@ from clew.training.sharding.rows import shard_of
 from clew.training.sharding.table import sharded_tables
 from clew.training.state import Resumable
 from clew.training.step_timing import StepProfiler, Throughput
+from clew.training.stopping import Watch
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.training.watch import Watch
 
 logger = logging.getLogger(__name__)
 

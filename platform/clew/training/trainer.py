@@ -27,7 +27,6 @@ from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.gradients import clip_gradients, gradient_norm
 from clew.training.history import History
-from clew.training.interruption import StopRequest
 from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
 from clew.training.optimizer import momentum_of
@@ -35,8 +34,8 @@ from clew.training.precision import Precision
 from clew.training.progress import Progress
 from clew.training.schedule import Schedule, is_better
 from clew.training.step_timing import StepProfiler, Throughput
+from clew.training.stopping import StopRequest, Watch
 from clew.training.task import B, Task
-from clew.training.watch import Watch
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Int, Int64
 from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
-from clew.link_prediction.losses.one_vs_all import one_vs_all_loss
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
@@ -88,15 +87,7 @@ class WithoutFacts(LinkPrediction):
         queries = model(batch.head, batch.relation)[rows]
         if not len(rows):
             return LossSum(queries.sum(), batch.count)
-        total = one_vs_all_loss(
-            queries,
-            model.entity.weight,
-            model.tail_bias(),
-            row,
-            left.entity,
-            settings=self._loss,
-            query_bias=model.query_bias(queries),
-        )
+        total = self._compare_with_all(model, queries, row, left.entity)
         if self.terms is not None:
             total = total + self._triple_losses(self.terms, model, left).sum()
         return LossSum(total, batch.count)

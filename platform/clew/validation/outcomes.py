@@ -12,8 +12,12 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.losses.one_vs_all import row_losses
-from clew.link_prediction.losses.targets import LossFunction, Targets, smoothed_targets
+from clew.link_prediction.losses.one_vs_all import (
+    LossFunction,
+    Targets,
+    row_losses,
+    smoothed_targets,
+)
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import (
     HEAD,

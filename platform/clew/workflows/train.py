@@ -28,9 +28,9 @@ from clew.training.setup import (
     measure_before_training,
     prepare_process,
 )
+from clew.training.stopping import Watch
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.training.watch import Watch
 from clew.workflows.memory_guard import (
     MemoryBefore,
     explaining_lack_of_memory,

@@ -15,7 +15,7 @@ from clew.config.search_space import Value
 from clew.errors import ConfigError, Interrupted, ProtectedStop
 from clew.runs.base import Tracker
 from clew.training.schedule import is_better
-from clew.training.watch import Watch
+from clew.training.stopping import Watch
 from clew.workflows.train import train
 from clew.workflows.tune_study import EPOCH, RUN, State, TrialStudy
 

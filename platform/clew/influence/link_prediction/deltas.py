@@ -36,7 +36,7 @@ from torch import Tensor
 
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.losses.targets import LossFunction
+from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
 
 

@@ -16,7 +16,7 @@ from clew.influence.link_prediction.deltas import DeltaRows
 from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
-from clew.link_prediction.losses.targets import LossFunction
+from clew.link_prediction.losses.one_vs_all import LossFunction
 
 GRADIENTS = ("projected", "head", "relation")
 SCORES_AT_ONCE = 2**22

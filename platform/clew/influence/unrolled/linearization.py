@@ -20,8 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from clew.errors import CheckpointError, ConfigError
 from clew.influence.unrolled.adjoints import Adjoint, Adjoints
 from clew.influence.unrolled.facts import Facts
-from clew.layers.batch_statistics import observed_statistics
-from clew.layers.recompute import BatchNorm
+from clew.layers.training_mode import BatchNorm, observed_statistics
 from clew.training.replay import Microbatch, ReplayedStep, State
 from clew.training.seeding import capture_generators, restore_generators
 from clew.training.task import B

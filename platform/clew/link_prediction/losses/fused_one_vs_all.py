@@ -26,14 +26,14 @@ The steps between the products are in `slopes`: on CUDA, one Triton kernel per c
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clew.layers.shapes import EntityBias, EntityTable, Queries, QueryBias
 from clew.link_prediction.losses.entity_chunks import EntityChunks, chunk_size
+from clew.link_prediction.losses.one_vs_all import LossFunction, OneVsAll, Targets, targets_of
 from clew.link_prediction.losses.slopes import Slope, Slopes, slopes_for
-from clew.link_prediction.losses.targets import LossFunction, Targets
 
 _FLOAT16_GAIN = 4096.0
 
@@ -58,6 +58,28 @@ class Whole:
     def log_sum(self, own: Tensor) -> Tensor:
         """Return what is whole already."""
         return own
+
+
+def fused_one_vs_all_loss(
+    queries: Queries,
+    table: EntityTable,
+    bias: EntityBias | None,
+    row: Int[Tensor, " positive"],
+    entity: Int[Tensor, " positive"],
+    *,
+    settings: OneVsAll,
+    query_bias: QueryBias | None = None,
+) -> Float[Tensor, ""]:
+    """Return what `one_vs_all_loss` returns of these arguments."""
+    return fused_loss(
+        queries,
+        table,
+        bias,
+        targets_of(queries, table, row, entity, settings),
+        function=settings.function,
+        chunk_bytes=settings.chunk_bytes,
+        query_bias=query_bias,
+    )
 
 
 def fused_loss(

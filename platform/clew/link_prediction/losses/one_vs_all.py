@@ -1,14 +1,21 @@
-"""Losses over all entities: binary cross entropy and softmax cross entropy, plain and fused.
+"""Losses over all entities: binary cross entropy and softmax cross entropy, of all scores at once.
 
 With scores s = X W^T + b + c of query vectors X `(batch, dim)` against the entity table W
-`(entity, dim)`, biases b of entities and c of queries, and labels y as in
-`clew.link_prediction.losses.targets`, the loss of a row is
+`(entity, dim)`, biases b of entities and c of queries, and labels y, the loss of a row is
 
     binary cross entropy     sum_e softplus(s_e)                - sum_e y_e s_e
     softmax cross entropy    (sum_e y_e) log sum_e exp(s_e)     - sum_e y_e s_e
 
-summed over rows and, for the first, over entities: nothing is averaged here. The plain
-implementation below keeps all scores, `(batch, entity)`; the fused one keeps none.
+summed over rows and, for the first, over entities: nothing is averaged here. These functions keep
+all scores, `(batch, entity)`; `clew.link_prediction.losses.fused_one_vs_all` keeps none.
+
+With eps the label smoothing and E the number of entities, a row's label of entity e is
+
+    y_e = weight at its positives + floor,    floor = eps / E
+
+where the weight is 1 - eps for binary cross entropy, and (1 - eps) / (positives of the row) for
+softmax cross entropy, whose labels are a distribution (as in LibKGE: labels normalised by row).
+The matrix y is never built: both losses are linear in y, so its two parts are added separately.
 """
 
 from dataclasses import dataclass
@@ -20,15 +27,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.layers.shapes import EntityBias, EntityTable, Queries, QueryBias, Scores
-from clew.link_prediction.losses.fused_one_vs_all import fused_loss
-from clew.link_prediction.losses.targets import (
-    SOFTPLUS_THRESHOLD,
-    LossFunction,
-    Targets,
-    smoothed_targets,
-)
 
+LossFunction = Literal["binary_cross_entropy", "softmax_cross_entropy"]
 Implementation = Literal["auto", "plain", "fused"]
+
+# By default torch's softplus returns s itself above 20: an error of 2e-9, visible in float64.
+SOFTPLUS_THRESHOLD = 40.0
 
 # Copies of the scores kept by autograd for a plain loss: scores, softplus, gradients, one copy.
 _SCORES_HELD = 5
@@ -54,6 +58,42 @@ class OneVsAll:
         return "plain" if held <= _PLAIN_LIMIT_BYTES else "fused"
 
 
+@dataclass(frozen=True)
+class Targets:
+    """Labels of a batch of rows over all entities; coordinates are unique, in any order."""
+
+    row: Int[Tensor, " positive"]
+    entity: Int[Tensor, " positive"]
+    weight: Float[Tensor, " positive"]
+    """Label of each positive beyond `floor`."""
+    floor: float
+    """Label of every entity, by smoothing."""
+    mass: Float[Tensor, " batch"]
+    """Sum of the labels of each row."""
+
+
+def smoothed_targets(
+    row: Int[Tensor, " positive"],
+    entity: Int[Tensor, " positive"],
+    *,
+    batch: int,
+    entities: int,
+    function: LossFunction,
+    label_smoothing: float,
+    dtype: torch.dtype,
+) -> Targets:
+    """Weigh the positives `(row, entity)` of `batch` rows over `entities` entities."""
+    ones = torch.ones(row.shape, dtype=dtype, device=row.device)
+    positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
+    keep = 1.0 - label_smoothing
+    if function == "binary_cross_entropy":
+        weight, mass = keep * ones, keep * positives + label_smoothing
+    else:
+        weight = keep / positives[row]
+        mass = keep * (positives > 0).to(dtype) + label_smoothing
+    return Targets(row, entity, weight, label_smoothing / entities, mass)
+
+
 def one_vs_all_loss(
     queries: Queries,
     table: EntityTable,
@@ -72,23 +112,12 @@ def one_vs_all_loss(
         bias: Entity bias b, or None.
         row: Row of each positive.
         entity: Entity of each positive; a pair (row, entity) occurs once.
-        settings: Which loss and implementation.
+        settings: Which loss.
         query_bias: Query bias c, or None.
     """
-    if settings.chosen(len(queries), len(table)) == "plain":
-        return one_vs_all_row_losses(
-            queries, table, bias, row, entity, settings=settings, query_bias=query_bias
-        ).sum()
-    targets = _targets(queries, table, row, entity, settings)
-    return fused_loss(
-        queries,
-        table,
-        bias,
-        targets,
-        function=settings.function,
-        chunk_bytes=settings.chunk_bytes,
-        query_bias=query_bias,
-    )
+    return one_vs_all_row_losses(
+        queries, table, bias, row, entity, settings=settings, query_bias=query_bias
+    ).sum()
 
 
 def one_vs_all_row_losses(
@@ -101,8 +130,8 @@ def one_vs_all_row_losses(
     settings: OneVsAll,
     query_bias: QueryBias | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Return the loss of each row, always by the plain implementation; arguments as above."""
-    targets = _targets(queries, table, row, entity, settings)
+    """Return the loss of each row; arguments as above."""
+    targets = targets_of(queries, table, row, entity, settings)
     scores = F.linear(queries, table, bias).to(targets.weight.dtype)
     if query_bias is not None:
         scores = scores + query_bias[:, None]
@@ -122,9 +151,10 @@ def row_losses(
     return normaliser - labelled - targets.floor * scores.sum(dim=1)
 
 
-def _targets(
+def targets_of(
     queries: Queries, table: EntityTable, row: Tensor, entity: Tensor, settings: OneVsAll
 ) -> Targets:
+    """Return the labels of a batch of queries, in the type of the loss."""
     return smoothed_targets(
         row,
         entity,

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clew.link_prediction.losses.entity_chunks import Workspace
-from clew.link_prediction.losses.targets import SOFTPLUS_THRESHOLD
+from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.graph_models import ConvEModel
-from clew.layers.dropout import dropout
 from clew.layers.patch_convolution import projected_maps
 from clew.layers.products import is_vectorised, linear
-from clew.layers.recompute import recomputed
 from clew.layers.shapes import Queries
+from clew.layers.training_mode import dropout, recomputed
 from clew.link_prediction.models.base import GraphModel, Rows
 from clew.training.sharding.table import draw_xavier_normal
 
