@@ -26,18 +26,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clew.config.graph_models import ConvEModel
 from clew.influence.link_prediction.deltas import Directions, LossForm, own_rows, training_rows
-from clew.influence.link_prediction.passes import plan_tiles, tiles
 from clew.influence.link_prediction.traced_run import (
     GraphModelCheckpoint,
     KernelOptions,
     TripleRows,
 )
-from clew.influence.scores import Strongest
-from clew.influence.summation import Summation
+from clew.influence.link_prediction.tracin import plan_tiles, tiles
+from clew.influence.summation import Summation, explain_in_tiles
 from clew.layers import products
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
-from clew.training.memory import keep_allocator_pages
+from clew.training.memory import MemoryCleanup, keep_allocator_pages
 from experiments.benchmarks.harness import (
     median,
     print_table,
@@ -130,9 +129,14 @@ def run_clew(
     def once(chosen: np.ndarray) -> Summation:
         kernels = [GraphModelCheckpoint(model, rows, options) for model in models]
         summation = Summation(kernels, [1.0] * num_checkpoints, cosine=cosine)
-        sinks = [Strongest(10, 1), Strongest(10, -1)]
-        summation.run(
-            (chosen[part] for part in tiles(train[chosen], None, plan.tile_triples)), sinks
+        explain_in_tiles(
+            summation,
+            tiles(train, chosen, plan.tile_triples),
+            len(chosen),
+            top_k=10,
+            numbers_per_pair=0,
+            cleanup=MemoryCleanup(enabled=False, interval_steps=1, device=torch.device("cpu")),
+            progress=lambda done, total: None,
         )
         return summation
 

@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from clew.influence.ensemble import MeanOfRuns
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.scores import Scored
+from clew.influence.summation import MeanOfRuns
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.runs.influence_report import ENSEMBLE_CSV_COLUMNS
 from clew.runs.reading.report_files import ReportFiles

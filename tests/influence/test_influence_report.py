@@ -7,9 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from clew.influence.link_prediction import report as report_module
-from clew.influence.link_prediction.passes import Explanation
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report, write_report
-from clew.influence.scores import Scored
+from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json

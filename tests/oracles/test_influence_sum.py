@@ -16,10 +16,9 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
 from clew.influence.kernel import InfluenceError
-from clew.influence.link_prediction.passes import Explanation, tiles
-from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.link_prediction.tracin import Tracer, tiles
 from clew.influence.reference import example_gradients, tracin_reference
-from clew.influence.scores import Everything, Strongest
+from clew.influence.scores import Everything, Explanation, Strongest
 from clew.influence.task_checkpoint import TaskCheckpoint, last_layers
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.task import LinkPrediction

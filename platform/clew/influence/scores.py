@@ -86,6 +86,32 @@ class Scored:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Scores of training examples for each test example."""
+
+    proponents: Scored
+    opponents: Scored
+    """Strongest first."""
+    complete: bool
+    """Whether every score was kept: `proponents` and `opponents` are then the same list of all
+    candidates, in descending order of influence."""
+    self_influence: Float[np.ndarray, "test"]
+    """NaN where the score has none."""
+    parts: tuple[str, ...]
+    num_pairs: int
+
+    def only(self, test: int) -> "Explanation":
+        """Return the explanation of one test example."""
+        proponents = self.proponents.only(test)
+        return replace(
+            self,
+            proponents=proponents,
+            opponents=proponents if self.complete else self.opponents.only(test),
+            self_influence=self.self_influence[test : test + 1],
+        )
+
+
 class Strongest:
     """Streams tiles and keeps the `k` largest scores of one sign; ties go to the smaller index.
 

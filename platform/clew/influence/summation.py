@@ -4,8 +4,9 @@ The outer loop goes over tiles, the inner one over checkpoints, which all stay i
 checkpoint is loaded twice, and scores leave the loop only when they are complete.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +14,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clew.influence.scores import Tile
+from clew.influence.scores import (
+    Everything,
+    Explanation,
+    Strongest,
+    Tile,
+    require_finite,
+)
+from clew.training.memory import MemoryCleanup
+
+logger = logging.getLogger(__name__)
+
+DETAILS_LIMIT_MIB = 1024.0
 
 Norms = Literal["none", "train", "both"]
 """What a score is divided by: nothing, the training gradient's norm, or both gradients' norms."""
@@ -51,15 +63,6 @@ class CheckpointKernel(Protocol):
         ...
 
 
-@runtime_checkable
-class Sink(Protocol):
-    """Receives tiles."""
-
-    def add(self, tile: Tile) -> None:
-        """Take a tile."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Summation:
     """The weighted sum over checkpoints.
@@ -87,13 +90,6 @@ class Summation:
         """Self-influence of the test examples, float64."""
         norms = [kernel.test_squared_norm.double() for kernel in self.kernels]
         return torch.stack([w * n for w, n in zip(self.weights, norms, strict=True)]).sum(0)
-
-    def run(self, tiles: Iterable[np.ndarray], sinks: Sequence[Sink]) -> None:
-        """Send every tile of training indices through all checkpoints into the sinks."""
-        for indices in tiles:
-            tile = self.tile(indices)
-            for sink in sinks:
-                sink.add(tile)
 
     def tile(self, indices: np.ndarray) -> Tile:
         """Return the scores of some training examples."""
@@ -131,6 +127,113 @@ class Summation:
             cosine=cosine,
             candidate=candidate,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class MeanOfRuns:
+    """The mean of several sums over checkpoints, with the scores of each run beside it.
+
+    The runs are of one configuration with other seeds. The score of one run says what happened in
+    that run; how far other runs agree says how much of it is due to the data. Each run's scores are
+    complete before they are averaged: divided by that run's norms, if the form of the score is.
+    Contributions of checkpoints are those of the same step in each run, averaged over all runs: a
+    run that stopped earlier contributes nothing to later steps.
+    """
+
+    runs: Sequence[Summation]
+    steps: Sequence[Sequence[int]]
+    """Step of each checkpoint of each run."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the selected parts."""
+        return self.runs[0].parts
+
+    @property
+    def test_self_influence(self) -> Float[Tensor, "test"]:
+        """Self-influence of the test examples, float64."""
+        return torch.stack([run.test_self_influence for run in self.runs]).mean(0)
+
+    def tile(self, indices: np.ndarray) -> Tile:
+        """Return the scores of some training examples."""
+        tiles = [run.tile(indices) for run in self.runs]
+        by_run = torch.stack([tile.influence for tile in tiles])
+        cosines = [tile.cosine for tile in tiles if tile.cosine is not None]
+        return replace(
+            tiles[0],
+            influence=by_run.mean(0),
+            by_checkpoint=self._by_step([tile.by_checkpoint for tile in tiles]),
+            by_part=torch.stack([tile.by_part for tile in tiles]).mean(0),
+            cosine=torch.stack(cosines).mean(0) if cosines else None,
+            by_run=by_run,
+        )
+
+    def _by_step(self, by_checkpoint: Sequence[Tensor]) -> Float[Tensor, "step test train"]:
+        every = all_steps(self.steps)
+        total = by_checkpoint[0].new_zeros(len(every), *by_checkpoint[0].shape[1:])
+        for steps, values in zip(self.steps, by_checkpoint, strict=True):
+            total[[every.index(step) for step in steps]] += values / len(self.runs)
+        return total
+
+
+def all_steps(steps: Sequence[Sequence[int]]) -> list[int]:
+    """Return every step at which a run has a checkpoint, in order."""
+    return sorted({step for run in steps for step in run})
+
+
+def explain_in_tiles(
+    summation: Summation | MeanOfRuns,
+    tiles: Iterable[np.ndarray],
+    total: int,
+    *,
+    top_k: int,
+    numbers_per_pair: int,
+    cleanup: MemoryCleanup,
+    progress: Callable[[int, int], None],
+) -> Explanation:
+    """Score training examples for the test examples of one sum over checkpoints.
+
+    Args:
+        summation: Holds the test examples.
+        tiles: Indices of the training examples, tile by tile.
+        total: How many training examples these are.
+        top_k: Proponents and opponents of each test example to keep; 0: every score.
+        numbers_per_pair: Contributions of a pair, kept with every score if memory allows.
+        cleanup: Returns cached memory after some of the tiles.
+        progress: Called with the number of training examples done and in total.
+    """
+    own = summation.test_self_influence.cpu().numpy()
+    everything = Everything(details=bool(top_k) or _fits(len(own), total, numbers_per_pair))
+    strongest = (Strongest(top_k, 1), Strongest(top_k, -1)) if top_k else None
+    done = 0
+    for count, indices in enumerate(tiles):
+        tile = summation.tile(indices)
+        for kept in strongest or (everything,):
+            kept.add(tile)
+        done += len(indices)
+        progress(done, total)
+        cleanup.after_step(count)
+    if strongest is not None:
+        proponents, opponents = (kept.result() for kept in strongest)
+    else:
+        proponents = opponents = everything.result()
+    require_finite(proponents, opponents)
+    pairs = total * len(own)
+    return Explanation(proponents, opponents, not top_k, own, summation.parts, num_pairs=pairs)
+
+
+def _fits(num_tests: int, num_train: int, numbers_per_pair: int) -> bool:
+    """Whether the contributions of all pairs fit into memory; warn if they do not."""
+    size_mib = 4.0 * num_tests * num_train * numbers_per_pair / 2**20
+    if size_mib > DETAILS_LIMIT_MIB:
+        logger.warning(
+            "contributions by part and checkpoint of %d x %d scores would need %.0f MiB and "
+            "are left out; the scores are complete",
+            num_tests,
+            num_train,
+            size_mib,
+        )
+    return size_mib <= DETAILS_LIMIT_MIB
 
 
 def self_influence(

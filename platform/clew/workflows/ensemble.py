@@ -6,7 +6,7 @@ from typing import Any
 
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.influence.ensemble import all_steps
+from clew.influence.summation import all_steps
 from clew.training.checkpoints import CheckpointRecord
 from clew.workflows.model_source import ModelSource
 

@@ -10,8 +10,8 @@ from clew.config.optimizer import SGD, AdamW
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.folders import cache_folder
-from clew.influence.link_prediction.passes import Explanation
 from clew.influence.link_prediction.unrolled import UnrolledTracer
+from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.precision import device_name

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 
 from clew.config.services import InfluenceConfig
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.influence.link_prediction.passes import Explanation
 from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
 from clew.runs.validation_record import SIBLINGS
 from clew.training.checkpoints import read_manifest

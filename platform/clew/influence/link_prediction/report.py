@@ -9,9 +9,8 @@ import numpy as np
 
 from clew import names
 from clew.files import replacing
-from clew.influence.link_prediction.passes import Explanation
 from clew.influence.link_prediction.report_table import PairRows, write_csv, write_parquet
-from clew.influence.scores import Scored, side_by_side
+from clew.influence.scores import Explanation, Scored, side_by_side
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_report import (

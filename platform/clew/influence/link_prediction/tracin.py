@@ -9,7 +9,8 @@ checkpoint. A positive value means that training on i lowered the loss of j (a p
 the loss of the answer that was asked for, the tail or the head, or of both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +21,6 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
-from clew.influence.ensemble import MeanOfRuns
 from clew.influence.link_prediction.answers import scores_and_ranks
 from clew.influence.link_prediction.deltas import (
     DeltaRows,
@@ -31,13 +31,6 @@ from clew.influence.link_prediction.deltas import (
     training_rows,
 )
 from clew.influence.link_prediction.forms import require_defined, with_chosen_form
-from clew.influence.link_prediction.passes import (
-    Explanation,
-    Plan,
-    explain_in_tiles,
-    plan_tiles,
-    tiles,
-)
 from clew.influence.link_prediction.traced_run import (
     DIVIDED_BY,
     EVERY_LAYER,
@@ -46,18 +39,31 @@ from clew.influence.link_prediction.traced_run import (
     build_trunk,
 )
 from clew.influence.link_prediction.verification import verify_task
-from clew.influence.scores import deviation
-from clew.influence.summation import Summation, self_influence
+from clew.influence.scores import Explanation, deviation
+from clew.influence.summation import MeanOfRuns, Summation, explain_in_tiles, self_influence
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import Triples
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.training.checkpoints import CheckpointRecord
 from clew.training.memory import MemoryCleanup
 
+LARGEST_TILE, SMALLEST_TILE = 1024, 16
+FLOAT_BYTES = 4
+TEST_SHARE = 0.5
+"""Share of the budget that the factors of test triples may use."""
 CLEANUP_INTERVAL_TILES = 8
 SAMPLE_TRIPLES, SAMPLE_TESTS = 1000, 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes chosen to stay within a memory budget."""
+
+    tile_triples: int
+    tests_per_pass: int
+    predicted_mib: float
 
 
 class Tracer:
@@ -161,6 +167,7 @@ class Tracer:
         for number, start in enumerate(passes):
             part = slice(start, start + plan.tests_per_pass)
             mask = None if candidates is None else candidates[part]
+            chosen = None if mask is None else np.flatnonzero(mask.any(0))
 
             def report(done: int, total: int, number: int = number) -> None:
                 progress(number * total + done, len(passes) * total)
@@ -168,9 +175,8 @@ class Tracer:
             results.append(
                 explain_in_tiles(
                     self.summation(tests[part], mask),
-                    self.graph.train,
-                    mask,
-                    tile_triples=plan.tile_triples,
+                    tiles(self.graph.train, chosen, plan.tile_triples),
+                    len(self.graph.train) if chosen is None else len(chosen),
                     top_k=self.settings.top_k,
                     numbers_per_pair=len(self.checkpoints) + self._num_parts + len(self.runs),
                     cleanup=self._cleanup,
@@ -249,3 +255,52 @@ class Tracer:
         return TripleRows(
             self.form, self._train, self._tests(tests), self._known, self._terms, answers
         )
+
+
+def plan_tiles(
+    model: GraphModel,
+    *,
+    num_tests: int,
+    num_checkpoints: int,
+    num_directions: int,
+    num_parts: int,
+    keep_features: bool,
+    budget_mib: float,
+    tile_triples: int | None = None,
+) -> Plan:
+    """Choose the tile size, and the number of tests per pass over the training triples.
+
+    A row needs memory for its scores and feature maps; a test for these at every checkpoint; a
+    pair of triples for one product per part and direction, and for the sums.
+    """
+    budget = budget_mib * 2**20
+    num_entities, dim = model.entity.weight.shape
+    tables = 3 if model.squared_distance else 1  # deltas, and their two weighted forms
+    features = (1 + keep_features) * model.floats_per_query
+    row = FLOAT_BYTES * (tables * num_entities + features + 12 * dim)
+    test = num_checkpoints * num_directions * row
+    tests = int(max(1, min(num_tests, TEST_SHARE * budget // test)))
+    pair = FLOAT_BYTES * num_parts * (2 * num_directions**2 + 4) + 16 * (num_checkpoints + 2)
+    triple = num_directions * row + tests * pair
+    fitting = int((budget - tests * test) // triple)
+    chosen = tile_triples or max(SMALLEST_TILE, min(LARGEST_TILE, fitting))
+    return Plan(chosen, tests, (tests * test + chosen * triple) / 2**20)
+
+
+def tiles(triples: Triples, candidates: np.ndarray | None, size: int) -> Iterator[np.ndarray]:
+    """Yield indices of training triples, `size` at a time, in an order that shares trunks.
+
+    Tiles hold triples of one relation with neighbouring heads where possible, because rows that
+    share (head, relation) share their whole trunk, and so do inverse rows that share (tail,
+    relation).
+
+    Args:
+        triples: All training triples.
+        candidates: Indices to include; None: all.
+        size: Triples in a tile.
+    """
+    chosen = np.arange(len(triples)) if candidates is None else candidates
+    part = triples[chosen]
+    order = chosen[np.lexsort((part[:, TAIL], part[:, HEAD], part[:, RELATION]))]
+    for start in range(0, len(order), size):
+        yield order[start : start + size]

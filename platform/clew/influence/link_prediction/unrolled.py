@@ -10,8 +10,7 @@ import torch
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, NonFiniteLossError
 from clew.influence.link_prediction.fact_losses import TripleFacts, triples_loss
-from clew.influence.link_prediction.passes import Explanation
-from clew.influence.scores import Scored
+from clew.influence.scores import Explanation, Scored
 from clew.influence.unrolled.engine import Unrolling
 from clew.influence.unrolled.progress_files import KeptInFile, pass_name
 from clew.influence.unrolled.refusals import require_replayable
