@@ -32,7 +32,7 @@ from clew.influence.link_prediction.deltas import (
 )
 from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
 from clew.influence.link_prediction.preconditioner import Preconditioner
-from clew.influence.link_prediction.rows import RowBuilder, Rows
+from clew.influence.link_prediction.rows import FactoredRows, RowBuilder
 from clew.influence.link_prediction.traced_run import build_trunk
 from clew.influence.link_prediction.trunk import (
     NETWORK_PART,
@@ -195,7 +195,7 @@ def build(
     depth: int = 3,
     keep: bool = True,
     trunk: Trunk | None = None,
-) -> tuple[Trunk, Rows, Rows]:
+) -> tuple[Trunk, FactoredRows, FactoredRows]:
     kind = Directions(RELATIONS, directions == 2)
     scorer = Scorer(model, MatrixProduct())
     test_trunk = trunk or build_trunk(model)

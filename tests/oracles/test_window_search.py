@@ -13,7 +13,7 @@ from clew.influence.reference import tracin_reference
 from clew.influence.windows.condensing import in_full, is_cheaper_in_full
 from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.index_files import FOLDER, INDEX_FILE, WINDOWS_FILE
-from clew.influence.windows.projections import Directions
+from clew.influence.windows.projections import SharedDirections
 from clew.influence.windows.tracer import WindowTracer
 from clew.language_modeling.tokens import TokenBatch, continuation_batch
 from clew.layers.products import MatrixProduct
@@ -191,7 +191,7 @@ def test_an_index_is_whole_or_not_there(trained: Any, checkpoints: Path):
 
 def test_a_projection_is_the_same_from_every_form_of_a_gradient():
     torch.manual_seed(0)
-    directions = Directions({"weight": (40, 30)}, rank=12, seed=1)
+    directions = SharedDirections({"weight": (40, 30)}, rank=12, seed=1)
     directions.add("weight", torch.randn(3, 1200))
     projection = directions.projections()["weight"]
     ids = torch.randint(40, (2, 5))
@@ -209,13 +209,13 @@ def test_products_of_projections_are_right_on_average_and_for_the_sample_exactly
     gradients = torch.randn(2, 40 * 30, dtype=torch.float64).float()
     estimates = []
     for seed in range(200):
-        projection = Directions({"w": (40, 30)}, rank=12, seed=seed).projections()["w"]
+        projection = SharedDirections({"w": (40, 30)}, rank=12, seed=seed).projections()["w"]
         a, b = projection([Explicit(gradients)])
         estimates.append(float(a @ b))
     exact, error = float(gradients[0] @ gradients[1]), np.std(estimates) / np.sqrt(200)
     assert abs(np.mean(estimates) - exact) < 4 * error
     low = torch.randn(4, 40, 3) @ torch.randn(3, 30)
-    directions = Directions({"w": (40, 30)}, rank=28, seed=0)
+    directions = SharedDirections({"w": (40, 30)}, rank=28, seed=0)
     directions.add("w", low.flatten(1))
     projected = directions.projections()["w"]([Explicit(low.flatten(1))])
     torch.testing.assert_close(

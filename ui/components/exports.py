@@ -7,7 +7,7 @@ import streamlit as st
 
 from clew.ui.components import glossary
 from clew.ui.data.comparison import Comparison, to_csv, to_latex, to_markdown
-from clew.ui.data.sharing import Explanation, html_report, trapi_json
+from clew.ui.data.sharing import SharedExplanation, html_report, trapi_json
 
 
 def comparison(shown: Comparison, picked: Mapping[str, str]) -> None:
@@ -28,7 +28,7 @@ def comparison(shown: Comparison, picked: Mapping[str, str]) -> None:
         )
 
 
-def explanation(shown: Explanation) -> None:
+def explanation(shown: SharedExplanation) -> None:
     """Offer an explanation as a page to mail and as a TRAPI message."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
     button("Report to mail (HTML)", lambda: html_report(shown), f"{name}.html", "text/html")

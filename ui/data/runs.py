@@ -8,8 +8,7 @@ import streamlit as st
 
 from clew import names
 from clew.runs import store
-from clew.runs.reading.metrics import headline_key, metric_histories
-from clew.runs.reading.progress import EpochProgress, progress_of
+from clew.runs.reading.metrics import EpochProgress, headline_key, metric_histories, progress_of
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import (
     Experiment,

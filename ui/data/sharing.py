@@ -8,7 +8,7 @@ import pandas as pd
 from clew import names
 from clew.errors import ClewError
 from clew.runs.reading.kinds import PLAIN, Look, looks
-from clew.runs.sharing.explanation import Explanation, triple_of
+from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
 from clew.ui.data.influence import ReportHead
@@ -20,8 +20,8 @@ from clew.ui.data.runs import runs_by_id
 __all__ = [
     "NO_KINDS",
     "PLAIN",
-    "Explanation",
     "Look",
+    "SharedExplanation",
     "html_report",
     "looks",
     "trapi_json",
@@ -44,14 +44,14 @@ def shared(
     test: pd.Series,
     facts: pd.DataFrame,
     paths: Sequence[FactPath],
-) -> Explanation:
+) -> SharedExplanation:
     """Return what is told of an explanation; `run_id` is empty for files from the disk."""
     run = next(iter(runs_by_id([run_id])), None) if run_id else None
     source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
     model = next(iter(runs_by_id([source])), None) if source else None
     triple = triple_of(test)
     reviews = reviews_of(run_id).reviews if run else ()
-    return Explanation(
+    return SharedExplanation(
         test,
         facts,
         tuple(paths),

@@ -6,6 +6,9 @@ A command's options are declared next to it, settings in the schema of the confi
 of MLflow in `clew.names`. Change them there, then run this program.
 """
 
+import ast
+import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,8 +18,8 @@ import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from clew import names
 from clew.cli import cli
-from clew.cli.key_page import KEYS_PAGE, keys_page
 from clew.cli.options import DeclaredOption, Verb, dashed
 from clew.config.load import section_classes
 from clew.config.schema import RunConfig
@@ -25,6 +28,9 @@ from clew.runs.store import project_root
 PROGRAM = "python -m clew.cli.reference"
 MLPROJECT = "MLproject"
 OPTIONS_PAGE = "docs/reference/options.md"
+KEYS_PAGE = "docs/reference/mlflow_keys.md"
+LEFT_OUT = ("EXPERIMENT", "DATA_VARIABLE", "NOT_OF_THE_AVERAGE", "_PREFIX")
+"""Constants that are no key, by the end of their name."""
 TERMINAL_VERBS = ("runs", "sync", "ui")
 """Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
@@ -179,12 +185,58 @@ def verbs() -> Iterator[Verb]:
     yield from (verb for verb in cli.commands.values() if isinstance(verb, Verb))
 
 
+def keys_page() -> str:
+    """Return the page of MLflow keys, from the constants of `clew.names`."""
+    lines = [
+        "# MLflow keys",
+        "",
+        f"Written by `{PROGRAM}` from `platform/clew/names.py`. Every key",
+    ]
+    lines += ["under which Clew writes to a tracking store; `{k}` stands for a number. Metrics of"]
+    lines += ["quality have the split before them, such as `test/mrr`.", ""]
+    for title, rows in _groups():
+        if rows:
+            entries = (f"- `{key}`" + (f": {meaning}" if meaning else "") for key, meaning in rows)
+            lines += [f"## {title}", "", *entries, ""]
+    return "\n".join(lines)
+
+
+def _groups() -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield each heading of the module with its keys and what their docstrings say."""
+    source = inspect.getsource(names)
+    headings = [
+        (number, text.removeprefix("# ").rstrip(":"))
+        for number, text in enumerate(source.splitlines(), start=1)
+        if re.match(r"# [A-Z]", text)
+    ]
+    keys = list(_keys(ast.parse(source)))
+    for (start, title), (end, _) in zip(headings, [*headings[1:], (10**9, "")], strict=True):
+        yield title, [(key, meaning) for line, key, meaning in keys if start < line < end]
+
+
+def _keys(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yield line, key and docstring of every constant that is a key."""
+    for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(key))):
+                if not name.endswith(LEFT_OUT):
+                    yield node.lineno, key, _docstring(after)
+
+
+def _docstring(node: ast.stmt) -> str:
+    """Return the text under a constant on one line; empty if there is none."""
+    match node:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return " ".join(text.split())
+    return ""
+
+
 def written_files() -> dict[str, str]:
     """Return what this program writes: path to content."""
     return {
         MLPROJECT: mlproject(),
         OPTIONS_PAGE: options_page(),
-        KEYS_PAGE: keys_page(PROGRAM),
+        KEYS_PAGE: keys_page(),
     }
 
 

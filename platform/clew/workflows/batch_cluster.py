@@ -11,7 +11,7 @@ from typing import Any
 from clew.errors import ClusterError
 from clew.files import working_folder
 from clew.influence.link_prediction.report import ReportSource
-from clew.workflows.batch_groups import Batch, ids_of
+from clew.workflows.batch_groups import BatchTrace, ids_of
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_results import Outcome, OutputFolder
 from clew.workflows.cluster import Cluster
@@ -65,7 +65,7 @@ def explain_part(
                 )
         output = OutputFolder(folder / "output")
         output.prepare(expected)
-        batch = Batch(source, report, output)
+        batch = BatchTrace(source, report, output)
         outcomes = batch.run(tests, lambda done, total: None)
         return PartResult(tuple(outcomes), output.files(), batch.seconds)
 
@@ -73,7 +73,7 @@ def explain_part(
 def run_on_cluster(
     cluster: Cluster,
     request: BatchRequest,
-    batch: Batch,
+    batch: BatchTrace,
     tests: Sequence[GivenTriple],
     *,
     settings: Mapping[str, Any],

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
-class Batch:
+class BatchTrace:
     """Works through test triples in groups."""
 
     def __init__(

@@ -18,7 +18,7 @@ from clew.errors import ConfigError, DataError
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.runs.influence_report import InfluenceReport
 from clew.workflows.batch_cluster import described_source, run_on_cluster
-from clew.workflows.batch_groups import Batch, ids_of, unusable
+from clew.workflows.batch_groups import BatchTrace, ids_of, unusable
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_results import Outcome, OutputFolder
 from clew.workflows.cluster import opened_cluster
@@ -103,7 +103,7 @@ def batch_tracin(
         nodes = stack.enter_context(opened_cluster(cluster)) if cluster else None
         output = OutputFolder(request.folder(scores_depend_on))
         output.prepare(scores_depend_on)
-        batch = Batch(source, report, output)
+        batch = BatchTrace(source, report, output)
         tracker = stack.enter_context(open_trace_run(source, f"batch_tracin {source.task.dataset}"))
         if nodes is None:
             outcomes = batch.run(tests, progress)

@@ -20,7 +20,7 @@ from clew.runs.processor import num_cores
 from clew.workflows.cluster_channel import Channel, Desk
 from clew.workflows.cluster_nodes import (
     ClusterRequest,
-    Origin,
+    CommandSettings,
     called,
     carry_out,
     describe,
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[R]):
+class UnitOutcome(Generic[R]):
     """What became of a unit: its result, or why there is none."""
 
     result: R | None
@@ -61,7 +61,7 @@ class Cluster:
     machines: tuple[Machine, ...]
     """What the nodes are."""
     _ray: Any
-    _origin: Origin
+    _origin: CommandSettings
     _options: dict[str, Any]
     _nodes: dict[str, str]
     """Node to its address."""
@@ -72,7 +72,7 @@ class Cluster:
         task = self._ray.remote(carry_out).options(**self._options)
         self._running[task.remote(self._origin, function, arguments)] = key
 
-    def finished(self, channel: Channel | None = None) -> Iterator[tuple[Any, Outcome[Any]]]:
+    def finished(self, channel: Channel | None = None) -> Iterator[tuple[Any, UnitOutcome[Any]]]:
         """Yield the outcomes of units as they end, until none is left.
 
         Units may be submitted meanwhile. A channel's questions are answered while it waits.
@@ -134,7 +134,7 @@ class Cluster:
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         return {node_id: node for node_id, node in self._nodes.items() if node_id in alive}
 
-    def _answer(self, node: str, reference: object) -> Outcome[Any]:
+    def _answer(self, node: str, reference: object) -> UnitOutcome[Any]:
         try:
             outcome = self._outcome(reference, timeout=LOOK_SECONDS)
         except self._ray.exceptions.RayTaskError as failure:
@@ -146,10 +146,10 @@ class Cluster:
             raise ClusterError(f"node {node}: {outcome.error}")
         return outcome
 
-    def _outcome(self, reference: object, timeout: float | None = None) -> Outcome[Any]:
+    def _outcome(self, reference: object, timeout: float | None = None) -> UnitOutcome[Any]:
         errors = self._ray.exceptions
         try:
-            return Outcome(self._ray.get(reference, timeout=timeout))
+            return UnitOutcome(self._ray.get(reference, timeout=timeout))
         except errors.GetTimeoutError:
             error: ClewError = ClusterError(f"does not answer for {timeout:.0f} s; restart it")
         except errors.RayTaskError as failure:
@@ -161,8 +161,8 @@ class Cluster:
                 f"lost, begun again up to {NUM_RETRIES} times ({described(failure)}); see whether "
                 "its node has enough memory"
             )
-            return Outcome(None, lost, is_lost=True)
-        return Outcome(None, error)
+            return UnitOutcome(None, lost, is_lost=True)
+        return UnitOutcome(None, error)
 
 
 def _at(node_id: str) -> dict[str, object]:

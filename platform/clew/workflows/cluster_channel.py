@@ -30,7 +30,7 @@ class Desk:
         self._answers.pop(number).set_result(text)
 
 
-class Line:
+class ChannelLine:
     """A unit's end of the channel; it is handed over with the unit's arguments."""
 
     def __init__(self, desk: Any) -> None:
@@ -52,9 +52,9 @@ class Channel:
         """Reference of Ray to the next question."""
 
     @property
-    def line(self) -> Line:
+    def line(self) -> ChannelLine:
         """What a unit asks with."""
-        return Line(self._desk)
+        return ChannelLine(self._desk)
 
     def answer(self) -> None:
         """Answer the question that came, and wait for the next."""

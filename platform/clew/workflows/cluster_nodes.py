@@ -36,7 +36,7 @@ class ClusterRequest:
 
 
 @dataclass(frozen=True)
-class Origin:
+class CommandSettings:
     """What a unit takes over from the command."""
 
     folder: str
@@ -104,10 +104,10 @@ def require_same_code(nodes: Mapping[str, Node]) -> tuple[Machine, ...]:
     return tuple(node.machine for node in nodes.values())
 
 
-def origin() -> Origin:
+def origin() -> CommandSettings:
     """Return what units take over from this process."""
     given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return Origin(os.getcwd(), given | {"MLFLOW_TRACKING_URI": tracking_uri()})
+    return CommandSettings(os.getcwd(), given | {"MLFLOW_TRACKING_URI": tracking_uri()})
 
 
 def describe() -> Node:
@@ -120,7 +120,9 @@ def describe() -> Node:
     return Node(code, describe_machine(torch_version=version("torch")))
 
 
-def carry_out(origin: Origin, function: Callable[..., R], arguments: tuple[object, ...]) -> R:
+def carry_out(
+    origin: CommandSettings, function: Callable[..., R], arguments: tuple[object, ...]
+) -> R:
     """Carry out a unit in a process of Ray, from the folder in which the command was given.
 
     Raises:

@@ -14,7 +14,7 @@ from clew.link_prediction.kgx import KgxGraph, read_kgx
 from clew.workflows.describe_data import describe_folder
 from clew.workflows.outputs import check_new_folder
 
-Rows = Int[np.ndarray, "triple 3"]
+CodedEdges = Int[np.ndarray, "triple 3"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def convert_kgx(request: KgxRequest) -> str:
     return f"{'edges':22} {graph.num_edges:,}\n" + describe_folder(request.output_dir)
 
 
-def split_triples(graph: KgxGraph, request: KgxRequest) -> dict[str, Rows]:
+def split_triples(graph: KgxGraph, request: KgxRequest) -> dict[str, CodedEdges]:
     """Return the triples of each split, chosen at random.
 
     A triple stays in training where its relation or an end would otherwise be in no training
@@ -89,7 +89,7 @@ class _Left:
     entities: Int[np.ndarray, " entity"]
     relations: Int[np.ndarray, " relation"]
 
-    def take(self, rows: Rows) -> bool:
+    def take(self, rows: CodedEdges) -> bool:
         """Take triples away, unless nothing of an entity or a relation would be left."""
         taken = [
             (self.entities, *np.unique(rows[:, [0, 2]], return_counts=True)),
@@ -102,7 +102,7 @@ class _Left:
         return True
 
 
-def _write_triples(path: Path, graph: KgxGraph, rows: Rows) -> None:
+def _write_triples(path: Path, graph: KgxGraph, rows: CodedEdges) -> None:
     entities, relations = graph.entities, graph.relations
     with path.open("w", encoding="utf-8") as file:
         for head, relation, tail in rows.tolist():

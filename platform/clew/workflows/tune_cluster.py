@@ -13,7 +13,7 @@ from clew.config.schema import RunConfig
 from clew.config.search_space import Value
 from clew.errors import TrackingError
 from clew.workflows.cluster import Cluster
-from clew.workflows.cluster_channel import Line as ChannelLine
+from clew.workflows.cluster_channel import ChannelLine
 from clew.workflows.resume import end_if_dead
 from clew.workflows.tune_study import TrialStudy
 from clew.workflows.tune_trial import Ending, TrialLine, TrialWatch, settle, train_trial
@@ -37,7 +37,7 @@ class Validated(BaseModel):
     is_last: bool
 
 
-class Message(BaseModel):
+class TrialMessage(BaseModel):
     """What a node says."""
 
     said: Began | Validated
@@ -65,7 +65,7 @@ class NodeLine:
         return time.monotonic() >= self._ends
 
     def _ask(self, said: Began | Validated) -> str:
-        return self._channel.ask(Message(said=said).model_dump_json())
+        return self._channel.ask(TrialMessage(said=said).model_dump_json())
 
 
 def try_settings(
@@ -135,7 +135,7 @@ class ClusterTrials:
             self._cluster.submit(trial.number, try_settings, *arguments)
 
     def _answer(self, question: str) -> str:
-        said = Message.model_validate_json(question).said
+        said = TrialMessage.model_validate_json(question).said
         line = self._running[said.number]
         if isinstance(said, Validated):
             return str(line.give_up(said.value, said.epoch, is_last=said.is_last))

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from clew.runs.reading.progress import EpochProgress, progress_of
+from clew.runs.reading.metrics import EpochProgress, progress_of
 from clew.runs.reading.runs import RunRecord
 
 

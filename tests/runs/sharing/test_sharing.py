@@ -13,7 +13,7 @@ from reasoner_pydantic import Response
 from clew.__main__ import run as clew
 from clew.errors import ConfigError, TrackingError
 from clew.runs.reading.kinds import NUM_LOOKS, looks
-from clew.runs.sharing.explanation import Explanation, open_explanation
+from clew.runs.sharing.explanation import SharedExplanation, open_explanation
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import PREDICTION, PROPONENTS, trapi_json
 from tests.recorded import HOSTILE, NUM_TESTS, Recorded
@@ -22,13 +22,13 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 @pytest.fixture
-def explained(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Explanation:
+def explained(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> SharedExplanation:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
     return open_explanation(recorded.runs["trace"], 0)
 
 
 @pytest.fixture
-def hostile(recorded: Recorded) -> Explanation:
+def hostile(recorded: Recorded) -> SharedExplanation:
     return open_explanation(recorded.runs["trace hostile"], 0, uri=recorded.uri)
 
 
@@ -48,7 +48,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_a_page_says_what_was_found(explained: Explanation) -> None:
+def test_a_page_says_what_was_found(explained: SharedExplanation) -> None:
     page = Page(html_report(explained, now=NOW))
     first = explained.facts.iloc[0]
     for said in (
@@ -79,7 +79,7 @@ def test_a_page_holds_all_that_it_shows(kind: str, request: pytest.FixtureReques
         assert href.startswith("https://"), (tag, href)
 
 
-def test_hostile_names_are_text(hostile: Explanation) -> None:
+def test_hostile_names_are_text(hostile: SharedExplanation) -> None:
     html = html_report(hostile, now=NOW)
     named = [name for name in HOSTILE if name in hostile.title]
     assert named
@@ -88,14 +88,14 @@ def test_hostile_names_are_text(hostile: Explanation) -> None:
     assert "<script" not in html
 
 
-def test_paths_come_in_sentences(hostile: Explanation) -> None:
+def test_paths_come_in_sentences(hostile: SharedExplanation) -> None:
     assert hostile.paths
     text = Page(html_report(hostile, now=NOW)).text
     for path in hostile.paths[:5]:
         assert path.sentence in text
 
 
-def test_a_message_is_valid_trapi(explained: Explanation) -> None:
+def test_a_message_is_valid_trapi(explained: SharedExplanation) -> None:
     response = Response.model_validate(
         json.loads(trapi_json(explained)), context={"normalize": False}
     )
@@ -167,9 +167,9 @@ def test_what_cannot_be_told(recorded: Recorded, tmp_path: Path) -> None:
         open_explanation("0" * 32, 0, uri=recorded.uri)
 
 
-def test_kinds_are_categories_and_looks(explained: Explanation) -> None:
+def test_kinds_are_categories_and_looks(explained: SharedExplanation) -> None:
     kinds = {str(explained.test["head_id"]): "Drug", str(explained.test["tail_id"]): "Disease"}
-    told = Explanation(**{**vars(explained), "kinds": kinds})
+    told = SharedExplanation(**{**vars(explained), "kinds": kinds})
     nodes = json.loads(trapi_json(told))["message"]["knowledge_graph"]["nodes"]
     found = {category for node in nodes.values() for category in node["categories"]}
     assert found == {"biolink:Drug", "biolink:Disease", "biolink:NamedThing"}

@@ -31,9 +31,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clew.influence.link_prediction.rows import Rows
+from clew.config.loss import EntityLoss
+from clew.config.schema import RunConfig
+from clew.config.services import InfluenceConfig
+from clew.errors import ConfigError
+from clew.influence.link_prediction.rows import FactoredRows
 from clew.influence.link_prediction.trunk import SCORER_PARTS, Queries, Trunk
+from clew.link_prediction.models.base import model_class
+from clew.link_prediction.task import LinkPrediction
 
+WHITENED = ("deflated", "kronecker")
+"""Forms that change the factors of a gradient."""
 COVERED_PARTS = (*SCORER_PARTS, "dense")
 """Parts that have a form beside the raw one."""
 
@@ -88,7 +96,7 @@ class Geometry:
     related: Float[Tensor, "relation"] | None = None
     """Factor of each relation's row."""
 
-    def changed(self, rows: Rows, trunk: Trunk) -> Rows:
+    def changed(self, rows: FactoredRows, trunk: Trunk) -> FactoredRows:
         """Return rows with new factors, f apart; the rows given lose their own base.
 
         Of f they get the coordinates along the directions of its metric. The base,
@@ -129,3 +137,54 @@ def _changed(values: Tensor | None, metric: Metric | None, factor: Tensor | None
 
 def _at(factors: Tensor | None, index: Tensor) -> Tensor | None:
     return None if factors is None else factors[index]
+
+
+def with_chosen_form(settings: InfluenceConfig, task: LinkPrediction) -> InfluenceConfig:
+    """Return the settings with `auto` replaced by the form that it means for this model.
+
+    That is `kronecker`, which predicts retraining best (docs/trust.md); `cosine` for the models
+    and losses that it is not defined for.
+    """
+    if settings.score != "auto":
+        return settings
+    chosen = "cosine" if _why_not_whitened(task) else "kronecker"
+    return settings.model_copy(update={"score": chosen})
+
+
+def require_defined(settings: InfluenceConfig, task: LinkPrediction, config: RunConfig) -> None:
+    """Refuse what this model cannot give.
+
+    Raises:
+        ConfigError: it has no such question, or its gradients no such form.
+    """
+    if settings.direction == "head" and not task.inverse_relations:
+        raise ConfigError(
+            "influence.direction is head, but the model was trained with "
+            "data.inverse_relations=false and has no question for heads; use tail"
+        )
+    reason = _why_not_whitened(task)
+    if settings.score in WHITENED and reason:
+        raise ConfigError(f"influence.score is {settings.score}, but {reason}; use raw or cosine")
+    assert isinstance(config.loss, EntityLoss)
+    weight = config.loss.relation_prediction_weight
+    if settings.score == "preconditioned" and weight:
+        raise ConfigError(
+            "influence.score is preconditioned, but the gradient of "
+            f"loss.relation_prediction_weight={weight} has no factored form in that geometry; use "
+            "raw or cosine"
+        )
+
+
+def _why_not_whitened(task: LinkPrediction) -> str:
+    """Return why the whitened forms are not defined for a model; empty if they are."""
+    if model_class(task.model_config).squared_distance:
+        return (
+            f"{task.model_config.kind} scores by a squared distance, whose gradient of an entity "
+            "is no outer product"
+        )
+    if task.terms is not None:
+        return (
+            "it is not defined for what the loss adds for each triple (loss.regularizer, "
+            "loss.relation_prediction_weight)"
+        )
+    return ""

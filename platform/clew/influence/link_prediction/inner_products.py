@@ -36,7 +36,7 @@ from torch.nn.functional import one_hot
 
 from clew.influence.link_prediction.geometry import Metric
 from clew.influence.link_prediction.preconditioner import Preconditioner, RankOne
-from clew.influence.link_prediction.rows import Rows
+from clew.influence.link_prediction.rows import FactoredRows
 from clew.influence.link_prediction.trunk import EVERY, NETWORK_PART, QUERY_CHUNK, Trunk
 
 OTHERS = ("convolution", NETWORK_PART)
@@ -55,8 +55,8 @@ class Grid:
     """Every row of one side with every row of the other: `(a, b)`."""
 
     trunk: Trunk
-    left: Rows
-    right: Rows
+    left: FactoredRows
+    right: FactoredRows
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """Return `(a, b)`."""
@@ -106,8 +106,8 @@ class Aligned:
     """Row i of one side with row i of the other: `(row,)`."""
 
     trunk: Trunk
-    left: Rows
-    right: Rows
+    left: FactoredRows
+    right: FactoredRows
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """Return `(row,)`."""
@@ -207,7 +207,7 @@ class Kernel:
     scale: Preconditioner | None = None
     features: Change = unchanged
 
-    def __call__(self, meeting: Meeting, a: Rows, b: Rows) -> Tensor:
+    def __call__(self, meeting: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         """Return the inner products of each selected part, `(part, *pairs)`."""
         compute = {
             "entity_output": self._entity_output,
@@ -219,7 +219,7 @@ class Kernel:
         }
         return torch.stack([compute[part](meeting, a, b) for part in self.parts])
 
-    def _entity_output(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _entity_output(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         hidden, has_bias = b.queries.hidden, self.trunk.model.entity_bias is not None
         if self.scale is None:
             dot = meet.query_dot(a.queries.hidden, hidden).add_(float(has_bias))
@@ -233,7 +233,7 @@ class Kernel:
             products += self._from_lengths(meet, a, b)
         return products
 
-    def _from_lengths(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _from_lengths(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         """Return what the bias -|W_e|^2 of a squared distance adds to `entity_output`."""
         table = self.trunk.model.entity.weight.detach()
         scale = None if self.scale is None else self.scale.table
@@ -244,7 +244,7 @@ class Kernel:
         products = self._delta_dot(replace(meet, left=weighted_a), weighted_a, b, rows)
         return products.add_(self._delta_dot(meet, a, weighted_b, rows))
 
-    def _weighted(self, rows: Rows, table: Tensor, lengths: Tensor) -> Rows:
+    def _weighted(self, rows: FactoredRows, table: Tensor, lengths: Tensor) -> FactoredRows:
         """Return rows whose delta of entity e is multiplied by lengths[e] - 2 h . table[e]."""
         queries, tail = rows.queries, rows.rows.tail
         weights = self.trunk.product(queries.hidden[queries.base_query], table.T)
@@ -256,7 +256,9 @@ class Kernel:
             queries=replace(queries, base=base),
         )
 
-    def _delta_dot(self, meet: Meeting, a: Rows, b: Rows, scale: Tensor | None) -> Tensor:
+    def _delta_dot(
+        self, meet: Meeting, a: FactoredRows, b: FactoredRows, scale: Tensor | None
+    ) -> Tensor:
         """Return de_a . (scale de_b)."""
         base = b.queries.base if scale is None else b.queries.base * scale
         beta_b = b.rows.beta if scale is None else b.rows.beta * scale[b.rows.tail]
@@ -265,19 +267,19 @@ class Kernel:
         products -= meet.a(a.rows.beta) * alpha_b * meet.base_b_at(base, a.rows.tail)
         return products.sub_(meet.b(beta_b) * self._delta_a_at(meet, a, b.rows.tail))
 
-    def _delta_a_at(self, meet: Meeting, a: Rows, entity_b: Tensor) -> Tensor:
+    def _delta_a_at(self, meet: Meeting, a: FactoredRows, entity_b: Tensor) -> Tensor:
         """Return de_a[entity of b]."""
         hit = meet.a(a.rows.tail) == meet.b(entity_b)
         base = meet.a(a.rows.alpha) * meet.base_a_at(entity_b)
         return base.sub_(meet.a(a.rows.beta) * hit)
 
-    def _delta_b_at(self, meet: Meeting, b: Rows, entity_a: Tensor) -> Tensor:
+    def _delta_b_at(self, meet: Meeting, b: FactoredRows, entity_a: Tensor) -> Tensor:
         """Return de_b[entity of a]."""
         hit = meet.b(b.rows.tail) == meet.a(entity_a)
         base = meet.b(b.rows.alpha) * meet.base_b_at(b.queries.base, entity_a)
         return base.sub_(meet.b(b.rows.beta) * hit)
 
-    def _entity_cross(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _entity_cross(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         table = None if self.scale is None else self.scale.table
         hidden_a, hidden_b = a.queries.hidden[a.query], b.queries.hidden[b.query]
         if table is not None:
@@ -301,7 +303,7 @@ class Kernel:
             products += delta.mul_(dot)
         return products
 
-    def _entity_lookups(self, rows: Rows) -> list[Lookup]:
+    def _entity_lookups(self, rows: FactoredRows) -> list[Lookup]:
         """Return the lookups in the entity table."""
         model, tail = self.trunk.model, rows.gradients.tail
         found = [(rows.rows.head, _head(rows))] if model.head_table is model.entity else []
@@ -311,7 +313,7 @@ class Kernel:
         """Return 2 W_e . value of each row: what a squared distance takes off h . value."""
         return 2.0 * (self.trunk.model.entity.weight.detach()[entity] * values).sum(1)
 
-    def _entity_input(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _entity_input(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         model, scale = self.trunk.model, self.scale
         table = None if scale is None else scale.table
         pairs = product(self._entity_lookups(a), self._entity_lookups(b))
@@ -330,7 +332,7 @@ class Kernel:
             values_b = values_b * scale.columns * scale.rows[row_b, None]
         return meet.dot(values_a, values_b).mul_(meet.a(row_a) == meet.b(row_b))
 
-    def _relation(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _relation(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         relation_a, relation_b = a.gradients.relation, b.gradients.relation
         assert relation_a is not None
         assert relation_b is not None
@@ -350,7 +352,7 @@ class Kernel:
                 products += meet.dot(delta_a, delta_b) * meet.dot(query_a, query_b)
         return products
 
-    def _dense(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _dense(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         projected_a, projected = a.gradients.projected, b.gradients.projected
         assert projected_a is not None
         assert projected is not None
@@ -367,7 +369,7 @@ class Kernel:
             products += meet.dot(projected_a, scaled)
         return products
 
-    def _small(self, meet: Meeting, a: Rows, b: Rows) -> Tensor:
+    def _small(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         small_a, small_b = a.gradients.small, b.gradients.small
         assert small_a is not None
         assert small_b is not None
@@ -376,7 +378,7 @@ class Kernel:
         return meet.dot(small_a, small_b)
 
 
-def _head(rows: Rows) -> Tensor:
+def _head(rows: FactoredRows) -> Tensor:
     head = rows.gradients.head
     assert head is not None
     return head

@@ -18,7 +18,7 @@ ROW_CHUNK = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class FactoredRows:
     """Rows, the queries that they share, and their activation gradients."""
 
     rows: DeltaRows
@@ -27,12 +27,12 @@ class Rows:
     queries: Queries
     gradients: RowGradients
 
-    def direction(self, index: int) -> "Rows":
+    def direction(self, index: int) -> "FactoredRows":
         """Return the rows of one direction only."""
         size = self.rows.num_triples
         part = slice(index * size, (index + 1) * size)
         rows = self.rows.direction(index)
-        return Rows(rows, self.query[part], self.queries, self.gradients.part(part))
+        return FactoredRows(rows, self.query[part], self.queries, self.gradients.part(part))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class RowBuilder:
     answers: FilterIndex | None = None
     small: bool = True
 
-    def build(self, rows: DeltaRows) -> Rows:
+    def build(self, rows: DeltaRows) -> FactoredRows:
         """Compute each query once, then rows in chunks."""
         num_relations = self.trunk.model.relation.num_embeddings
         key = rows.head * num_relations + rows.relation
@@ -73,7 +73,7 @@ class RowBuilder:
             for start in range(0, len(rows) if self.depth > 1 else 0, ROW_CHUNK)
         ]
         none = RowGradients(queries.hidden.new_empty(0, queries.hidden.shape[1]))
-        return Rows(rows, query, queries, RowGradients.joined(chunks) if chunks else none)
+        return FactoredRows(rows, query, queries, RowGradients.joined(chunks) if chunks else none)
 
     def _queries(
         self, head: Tensor, relation: Tensor, dense: Tensor, query: Tensor, rows: DeltaRows

@@ -25,7 +25,7 @@ from clew.influence.link_prediction.inner_products import (
 )
 from clew.influence.link_prediction.moments import MomentSettings, deflated, kronecker
 from clew.influence.link_prediction.preconditioner import Preconditioner, read_preconditioner
-from clew.influence.link_prediction.rows import RowBuilder, Rows
+from clew.influence.link_prediction.rows import FactoredRows, RowBuilder
 from clew.influence.link_prediction.trunk import AutogradTrunk, Scorer, Trunk
 from clew.influence.link_prediction.tucker_trunk import TuckERTrunk
 from clew.influence.summation import Norms, Products
@@ -131,14 +131,14 @@ class GraphModelCheckpoint:
         """Return the squared gradient norms of training triples, `(train,)`."""
         return self._norms(self._build(train))
 
-    def _build(self, train: np.ndarray) -> Rows:
+    def _build(self, train: np.ndarray) -> FactoredRows:
         index = torch.from_numpy(train.astype(np.int64)).to(self._rows.train.head.device)
         return self._changed(self._builder.build(self._rows.train.of(index)))
 
-    def _changed(self, rows: Rows) -> Rows:
+    def _changed(self, rows: FactoredRows) -> FactoredRows:
         return rows if self._geometry is None else self._geometry.changed(rows, self._trunk)
 
-    def _norms(self, rows: Rows) -> Tensor:
+    def _norms(self, rows: FactoredRows) -> Tensor:
         """Return |g|^2 of triples: of the sum of their rows' gradients."""
         own = self._kernel(Aligned(self._trunk, rows, rows), rows, rows).sum(0)
         if rows.rows.num_directions == 1:

@@ -30,7 +30,7 @@ from clew.influence.link_prediction.deltas import (
     own_rows,
     training_rows,
 )
-from clew.influence.link_prediction.forms import require_defined, with_chosen_form
+from clew.influence.link_prediction.geometry import require_defined, with_chosen_form
 from clew.influence.link_prediction.traced_run import (
     DIVIDED_BY,
     EVERY_LAYER,

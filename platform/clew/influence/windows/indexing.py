@@ -32,7 +32,7 @@ from clew.influence.windows.index_files import (
     read_index,
     write_manifest,
 )
-from clew.influence.windows.projections import Directions, Projection, TwoSided
+from clew.influence.windows.projections import Projection, SharedDirections, TwoSided
 from clew.layers.products import MatrixProduct
 from clew.training.loaders import ExampleSource
 from clew.training.task import B
@@ -112,7 +112,7 @@ def _chosen(
     """Choose projections by the gradients of a few windows, spread over all of them."""
     device = next(gradients.model.parameters()).device
     shapes = {name: tuple(parameter.shape) for name, parameter in gradients.parameters.items()}
-    directions = Directions(shapes, of.rank, of.seed)
+    directions = SharedDirections(shapes, of.rank, of.seed)
     for index in np.unique(np.linspace(0, len(windows) - 1, SAMPLED_WINDOWS).astype(int)):
         factors = gradients(windows.batch(np.array([index])).to(device))
         for name in gradients.parts:

@@ -75,7 +75,7 @@ class Whole:
 Projection = TwoSided | Whole
 
 
-class Directions:
+class SharedDirections:
     """Chooses projections: what a few gradients have in common, and random directions beside it.
 
     Gradients of different windows share much: of the directions on each side of a matrix, half are

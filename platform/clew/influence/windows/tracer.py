@@ -25,11 +25,10 @@ from clew.influence.guards import checked_weights
 from clew.influence.kernel import FactoredGradients
 from clew.influence.scores import Scored, Strongest, deviation, require_finite
 from clew.influence.task_checkpoint import last_layers
-from clew.influence.windows.checkpoint import WindowCheckpoint
+from clew.influence.windows.checkpoint import WindowCheckpoint, WindowSums
 from clew.influence.windows.estimates import Estimates, Searched, SearchSettings
 from clew.influence.windows.index_files import IndexOf, WindowIndex, find_index, index_of
 from clew.influence.windows.indexing import make_index, search, window_norms
-from clew.influence.windows.sums import WindowSums
 from clew.layers.products import MatrixProduct
 from clew.training.checkpoints import (
     CheckpointRecord,

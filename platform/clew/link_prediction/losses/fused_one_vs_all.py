@@ -50,7 +50,7 @@ class Parts(Protocol):
         ...
 
 
-class Whole:
+class WholeTable:
     """The table is in one part."""
 
     size = 1
@@ -125,7 +125,7 @@ def fused_loss(
             operand,
             size,
             wanted,
-            parts or Whole(),
+            parts or WholeTable(),
         )
     return total
 

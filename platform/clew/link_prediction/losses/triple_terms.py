@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from clew.config.loss import EntityLoss
 from clew.layers.shapes import Ids
-from clew.link_prediction.models.base import RelationRows, Rows
+from clew.link_prediction.models.base import Embeddings, RelationEmbeddings
 from clew.link_prediction.models.factorization import Factorization
 
 
@@ -40,9 +40,9 @@ class TripleTerms:
     def losses(
         self,
         model: Factorization,
-        head: Rows,
-        relation: RelationRows,
-        tail: Rows,
+        head: Embeddings,
+        relation: RelationEmbeddings,
+        tail: Embeddings,
         relation_id: Ids,
     ) -> Float[Tensor, "batch"]:
         """Return the sum of the terms for each triple.

@@ -28,8 +28,8 @@ from clew.layers.products import linear
 from clew.layers.shapes import EntityBias, Ids, Queries, QueryBias, Scores
 from clew.training.sharding.table import entity_table, row_bias
 
-Rows = Float[Tensor, "batch dim"]
-RelationRows = Float[Tensor, "batch relation_dim"]
+Embeddings = Float[Tensor, "batch dim"]
+RelationEmbeddings = Float[Tensor, "batch relation_dim"]
 EVERY_ENTITY = slice(None)
 
 
@@ -67,7 +67,7 @@ class GraphModel(nn.Module, ABC):
         return self.entity
 
     @abstractmethod
-    def encode(self, head: Rows, relation: RelationRows) -> Queries:
+    def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return query vectors from the embeddings of heads and relations, `(batch, dim)`."""
 
     def queries(self, head: Ids, relation: Ids) -> Queries:
@@ -86,7 +86,7 @@ class GraphModel(nn.Module, ABC):
         lengths = self.entity.weight[entities].square().sum(1)
         return -lengths if bias is None else bias - lengths
 
-    def tails(self, entities: Ids) -> tuple[Rows, EntityBias | None]:
+    def tails(self, entities: Ids) -> tuple[Embeddings, EntityBias | None]:
         """Return rows of the entity table and what is added to their scores; differentiable.
 
         Of a sharded table, entities are own rows, numbered from the first of them.

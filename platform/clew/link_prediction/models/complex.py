@@ -6,7 +6,7 @@ from torch import Tensor
 
 from clew.config.graph_models import ComplExModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Rows
+from clew.link_prediction.models.base import Embeddings
 from clew.link_prediction.models.factorization import Factorization
 
 
@@ -21,7 +21,7 @@ class ComplEx(Factorization, kind="complex"):
 
     config: ComplExModel
 
-    def encode(self, head: Rows, relation: Rows) -> Queries:
+    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
         """Return the complex product h r as real parts, then imaginary parts."""
         config, training = self.config, self.training
         head = torch.dropout(head, config.input_dropout, training)
@@ -30,7 +30,7 @@ class ComplEx(Factorization, kind="complex"):
         real = head_re * rel_re - head_im * rel_im
         return torch.cat([real, head_re * rel_im + head_im * rel_re], dim=1)
 
-    def relation_queries(self, head: Rows, tail: Rows) -> Rows:
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> Embeddings:
         """Return the complex product conj(h) t as real parts, then imaginary parts."""
         (head_re, head_im), (tail_re, tail_im) = head.chunk(2, dim=1), tail.chunk(2, dim=1)
         real = head_re * tail_re + head_im * tail_im

@@ -16,7 +16,7 @@ from clew.layers.patch_convolution import projected_maps
 from clew.layers.products import is_vectorised, linear
 from clew.layers.shapes import Queries
 from clew.layers.training_mode import dropout, recomputed
-from clew.link_prediction.models.base import GraphModel, Rows
+from clew.link_prediction.models.base import Embeddings, GraphModel
 from clew.training.sharding.table import draw_xavier_normal
 
 Image = Float[Tensor, "batch 1 height width"]
@@ -59,7 +59,7 @@ class ConvE(GraphModel, kind="conve"):
         draw_xavier_normal(self.entity)
         nn.init.xavier_normal_(self.relation.weight)
 
-    def encode(self, head: Rows, relation: Rows) -> Queries:
+    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
         """Return the query vector of each pair of embeddings, `(batch, dim)`."""
         rows = torch.cat([head, relation], dim=1)
         image = rows.view(-1, 1, 2 * self.config.height, self.config.width)

@@ -5,7 +5,7 @@ from torch import nn
 
 from clew.config.graph_models import CPModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Rows
+from clew.link_prediction.models.base import Embeddings
 from clew.link_prediction.models.factorization import Factorization
 from clew.training.sharding.table import draw_normal, entity_table
 
@@ -31,12 +31,12 @@ class CP(Factorization, kind="cp"):
         """Return the rows a."""
         return self.head_entity
 
-    def encode(self, head: Rows, relation: Rows) -> Queries:
+    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
         """Return a * r, with dropout on both."""
         config, training = self.config, self.training
         head = torch.dropout(head, config.input_dropout, training)
         return head * torch.dropout(relation, config.dropout_of_relations, training)
 
-    def relation_queries(self, head: Rows, tail: Rows) -> Rows:
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> Embeddings:
         """Return a * e."""
         return head * tail

@@ -4,7 +4,7 @@ import torch
 
 from clew.config.graph_models import DistMultModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Rows
+from clew.link_prediction.models.base import Embeddings
 from clew.link_prediction.models.factorization import Factorization
 
 
@@ -18,12 +18,12 @@ class DistMult(Factorization, kind="distmult"):
 
     config: DistMultModel
 
-    def encode(self, head: Rows, relation: Rows) -> Queries:
+    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
         """Return h * r, with dropout on both."""
         config, training = self.config, self.training
         head = torch.dropout(head, config.input_dropout, training)
         return head * torch.dropout(relation, config.dropout_of_relations, training)
 
-    def relation_queries(self, head: Rows, tail: Rows) -> Rows:
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> Embeddings:
         """Return h * t."""
         return head * tail

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clew.config.graph_models import FactorizationSettings
-from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+from clew.link_prediction.models.base import Embeddings, GraphModel, RelationEmbeddings
 from clew.training.sharding.table import draw_normal
 
 
@@ -29,7 +29,7 @@ class Factorization(GraphModel):
         nn.init.normal_(self.relation.weight, std=config.initial_deviation)
 
     @abstractmethod
-    def relation_queries(self, head: Rows, tail: Rows) -> RelationRows:
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> RelationEmbeddings:
         """Return p with s(h, r, t) = p(h, t) . r from the embeddings of heads and tails."""
 
     def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:

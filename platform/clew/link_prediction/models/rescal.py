@@ -4,7 +4,7 @@ import torch
 
 from clew.config.graph_models import RESCALModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import RelationRows, Rows
+from clew.link_prediction.models.base import Embeddings, RelationEmbeddings
 from clew.link_prediction.models.factorization import Factorization
 
 
@@ -18,7 +18,7 @@ class RESCAL(Factorization, kind="rescal"):
 
     config: RESCALModel
 
-    def encode(self, head: Rows, relation: RelationRows) -> Queries:
+    def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return h^T M_r, with dropout on both."""
         config, training = self.config, self.training
         head = torch.dropout(head, config.input_dropout, training)
@@ -26,7 +26,7 @@ class RESCAL(Factorization, kind="rescal"):
         matrix = relation.reshape(len(head), head.shape[1], -1)
         return torch.einsum("bi,bij->bj", head, matrix)
 
-    def relation_queries(self, head: Rows, tail: Rows) -> RelationRows:
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> RelationEmbeddings:
         """Return the matrix h t^T, one row after another."""
         return torch.einsum("bi,bj->bij", head, tail).flatten(1)
 

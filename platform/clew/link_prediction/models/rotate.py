@@ -7,7 +7,7 @@ from torch import nn
 
 from clew.config.graph_models import RotatEModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+from clew.link_prediction.models.base import Embeddings, GraphModel, RelationEmbeddings
 from clew.training.sharding.table import draw_normal
 
 
@@ -29,7 +29,7 @@ class RotatE(GraphModel, kind="rotate"):
         draw_normal(self.entity, config.initial_deviation)
         nn.init.uniform_(self.relation.weight, -math.pi, math.pi)
 
-    def encode(self, head: Rows, relation: RelationRows) -> Queries:
+    def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return 2 h e^(i r) as real parts, then imaginary parts."""
         head_re, head_im = torch.dropout(head, self.config.input_dropout, self.training).chunk(2, 1)
         cosine, sine = relation.cos(), relation.sin()

@@ -5,7 +5,7 @@ from torch import nn
 
 from clew.config.graph_models import TransEModel
 from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import GraphModel, Rows
+from clew.link_prediction.models.base import Embeddings, GraphModel
 from clew.training.sharding.table import draw_normal
 
 
@@ -25,7 +25,7 @@ class TransE(GraphModel, kind="transe"):
         draw_normal(self.entity, config.initial_deviation)
         nn.init.normal_(self.relation.weight, std=config.initial_deviation)
 
-    def encode(self, head: Rows, relation: Rows) -> Queries:
+    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
         """Return 2 (h + r), with dropout on both."""
         rate, training = self.config.input_dropout, self.training
         head = torch.dropout(head, rate, training)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from clew.config.graph_models import TuckERModel
 from clew.layers.shapes import Queries
 from clew.layers.training_mode import dropout
-from clew.link_prediction.models.base import GraphModel, RelationRows, Rows
+from clew.link_prediction.models.base import Embeddings, GraphModel, RelationEmbeddings
 from clew.training.sharding.table import draw_xavier_normal
 
 
@@ -32,11 +32,11 @@ class TuckER(GraphModel, kind="tucker"):
         draw_xavier_normal(self.entity)
         nn.init.xavier_normal_(self.relation.weight)
 
-    def encode(self, head: Rows, relation: RelationRows) -> Queries:
+    def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return n'(C vec(r n(h)^T)) of each pair of embeddings, `(batch, dim)`."""
         return self.finish(self.project(head, relation))
 
-    def project(self, head: Rows, relation: RelationRows) -> Queries:
+    def project(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return the product of core, relation and head before the last normalisation."""
         config, training = self.config, self.training
         head = dropout(_normalised(self.head_norm, head), config.input_dropout, training)
@@ -50,7 +50,7 @@ class TuckER(GraphModel, kind="tucker"):
         normal = _normalised(self.projection_norm, projected)
         return dropout(normal, self.config.projection_dropout, self.training)
 
-    def features(self, head: Rows, relation: RelationRows) -> Tensor:
+    def features(self, head: Embeddings, relation: RelationEmbeddings) -> Tensor:
         """Return vec(r n(h)^T), which the core maps to `project` in evaluation mode."""
         return torch.einsum("bj,bi->bji", relation, self.head_norm(head)).flatten(1)
 

@@ -19,7 +19,7 @@ from clew.runs.reading.runs import RunRecord, find_run
 
 
 @dataclass(frozen=True)
-class Explanation:
+class SharedExplanation:
     """A test triple, the training facts that moved it, and where all of it is from."""
 
     test: pd.Series
@@ -47,7 +47,7 @@ class Explanation:
 
 def explanation_of(
     files: ReportFiles, index: int, *, run_id: str = "", uri: str | None = None
-) -> Explanation:
+) -> SharedExplanation:
     """Return an explained triple by its place in a report.
 
     Args:
@@ -69,10 +69,10 @@ def explanation_of(
     facts = read_facts(files, index)
     paths = tuple(find_paths(test, facts))
     if not run_id:
-        return Explanation(test, facts, paths, head)
+        return SharedExplanation(test, facts, paths, head)
     run = find_run(run_id, uri)
     model = _model_run(run, uri)
-    return Explanation(
+    return SharedExplanation(
         test,
         facts,
         paths,
@@ -85,7 +85,7 @@ def explanation_of(
     )
 
 
-def open_explanation(source: str, index: int, *, uri: str | None = None) -> Explanation:
+def open_explanation(source: str, index: int, *, uri: str | None = None) -> SharedExplanation:
     """Return an explained triple of a trace run, or of an `influence.json` on this disk.
 
     Raises:

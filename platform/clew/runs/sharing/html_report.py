@@ -15,7 +15,7 @@ from clew.biolink.curies import page_of
 from clew.runs.reading.kinds import looks
 from clew.runs.reading.paths import evidence, facts_of_paths
 from clew.runs.reading.wording import place_text, scored, summary
-from clew.runs.sharing.explanation import Explanation
+from clew.runs.sharing.explanation import SharedExplanation
 from clew.runs.sharing.picture import draw
 
 NUM_DRAWN_PATHS = 8
@@ -62,7 +62,7 @@ _FACT = Markup(
 )
 
 
-def html_report(explanation: Explanation, *, now: datetime | None = None) -> str:
+def html_report(explanation: SharedExplanation, *, now: datetime | None = None) -> str:
     """Return an explanation as a page of HTML."""
     parts = [
         _prediction(explanation),
@@ -77,7 +77,7 @@ def html_report(explanation: Explanation, *, now: datetime | None = None) -> str
     return str(_PAGE.format(title=title, style=Markup(STYLE), body=Markup("").join(parts)))
 
 
-def _prediction(explanation: Explanation) -> Markup:
+def _prediction(explanation: SharedExplanation) -> Markup:
     test = explanation.test
     said = Markup(
         "<h1>{head} <span class='id'>{relation} →</span> {tail}</h1>"
@@ -106,7 +106,7 @@ def _entity(row: pd.Series, end: str) -> Markup:
     return Markup('{} <span class="id">{}</span>').format(name, shown)
 
 
-def _picture(explanation: Explanation) -> Markup:
+def _picture(explanation: SharedExplanation) -> Markup:
     facts = facts_of_paths(explanation.facts, explanation.paths[:NUM_DRAWN_PATHS])
     if facts.empty:
         strength = explanation.facts["influence"].abs().sort_values(ascending=False)
@@ -127,7 +127,7 @@ def _picture(explanation: Explanation) -> Markup:
     ).format(draw(explanation.test, facts, explanation.kinds), signs, Markup(" ").join(legend))
 
 
-def _paths(explanation: Explanation) -> Markup:
+def _paths(explanation: SharedExplanation) -> Markup:
     head, tail = explanation.test["head"], explanation.test["tail"]
     if not explanation.paths:
         return Markup(
@@ -141,7 +141,7 @@ def _paths(explanation: Explanation) -> Markup:
     return Markup("<h2>Paths from {} to {}</h2><ol>{}</ol>").format(head, tail, _joined(items))
 
 
-def _facts(explanation: Explanation) -> Markup:
+def _facts(explanation: SharedExplanation) -> Markup:
     facts = explanation.facts
     helping = facts[facts["influence"] > 0].head(NUM_FACTS)
     opposing = facts[facts["influence"] < 0].tail(NUM_FACTS // 2)[::-1]
@@ -172,7 +172,7 @@ def _fact(row: pd.Series) -> Markup:
     )
 
 
-def _trust(explanation: Explanation) -> Markup:
+def _trust(explanation: SharedExplanation) -> Markup:
     """Say how far to trust it: tests, ensembles, what the numbers are not of."""
     head = explanation.head
     said = [NO_PROOF, head.validation.sentence if head.validation else UNTESTED]
@@ -192,7 +192,7 @@ def _trust(explanation: Explanation) -> Markup:
     )
 
 
-def _reviews(explanation: Explanation) -> Markup:
+def _reviews(explanation: SharedExplanation) -> Markup:
     if not explanation.reviews:
         return Markup("")
     row = Markup("<li><b>{}</b>, {}: {}{}</li>")
@@ -212,7 +212,7 @@ def _reviews(explanation: Explanation) -> Markup:
     return Markup("<h2>What reviewers said</h2><ul>{}</ul>").format(_joined(items))
 
 
-def _origin(explanation: Explanation, now: datetime) -> Markup:
+def _origin(explanation: SharedExplanation, now: datetime) -> Markup:
     """Say which model, which data, and when."""
     tags = explanation.model.tags if explanation.model else {}
     tags = tags or (explanation.run.tags if explanation.run else {})

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from clew.biolink.curies import as_curie
 from clew.biolink.terms import NAMED_THING, category_of, predicate_of, terms
 from clew.runs.reading.paths import FactPath
-from clew.runs.sharing.explanation import Explanation
+from clew.runs.sharing.explanation import SharedExplanation
 
 TRAPI_VERSION = "1.5.0"
 RESOURCE = "infores:clew"
@@ -150,12 +150,12 @@ class Response(BaseModel):
     description: str
 
 
-def trapi_json(explanation: Explanation) -> str:
+def trapi_json(explanation: SharedExplanation) -> str:
     """Return an explanation as a TRAPI response, in JSON."""
     return trapi_response(explanation).model_dump_json(exclude_none=True, indent=1) + "\n"
 
 
-def trapi_response(explanation: Explanation) -> Response:
+def trapi_response(explanation: SharedExplanation) -> Response:
     """Return an explanation as a TRAPI response."""
     test = explanation.test
     proponents = explanation.facts[explanation.facts["influence"] > 0].head(MAX_PROPONENTS)
@@ -193,7 +193,7 @@ def trapi_response(explanation: Explanation) -> Response:
     )
 
 
-def _nodes(explanation: Explanation, facts: pd.DataFrame) -> dict[str, Node]:
+def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Node]:
     found: dict[str, Node] = {}
     rows = [explanation.test, *(fact for _, fact in facts.iterrows())]
     for row in rows:
