@@ -76,7 +76,8 @@ class Recorder(TorchFunctionMode):
         if func in ELEMENTWISE and len(found) == 1:
             return self._elementwise(func, args, kwargs, found[0])
         out = func(*args, **kwargs)
-        if _is_transpose(func) and found[0].tensor.dim() == 2:
+        transposes = func in TRANSPOSES or getattr(func, "__self__", None) in TRANSPOSE_PROPERTIES
+        if transposes and found[0].tensor.dim() == 2:
             self._tracked[id(out)] = _Tracked(found[0].name, out, not found[0].transposed)
         elif any(
             isinstance(leaf, Tensor) and self._find(leaf) is None for leaf in tree_leaves(out)
@@ -145,10 +146,6 @@ def _tap(out: Tensor) -> tuple[Tensor, Tensor, GradientEdge]:
         return out, out, get_gradient_edge(out)
     leaf = out.requires_grad_()
     return leaf, leaf.clone(), get_gradient_edge(leaf)
-
-
-def _is_transpose(func: Callable[..., Any]) -> bool:
-    return func in TRANSPOSES or getattr(func, "__self__", None) in TRANSPOSE_PROPERTIES
 
 
 def _name(func: Callable[..., Any]) -> str:

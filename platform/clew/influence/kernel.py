@@ -100,18 +100,16 @@ class FactoredGradients(Generic[B]):
     def __call__(self, batch: B) -> Factors:
         """Return the factors of every parameter's per-example gradients."""
         explicit = frozenset(self.explicit_parameters)
+        device = next(self.model.parameters()).device.type
+        precision = torch.autocast(device, self.half, enabled=self.half is not None)
         with self._trainable(explicit), torch.enable_grad():
             recorder = Recorder(self.parameters, explicit)
-            with recorder, self._precision():
+            with recorder, precision:
                 losses = self.task.example_losses(self.model, batch)
             self._require_known(recorder)
             grads = _edge_gradients(losses, recorder.uses, retain=bool(explicit))
             dense = {name: self._explicit_gradients(losses, name) for name in explicit}
         return self._assemble(recorder.uses, grads, dense, len(losses))
-
-    def _precision(self) -> torch.autocast:
-        device = next(self.model.parameters()).device.type
-        return torch.autocast(device, self.half, enabled=self.half is not None)
 
     def _assemble(
         self, uses: list[Use], grads: list[Tensor | None], dense: Factors, num_examples: int

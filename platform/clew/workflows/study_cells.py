@@ -29,7 +29,7 @@ class CellResult:
 
 
 def run_cell(
-    study: Study, variant: str, seed: int, parent: str | None, *, place: str = ""
+    study: Study, variant: str, seed: int, parent: str | None, place: str = ""
 ) -> CellResult:
     """Return the cell's earlier result, or run it; a failure is a result too.
 
@@ -66,7 +66,7 @@ def this_place() -> str:
     return f"{describe_machine().summary}/{git_commit()}"
 
 
-def trained_model(study: Study, seed: int, parent: str | None, *, place: str) -> str:
+def trained_model(study: Study, seed: int, parent: str | None, place: str) -> str:
     """Return the run of the model that a seed's cells explain; train it if none has done so.
 
     Raises:
@@ -87,7 +87,7 @@ def _traced(
 ) -> CellResult:
     """Explain the seed's model."""
     assert study.tests is not None
-    model = trained_model(study, seed, parent, place=place)
+    model = trained_model(study, seed, parent, place)
     run_id = trace_in_child(model, study.tests, study.influence_settings(variant))
     tags = _tags(study, cell_id) | ({"mlflow.parentRunId": parent} if parent else {})
     tracking = TrackingConfig(experiment=study.model_config_of(seed).tracking.experiment)

@@ -30,28 +30,16 @@ def cells_on_cluster(
     place = f"{in_words(cluster.machines)}/{git_commit()}"
     if study.command == "tracin":  # cells of one seed beside each other would all train its model
         for seed in study.seeds:
-            cluster.submit(seed, trained_model_at, study, seed, parent, place)
+            cluster.submit(seed, trained_model, study, seed, parent, place)
         for _ in cluster.finished():
             pass  # a model that could not be trained is tried again by its cells, which say why
     for seed, variant in turns:
-        cluster.submit((seed, variant), run_cell_at, study, variant, seed, parent, place)
+        cluster.submit((seed, variant), run_cell, study, variant, seed, parent, place)
     for (seed, variant), ended in cluster.finished():
         if isinstance(ended.error, Interrupted):
             raise ended.error
         cell: CellResult | None = ended.result
         yield cell or CellResult(variant, seed, None, problem=str(ended.error))
-
-
-def run_cell_at(
-    study: Study, variant: str, seed: int, parent: str | None, place: str
-) -> CellResult:
-    """Run a cell on a node."""
-    return run_cell(study, variant, seed, parent, place=place)
-
-
-def trained_model_at(study: Study, seed: int, parent: str | None, place: str) -> str:
-    """Train the model of a seed on a node."""
-    return trained_model(study, seed, parent, place=place)
 
 
 def fingerprints(study: Study) -> str:

@@ -3,6 +3,7 @@
 Everything here is arithmetic on records; it reads no store.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -257,7 +258,7 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     ordered = [seeds for _, seeds in sorted(several[0].items(), key=lambda v: _variant_order(v[0]))]
     each = max(1, min(limit // len(ordered), *map(len, ordered)))
     common = [seed for seed in ordered[0] if all(seed in seeds for seeds in ordered)][:each]
-    chosen = [run for seeds in ordered for run in _of_seeds(seeds, common, each)]
+    chosen = [seeds[seed] for seeds in ordered for seed in common or itertools.islice(seeds, each)]
     firsts = [next(iter(next(iter(variants.values())).values())) for variants in several]
     differing = differing_parameters(firsts, ignore=IGNORED_PARAMETERS)
     apart = {
@@ -266,10 +267,6 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
         if not key.startswith((OPTIMIZATIONS, TRACKING))
     }
     return Preset(tuple(chosen), tuple(sorted(common)), apart)
-
-
-def _of_seeds(seeds: Mapping[str, RunRecord], common: Sequence[str], each: int) -> list[RunRecord]:
-    return [seeds[seed] for seed in common] if common else list(seeds.values())[:each]
 
 
 def _setting(run: RunRecord) -> tuple[object, ...]:

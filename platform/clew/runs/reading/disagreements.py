@@ -7,10 +7,10 @@ are left out: two of them may be from one person.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from clew.runs.reading.decisions import About, Decision, Key, opinion_of
-from clew.runs.reading.reviews import DataOrigin, Fact, Review, latest_of_each, origins_of
+from clew.runs.reading.reviews import Fact, Review, latest_of_each, origins_of
 from clew.runs.reading.runs import RunRecord
 
 
@@ -70,7 +70,7 @@ def find_disagreements(
     origins = origins_of(runs)
 
     def key(about: About, run_id: str, triple: Fact) -> Key:
-        within = (run_id,) if about == "explanation" else _told(origins[run_id])
+        within = (run_id,) if about == "explanation" else astuple(origins[run_id])
         return (about, *within, *triple.triple)
 
     said: dict[Key, dict[str, Opinion]] = {}
@@ -101,10 +101,6 @@ def find_disagreements(
         if found in decided or len({each.said for each in said[found].values()}) > 1
     ]
     return sorted(disagreements, key=lambda each: (not each.is_open, each.about == "fact"))
-
-
-def _told(origin: DataOrigin) -> tuple[str, str]:
-    return (origin.name, origin.fingerprint)
 
 
 def _spoken_of(review: Review) -> list[tuple[About, Fact]]:
