@@ -20,6 +20,9 @@ STUDIES := training tracin loss language_model image_sequences
 ERA5 := era5_uk_t2m_2019_03/era5-2mt-2019-03-uk.grib
 
 export PYTHON
+# Python keeps what it compiles, in a shell that forbids it too: without this each process of the
+# tests would compile thousands of files again, 5 seconds for torch and MLflow.
+export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make demo    train, explain, compare and promote on the bundled graph"
