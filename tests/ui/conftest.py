@@ -1,5 +1,6 @@
 """Stores for the pages: none, empty, one run, all that was recorded, broken; how a page is run."""
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import streamlit as st
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from clew import names
@@ -17,6 +19,10 @@ clew_store.prepare_client_environment()
 from tests.recorded import Recorded  # noqa: E402
 from tests.ui.seed_many import copy_run  # noqa: E402
 
+# Each page under test looks for components in all that is installed; one look serves all.
+manifest_scanner.scan_component_manifests = functools.cache(
+    manifest_scanner.scan_component_manifests
+)
 TIMEOUT_SECONDS = 60
 Open = Callable[..., AppTest]
 
