@@ -4,18 +4,19 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from mlflow import MlflowClient
 
+import clew
 from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
 from clew.link_prediction.calibration import Calibration
-from clew.runs import alias_moves
+from clew.runs import alias_moves, packaging
 from clew.runs.alias_moves import UnsettledMove
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
@@ -43,6 +44,23 @@ CHECKS = (
     "champion",
     "served",
 )
+
+
+@pytest.fixture(autouse=True)
+def small_package() -> Iterator[pytest.MonkeyPatch]:
+    """Let a version carry one file of the package: a promotion copies each of them five times.
+
+    Undo it where the package matters; servers are tested with the whole.
+    """
+
+    def copy_one_file(target: Path) -> Path:
+        (target / "clew").mkdir(parents=True)
+        shutil.copy2(clew.__file__, target / "clew")
+        return target / "clew"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packaging, "_copy_package", copy_one_file)
+        yield patch
 
 
 def aliases(name: str) -> dict[str, str]:
@@ -123,7 +141,10 @@ def test_a_promotion_is_recorded_as_a_run(trained: TrainedStore) -> None:
     assert version.tags[names.TAG_PROMOTE_RUN] == run.run_id
 
 
-def test_a_registered_model_holds_no_pickle(trained: TrainedStore, tmp_path: Path) -> None:
+def test_a_registered_model_holds_no_pickle(
+    trained: TrainedStore, small_package: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small_package.undo()
     promoted("safe", trained.weak)
     registry = Registry.connect()
     folder = registry.download(registry.version("safe", "1"), tmp_path)
