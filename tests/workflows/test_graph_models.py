@@ -52,7 +52,7 @@ def test_every_command_takes_every_graph_model(
         "3",
     ]
     assert clew(["export", "--model", run_id, "--output-dir", str(tmp_path / "export")]) == 0
-    assert clew(["plan", "--config", config]) == 0
+    assert clew(["plan", "--config", config, "--memory-gib=0.001"]) == 0
 
     report = json.loads(next((tmp_path / "why").rglob("influence.json")).read_text())
     (entry, *_) = report["tests"][0]["proponents"]

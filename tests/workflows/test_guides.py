@@ -52,9 +52,9 @@ OPTIONS_ALONE = {
 """The command that a guide means where it prints options alone."""
 APART = {
     "tensorboard --logdir runs/": "test_tensorboard_shows_a_run",
-    "torchrun --nproc_per_node=4": "test_torchrun_trains_with_several_processes",
+    "torchrun --nproc_per_node=4": "test_train_command: of two processes one speaks and records",
 }
-"""Programs of other projects that read or start ours; each has its own test below."""
+"""Programs of other projects that read or start ours, with the test of each."""
 NOT_OURS = {
     "nvidia-smi": "shows the graphics card; comes with its driver",
     "pip install --upgrade torch": "torch comes with the environment, in a pinned version",
@@ -357,17 +357,6 @@ def test_tensorboard_shows_a_run(shell: Shell, model: Path) -> None:
             cwd=shell.folder, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert "train/loss" in shown.stdout
-
-
-def test_torchrun_trains_with_several_processes(shell: Shell) -> None:
-    (command,) = [c for c in commands() if c.words[0] == "torchrun"]
-    words = command.words
-    assert words[1:] == ["--nproc_per_node=4", "examples/train_digitalocean.py"]
-    ours = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d"]
-    ours += ["--rdzv-endpoint=127.0.0.1:0", "-m", "clew", "train", *small([], "graph")]
-    subprocess.run([sys.executable, *ours], cwd=shell.folder, check=True, capture_output=True)
-    (run,) = shell.runs()
-    assert run.info.status == "FINISHED"
 
 
 def test_the_options_are_in_config_json(shell: Shell, model: Path) -> None:
