@@ -215,6 +215,8 @@ def train(run: Run, rank: int) -> None:
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # every optimizer imports it: once here, not in each process
+
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     for planned in json.loads(sys.argv[1]):
