@@ -1,7 +1,6 @@
 """Which runs may be continued; that the continuation is right is tested with the trainer."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,26 +58,21 @@ def test_only_a_training_run_is_taken_up(tracking_store: Path, tmp_path: Path) -
     assert find_run(run.run_id) == run
 
 
-@pytest.fixture
-def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that trains, and is stopped after it has written some checkpoints."""
+def interrupt(config: RunConfig, *, after: int = 1, **named: Any) -> str:
+    """Train, stop after some checkpoints were written, and return the run."""
+    write, calls = Checkpointer.write, []
 
-    def run(config: RunConfig, *, after: int = 1, **named: Any) -> str:
-        write, calls = Checkpointer.write, []
+    def write_some(self: Checkpointer, *arguments: Any) -> None:
+        calls.append(self)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        write(self, *arguments)
 
-        def write_some(self: Checkpointer, *arguments: Any) -> None:
-            calls.append(self)
-            if len(calls) > after:
-                raise KeyboardInterrupt
-            write(self, *arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Checkpointer, "write", write_some)
-            with pytest.raises(KeyboardInterrupt):
-                train(config, **named)
-        return newest_run()
-
-    return run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpointer, "write", write_some)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, **named)
+    return newest_run()
 
 
 def newest_run() -> str:
@@ -90,7 +84,7 @@ def config_of(**overrides: object) -> RunConfig:
 
 
 def test_the_newest_unfinished_run_of_this_configuration_is_taken_up(
-    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+    tracking_store: Path, tmp_path: Path
 ) -> None:
     first = interrupt(config_of())
     second = interrupt(config_of())
@@ -101,7 +95,7 @@ def test_the_newest_unfinished_run_of_this_configuration_is_taken_up(
 
 
 def test_a_run_that_another_completed_is_not_taken_up_again(
-    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+    tracking_store: Path, tmp_path: Path
 ) -> None:
     stopped = interrupt(config_of())
     done = resume(lambda folder: find_newest(config_of(), {}, folder))
@@ -111,9 +105,8 @@ def test_a_run_that_another_completed_is_not_taken_up_again(
 
 
 def test_a_run_without_a_checkpoint_is_passed_over(
-    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    tracking_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     good = interrupt(config_of())
     tags = {names.TAG_CONFIG_HASH: config_of().config_hash}
     with open_tracker(TrackingConfig(), kind=names.KIND_TRAIN, tags=tags) as empty:
@@ -123,7 +116,7 @@ def test_a_run_without_a_checkpoint_is_passed_over(
 
 
 def test_a_run_whose_batch_size_was_chosen_is_found_by_auto(
-    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+    tracking_store: Path, tmp_path: Path
 ) -> None:
     chosen = config_of(training__batch_size=64, training__gradient_accumulation=2)
     stopped = interrupt(chosen)
@@ -134,7 +127,7 @@ def test_a_run_whose_batch_size_was_chosen_is_found_by_auto(
 
 
 def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
-    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
+    tracking_store: Path, tmp_path: Path
 ) -> None:
     whole, kept = tmp_path / "whole", tmp_path / "kept"
     train(config_of(), output_dir=whole)
@@ -148,9 +141,7 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
     assert find_run(newest_run()).tags[names.TAG_RESUMED_FROM] == stopped
 
 
-def test_a_folder_is_not_resumed_with_another_model(
-    tracking_store: Path, tmp_path: Path, interrupt: Callable[..., str]
-) -> None:
+def test_a_folder_is_not_resumed_with_another_model(tracking_store: Path, tmp_path: Path) -> None:
     interrupt(config_of(), checkpoint_dir=tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"model\.embedding_dim: run"):
         find_in_folder(tmp_path / "kept", config_of(model__embedding_dim=32), {})
@@ -160,9 +151,7 @@ def test_a_folder_is_not_resumed_with_another_model(
         train(config_of(), checkpoint_dir=tmp_path / "kept")
 
 
-def test_a_resumed_run_has_each_value_of_validation_once(
-    tracking_store: Path, interrupt: Callable[..., str]
-) -> None:
+def test_a_resumed_run_has_each_value_of_validation_once(tracking_store: Path) -> None:
     stopped = interrupt(config_of(evaluation__every_epochs=1), after=3)
     done = resume(lambda folder: find_resume_point(stopped, {}, folder)).run_id or ""
     client = MlflowClient()

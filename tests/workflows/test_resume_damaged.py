@@ -1,8 +1,9 @@
 """A damaged checkpoint costs its epoch, not the run: resuming goes on from the newest good one."""
 
 import logging
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from clew.errors import CheckpointError
 from clew.training.checkpoints import list_checkpoints, require_whole
 from clew.workflows.resume import ResumePoint, find_in_folder, find_resume_point
 from clew.workflows.train import resume, train
-from tests.workflows.test_resume import config_of, interrupt, newest_run
+from tests.made_once import copy_filled
+from tests.workflows.test_resume import config_of, interrupt
+from tests.workflows.trained import StoredRun, copy_store, dispose_of, use_store
 
-__all__ = ["interrupt"]
 pytestmark = pytest.mark.slow
 
 Damage = Callable[[Path], None]
@@ -76,16 +78,34 @@ class Stopped:
         return self.kept.parent / "resumed"
 
 
+@pytest.fixture(scope="module")
+def stopped_once(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    """Return such a run, whose checkpoints lie in the folder `kept` too, with a run to its end."""
+    folder = tmp_path_factory.mktemp("stopped") / "store"
+    folder.mkdir()
+    uri = copy_store(store_template, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, uri)
+        train(settings(), output_dir=folder / "whole")
+        run_id = interrupt(settings(), after=3, checkpoint_dir=folder / "kept")
+    dispose_of(uri)
+    return StoredRun(uri, run_id, folder)
+
+
 @pytest.fixture(params=["store", "folder"])
 def stopped(
     request: pytest.FixtureRequest,
-    tracking_store: Path,
+    stopped_once: StoredRun,
     tmp_path: Path,
-    interrupt: Callable[..., str],
-) -> Stopped:
-    kept = tmp_path / "kept"
-    interrupt(settings(), after=3, checkpoint_dir=kept)
-    return Stopped(newest_run(), kept, request.param)
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Stopped]:
+    """Return a copy of it, in a store of its own that is the one in use."""
+    copy = tmp_path / "store"
+    copy_filled(stopped_once.folder, copy)
+    uri = f"sqlite:///{copy / 'mlflow.db'}"
+    use_store(monkeypatch, uri)
+    yield Stopped(stopped_once.run_id, copy / "kept", request.param)
+    dispose_of(uri)
 
 
 def require_equal(resumed: Path, whole: Path) -> None:
@@ -118,22 +138,20 @@ def test_the_newest_good_checkpoint_is_taken_and_this_is_said_in_one_line(
     assert len(line.splitlines()) == 1
 
 
-def test_the_result_equals_the_uninterrupted_run(stopped: Stopped, tmp_path: Path) -> None:
-    train(settings(), output_dir=tmp_path / "whole")
+def test_the_result_equals_the_uninterrupted_run(stopped: Stopped) -> None:
     flip(stopped.root / "checkpoints" / "epoch-0003" / "optimizer.safetensors")
-    require_equal(stopped.resume(), tmp_path / "whole")
+    require_equal(stopped.resume(), stopped.kept.parent / "whole")
 
 
 def test_a_damaged_best_checkpoint_is_made_again(
     stopped: Stopped, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(settings(), output_dir=tmp_path / "whole")
     cut(stopped.root / "best" / "model.safetensors")
     point = stopped.find(tmp_path / "downloads")
     assert point.checkpoint.name == "epoch-0002"
     assert point.best is None
     assert "best is damaged or missing; going on from epoch-0002" in caplog.text
-    require_equal(stopped.resume(), tmp_path / "whole")
+    require_equal(stopped.resume(), stopped.kept.parent / "whole")
 
 
 def test_where_every_checkpoint_is_damaged_the_reasons_are_in_one_line(
@@ -150,12 +168,9 @@ def test_where_every_checkpoint_is_damaged_the_reasons_are_in_one_line(
 
 
 def test_what_a_killed_process_left_in_the_folder_is_cleared(
-    tracking_store: Path,
-    tmp_path: Path,
-    interrupt: Callable[..., str],
+    stopped_once: StoredRun, tracking_store: Path, tmp_path: Path
 ) -> None:
-    kept = tmp_path / "kept"
-    interrupt(settings(), after=3, checkpoint_dir=kept)
+    kept = shutil.copytree(stopped_once.folder / "kept", tmp_path / "kept")
     half = kept / "checkpoints" / ".epoch-0004.4711.tmp"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
