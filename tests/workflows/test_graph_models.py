@@ -75,6 +75,7 @@ def test_fused_and_plain_loss_train_alike(kind: str, precision: str, tracking_st
             "model.embedding_dim=24",
             "training.device=cpu",
             "evaluation.enabled=false",
+            "tracking.log_mfu=false",
             f"loss.implementation={implementation}",
             f"optimizations.use_mixed_precision={precision == 'bfloat16'}",
         ]
