@@ -84,7 +84,7 @@ def test_replayed_with_the_threads_of_the_training(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        run = train(small_config()).run_id
+        run = train(small_config(training__num_epochs=1)).run_id
         torch.set_num_threads(1)
         assert run is not None
         arguments = ["tracin", "--model", run, "--test", TEST, "--score", "unrolled"]
