@@ -1,4 +1,4 @@
-"""Which way imports run: the contracts of pyproject.toml hold, and would be missed if broken."""
+"""Which way imports run: a broken contract of pyproject.toml is found; `make lint` checks them."""
 
 import os
 import shutil
@@ -20,12 +20,6 @@ def lint_imports(project: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-def test_contracts_hold(root: Path) -> None:
-    report = lint_imports(root)
-    assert report.returncode == 0, report.stdout + report.stderr
-    assert " 0 broken" in report.stdout
 
 
 BROKEN = [
