@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import streamlit as st
 
+from clew.errors import ClewError
 from clew.ui.components import sign_in
 
 ASSETS = Path(__file__).parent / "assets"
@@ -34,11 +36,16 @@ def page(name: str) -> Callable[[], None]:
 
 @st.cache_resource(show_spinner=False)
 def fetch_pages() -> None:
-    """Import all pages, once and in the background, so that the next one opens faster."""
+    """Import all pages, once and in the background, so that the next one opens faster.
+
+    What Compare reads of a hundred runs is read as well; what fails there, the page itself says.
+    """
 
     def fetch() -> None:
         for name in PAGES:
             import_module(f"clew.ui.views.{name}")
+        with suppress(ClewError):
+            import_module("clew.ui.data.comparison").preset()
 
     threading.Thread(target=fetch, name="pages", daemon=True).start()
 

@@ -71,6 +71,8 @@ def _last_count(uri: str, query: RunQuery) -> list[int]:
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
 def _count(uri: str, query: RunQuery) -> int:
     last = _last_count(uri, query)
+    if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
+        last[0] = _last_count(uri, RunQuery(query.experiment_ids))[0]  # most runs are trainings
     last[0] = count_runs(query, near=last[0], uri=uri)
     return last[0]
 
@@ -80,9 +82,12 @@ def _runs(uri: str, run_ids: tuple[str, ...]) -> list[RunRecord]:
     return find_runs(run_ids, uri=uri)
 
 
+# `last`: ids and last values. To hash all that the runs hold takes longer than to read the curves.
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
-def _histories(uri: str, runs: list[RunRecord], key: str) -> pd.DataFrame:
-    return metric_histories(runs, key, uri=uri)
+def _histories(
+    uri: str, _runs: Sequence[RunRecord], last: tuple[tuple[str, float | None], ...], key: str
+) -> pd.DataFrame:
+    return metric_histories(_runs, key, uri=uri)
 
 
 def store_exists() -> bool:
@@ -129,7 +134,8 @@ def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
 
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
     """Return the curves of a metric, see `clew.runs.reading.metrics.metric_histories`."""
-    return _histories(store.tracking_uri(), list(runs), key)
+    last = tuple((run.run_id, run.metrics.get(key)) for run in runs)
+    return _histories(store.tracking_uri(), runs, last, key)
 
 
 def counts(experiment_ids: tuple[str, ...]) -> Counts:
@@ -140,7 +146,8 @@ def counts(experiment_ids: tuple[str, ...]) -> Counts:
 
     alive = live_runs(experiment_ids)
     stuck = sum(state_of(run) == "stuck" for run in alive)
-    total, running = number_of_runs(RunQuery(experiment_ids)), number("RUNNING")
+    total = number_of_runs(RunQuery(experiment_ids))
+    running = len(alive) if len(alive) < PAGE_SIZE else number("RUNNING")
     failed = number("FAILED") + number("KILLED")
     return Counts(
         total=total,
@@ -198,9 +205,10 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False, refresh_mode="background")
 def _recent_tags(uri: str, experiment_ids: tuple[str, ...]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for run in search_runs(RunQuery(experiment_ids), limit=NUM_RECENT, uri=uri).runs:
-        for tag, value in run.tags.items():
-            found.setdefault(tag, set()).add(value)
+    for offset in range(0, NUM_RECENT, PAGE_SIZE):  # by pages: the first one is shown anyway
+        for run in _page(uri, RunQuery(experiment_ids), offset, PAGE_SIZE).runs:
+            for tag, value in run.tags.items():
+                found.setdefault(tag, set()).add(value)
     return {tag: found.get(tag, set()) for tag in (names.TAG_VARIANT, names.TAG_DATASET)}
 
 

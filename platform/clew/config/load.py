@@ -13,8 +13,8 @@ from clew.config.kinds import TASK_KINDS, TaskKind
 from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
 from clew.config.suggestions import valid_names
-from clew.config.yaml_text import MAX_CHARACTERS, parse_yaml
-from clew.errors import ConfigError, described, quoted, reason_of
+from clew.config.yaml_text import parse_yaml, read_yaml
+from clew.errors import ConfigError, quoted, reason_of
 
 Overrides = Mapping[str, Any]
 
@@ -85,26 +85,6 @@ def flatten(config: RunConfig) -> dict[str, Any]:
         for section, values in config.model_dump(mode="json").items()
         for key, value in values.items()
     }
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds one mapping."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
-    try:
-        content = parse_yaml(text)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path}: contains {type(content).__name__}, expected sections such as `data:`"
-        )
-    return content
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:

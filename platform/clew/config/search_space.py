@@ -7,9 +7,10 @@ from typing import get_args
 from pydantic import Field, ValidationError, model_validator
 
 from clew.config.base import Section
-from clew.config.load import read_yaml, with_settings
+from clew.config.load import with_settings
 from clew.config.presets import find_space
 from clew.config.schema import RunConfig
+from clew.config.yaml_text import read_yaml
 from clew.errors import ConfigError, described, printable
 
 Value = bool | int | float | str | None

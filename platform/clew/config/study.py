@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from clew.config.base import Section
-from clew.config.load import from_mapping, read_yaml
+from clew.config.load import from_mapping
 from clew.config.presets import find_configuration, find_study
 from clew.config.schema import RunConfig
+from clew.config.yaml_text import read_yaml
 from clew.errors import ConfigError, described
 
 INFLUENCE_PREFIX = "influence."

@@ -1,5 +1,6 @@
 """Reads YAML that anybody may have written: plain values only, and no more than a person writes."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -9,6 +10,26 @@ from clew.errors import ConfigError, described, printable, quoted
 MAX_CHARACTERS = 2**20
 MAX_NODES = 100_000
 """Values, lists and mappings, with every alias written out."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds one mapping."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
+    try:
+        content = parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path}: contains {type(content).__name__}, expected sections such as `data:`"
+        )
+    return content
 
 
 def parse_yaml(text: str) -> Any:

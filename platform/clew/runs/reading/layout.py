@@ -5,8 +5,8 @@ short paths, outside of them what is nearer to one end. The same explanation alw
 """
 
 import re
+from collections.abc import Mapping
 
-import networkx as nx
 import pandas as pd
 
 MAX_TEXT = 24
@@ -28,18 +28,16 @@ def node_labels(test: pd.Series, facts: pd.DataFrame) -> dict[str, str]:
 def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
     """Return a place for each entity, from -1 to 1 in both directions; y points down."""
     head, tail = str(test["head_id"]), str(test["tail_id"])
-    graph = nx.Graph()
-    graph.add_nodes_from(node_labels(test, facts))
-    sides = (facts[key].astype(str) for key in ("head_id", "tail_id"))
-    graph.add_edges_from(zip(*sides, strict=True))
-    from_head, from_tail = (
-        # Not through the other end: what hangs on the head alone is not between the two.
-        nx.single_source_shortest_path_length(graph.subgraph(graph.nodes - {other} | {end}), end)
-        for end, other in ((head, tail), (tail, head))
-    )
-    far, heads = len(graph), set(facts["head_id"].astype(str))
+    heads, tails = (facts[key].astype(str).tolist() for key in ("head_id", "tail_id"))
+    beside: dict[str, set[str]] = {key: set() for key in node_labels(test, facts)}
+    for one, other in zip(heads, tails, strict=True):
+        beside[one].add(other)
+        beside[other].add(one)
+    # Not through the other end: what hangs on the head alone is not between the two.
+    from_head, from_tail = _steps_from(head, beside, tail), _steps_from(tail, beside, head)
+    far, are_heads = len(beside), set(heads)
     columns: dict[int, list[str]] = {}
-    for key in graph:
+    for key in beside:
         before, behind = from_head.get(key, far), from_tail.get(key, far)
         between = before + behind <= MAX_BETWEEN
         if key in (head, tail):
@@ -47,19 +45,27 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
         elif between:
             column = before
         elif before == behind:  # joined to neither end: its facts run from left to right too
-            column = 1 if key in heads else MAX_BETWEEN - 1
+            column = 1 if key in are_heads else MAX_BETWEEN - 1
         else:
             column = -1 if before < behind else MAX_BETWEEN + 1
         columns.setdefault(column, []).append(key)
-    found = nx.multipartite_layout(graph, subset_key=columns)
-    # It centres on the mean of all entities; here the outer columns are as far from the middle.
-    across = [x for x, _ in found.values()]
-    left, right = min(across), max(across)
-    height = max(abs(y) for _, y in found.values()) or 1.0
-    scale = 2 / (right - left) if right > left else 0.0
+    across = 2 / max(len(columns) - 1, 1)
+    down = 2 / max(max(map(len, columns.values())) - 1, 1)
     return {
-        key: (float((x - left) * scale - 1), float(y / height)) for key, (x, y) in found.items()
+        key: (across * place - 1, down * (row - (len(columns[column]) - 1) / 2))
+        for place, column in enumerate(sorted(columns))
+        for row, key in enumerate(columns[column])
     }
+
+
+def _steps_from(start: str, beside: Mapping[str, set[str]], closed: str) -> dict[str, int]:
+    """Return how many steps lead from an entity to each that it reaches, past a closed one."""
+    steps, reached = {start: 0}, [start]
+    for key in reached:
+        for other in beside[key] - steps.keys() - ({closed} - {start}):
+            steps[other] = steps[key] + 1
+            reached.append(other)
+    return steps
 
 
 def name_lines(text: str, num_lines: int) -> list[str]:

@@ -3,10 +3,10 @@
 Pure functions over one test triple and its facts, as `ui.data.influence.facts_of` returns them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import networkx as nx
 import pandas as pd
 
 MAX_STEPS = 3
@@ -38,31 +38,40 @@ def find_paths(test: pd.Series, facts: pd.DataFrame) -> list[FactPath]:
 
     Between two entities only the strongest fact counts. At most `MAX_PATHS`, no entity twice.
     """
-    helping = facts[facts["influence"] > 0].head(MAX_FACTS)
-    graph = nx.Graph()
-    rows = zip(helping.index, helping["head_id"], helping["tail_id"], strict=True)
-    for place, head, tail in rows:
-        if head != tail and not graph.has_edge(str(head), str(tail)):
-            graph.add_edge(str(head), str(tail), place=place)
-    ends = (str(test["head_id"]), str(test["tail_id"]))
-    if ends[0] == ends[1] or not all(end in graph for end in ends):
-        return []
-    walks = nx.all_simple_edge_paths(graph, *ends, cutoff=MAX_STEPS)
-    found = [[graph.edges[edge]["place"] for edge in walk] for walk in walks]
-    influence = facts["influence"]
-    found.sort(key=lambda places: (-min(influence[places]), len(places), places))
-    return [_path(facts.loc[places]) for places in found[:MAX_PATHS]]
+    columns = ["head_id", "tail_id", "head", "relation", "tail", "rank", "influence"]
+    helping = facts.loc[facts["influence"] > 0, columns].head(MAX_FACTS).to_dict("records")
+    beside: dict[str, dict[str, int]] = {}
+    for place, fact in enumerate(helping):
+        head, tail = str(fact["head_id"]), str(fact["tail_id"])
+        beside.setdefault(head, {}).setdefault(tail, place)
+        beside.setdefault(tail, {}).setdefault(head, place)
+    found = list(_walks(beside, (str(test["head_id"]),), str(test["tail_id"])))
+    found.sort(key=lambda places: (-float(helping[max(places)]["influence"]), len(places), places))
+    return [_path([helping[place] for place in places]) for places in found[:MAX_PATHS]]
 
 
-def _path(facts: pd.DataFrame) -> FactPath:
+def _walks(
+    beside: Mapping[str, Mapping[str, int]], passed: tuple[str, ...], end: str
+) -> Iterator[list[int]]:
+    """Yield the facts that lead on from the last of the passed entities to the end."""
+    neighbours = beside.get(passed[-1], {})
+    if end in neighbours and end not in passed:
+        yield [neighbours[end]]
+    if len(passed) < MAX_STEPS:
+        for entity in neighbours.keys() - {*passed, end}:
+            for rest in _walks(beside, (*passed, entity), end):
+                yield [neighbours[entity], *rest]
+
+
+def _path(facts: Sequence[Mapping[Hashable, Any]]) -> FactPath:
     return FactPath(
-        tuple(int(rank) for rank in facts["rank"]),
-        float(facts["influence"].min()),
-        tuple(fact_words(fact) for _, fact in facts.iterrows()),
+        tuple(int(fact["rank"]) for fact in facts),
+        min(float(fact["influence"]) for fact in facts),
+        tuple(fact_words(fact) for fact in facts),
     )
 
 
-def fact_words(fact: pd.Series) -> str:
+def fact_words(fact: Mapping[Hashable, Any] | pd.Series) -> str:
     """Return a triple as words: head, relation, tail."""
     return " ".join(str(fact[key]).replace("_", " ") for key in ("head", "relation", "tail"))
 
