@@ -1,8 +1,10 @@
 """Which category and which predicate of the Biolink Model a name means."""
 
+import re
+
 import pytest
 
-from clew.biolink.curies import as_curie, page_of, split_curie
+from clew.biolink.curies import PAGES, SYNONYMS, as_curie, page_of, split_curie
 from clew.biolink.terms import category_of, most_specific, predicate_of, terms
 
 
@@ -63,12 +65,17 @@ def test_the_deepest_category_says_most() -> None:
     ("text", "page"),
     [
         ("MESH:D003882", "https://meshb.nlm.nih.gov/record/ui?ui=D003882"),
-        ("UniProt:P21397", "https://www.uniprot.org/uniprotkb/P21397/entry"),
-        (
-            "Anatomy::UBERON:0000002",
-            "https://www.ebi.ac.uk/ols4/ontologies/uberon/classes?obo_id=UBERON:0000002",
-        ),
-        ("GO:0006954", "https://amigo.geneontology.org/amigo/term/GO:0006954"),
+        ("UniProtKB:P21397", "http://purl.uniprot.org/uniprot/P21397"),
+        ("Anatomy::UBERON:0000002", "http://purl.obolibrary.org/obo/UBERON_0000002"),
+        ("GO:GO:0006954", "http://purl.obolibrary.org/obo/GO_0006954"),
+        ("NCBITaxon:9606", "http://purl.obolibrary.org/obo/NCBITaxon_9606"),
+        ("DB:DB00945", "https://go.drugbank.com/drugs/DB00945"),
+        ("CHEMBL.COMPOUND:CHEMBL25", "https://www.ebi.ac.uk/chembl/compound/inspect/CHEMBL25"),
+        ("REACT:R-HSA-1430728", "https://reactome.org/content/detail/R-HSA-1430728"),
+        ("KEGG:hsa:7157", "http://www.kegg.jp/entry/hsa:7157"),
+        ("RXCUI:1191", "https://mor.nlm.nih.gov/RxNav/search?searchBy=RXCUI&searchTerm=1191"),
+        ("NCBIGene:..", None),
+        ("NCBIGene://evil.example/", None),
         ("javascript:alert(1)", None),
         ("https://example.org", None),
         ("virus", None),
@@ -79,10 +86,35 @@ def test_pages_of_identifiers(text: str, page: str | None) -> None:
     assert page_of(text) == page
 
 
-def test_a_local_id_cannot_leave_its_address() -> None:
-    page = page_of('MESH:"><script>?x=1#/../')
-    assert page is not None
-    assert page.startswith("https://meshb.nlm.nih.gov/record/ui?ui=%22%3E%3Cscript")
+HOSTILE = (
+    '"><script>alert(1)</script>',
+    "javascript:alert(1)",
+    "../../login?next=//evil.example",
+    "x#@evil.example",
+    "%2e%2e/\\evil.example",
+    "{id}{0.__class__}",
+    "caf\u00e9\ud800\x00\u202e",
+)
+
+
+@pytest.mark.parametrize("local", HOSTILE)
+def test_a_local_id_cannot_leave_its_address(local: str) -> None:
+    for prefix in {*PAGES, *SYNONYMS}:
+        page = page_of(f"{prefix}:{local}")
+        before, after = PAGES[SYNONYMS.get(prefix, prefix)].split("{id}")
+        assert page is not None
+        assert page.startswith(before)
+        assert page.endswith(after)
+        inserted = page[len(before) : len(page) - len(after)]
+        assert re.fullmatch(r"(?:[A-Za-z0-9:._~-]|%[0-9A-F]{2})+", inserted), page
+
+
+def test_patterns_are_addresses_of_one_id_each() -> None:
+    for prefix, pattern in PAGES.items():
+        assert prefix == prefix.lower()
+        assert re.fullmatch(r"https?://[a-z0-9.-]+/[^{}<>\"\s]*\{id\}/?", pattern), pattern
+    assert set(SYNONYMS.values()) <= set(PAGES)
+    assert not set(SYNONYMS) & set(PAGES)
 
 
 def test_every_identifier_becomes_a_curie() -> None:

@@ -1,6 +1,7 @@
 """Identifiers with a prefix (CURIEs), and the pages of the databases that they belong to.
 
-Prefixes and addresses follow the Bioregistry (https://bioregistry.io, CC0). Nothing is fetched.
+Prefixes and addresses are those of the Bioregistry (https://bioregistry.io, version 0.15.6, CC0):
+of each prefix the pattern that it gives first. Nothing is fetched.
 """
 
 import re
@@ -8,43 +9,122 @@ from types import MappingProxyType
 from urllib.parse import quote
 
 CURIE = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*):(\S+)")
+ONTOLOGIES = (
+    "APO BFO BTO CHEBI CL CLO DOID ECTO EMAPA ENVO FOODON FYPO GO HP MA MAXO MONDO MP NBO "
+    "NCBITaxon NCIT OAE OBI PATO PR PW RO SO UBERON ZFA"
+)
+"""Prefixes of the OBO Foundry, whose terms all have addresses of one form."""
 PAGES = MappingProxyType(
     {
-        "chebi": "https://www.ebi.ac.uk/chebi/searchId.do?chebiId=CHEBI:{id}",
-        "chembl.compound": "https://www.ebi.ac.uk/chembl/compound_report_card/{id}",
-        "cl": "https://www.ebi.ac.uk/ols4/ontologies/cl/classes?obo_id=CL:{id}",
-        "db": "https://go.drugbank.com/drugs/{id}",
-        "doid": "https://disease-ontology.org/?id=DOID:{id}",
+        "atc": "http://www.whocc.no/atc_ddd_index/?code={id}",
+        "cas": "https://commonchemistry.cas.org/detail?cas_rn={id}",
+        "chembl.compound": "https://www.ebi.ac.uk/chembl/compound/inspect/{id}",
+        "chembl.target": "https://www.ebi.ac.uk/chembl/target/inspect/{id}",
+        "clingen.allele": (
+            "https://reg.clinicalgenome.org/redmine/projects/registry/genboree_registry/by_caid?"
+            "caid={id}"
+        ),
+        "clinvar.variation": "https://www.ncbi.nlm.nih.gov/clinvar/variation/{id}",
+        "dbsnp": "https://www.ncbi.nlm.nih.gov/snp/{id}",
+        "doi": "https://doi.org/{id}",
         "drugbank": "https://go.drugbank.com/drugs/{id}",
-        "efo": "https://www.ebi.ac.uk/ols4/ontologies/efo/classes?obo_id=EFO:{id}",
+        "drugcentral": "http://drugcentral.org/drugcard/{id}",
+        "ec": "https://www.enzyme-database.org/query.php?ec={id}",
+        "efo": "http://www.ebi.ac.uk/efo/EFO_{id}",
         "ensembl": "https://www.ensembl.org/id/{id}",
-        "go": "https://amigo.geneontology.org/amigo/term/GO:{id}",
-        "hgnc": "https://www.genenames.org/data/gene-symbol-report/#!/hgnc_id/HGNC:{id}",
-        "hgnc.family": "https://www.genenames.org/cgi-bin/genefamilies/set/{id}",
-        "hp": "https://hpo.jax.org/browse/term/HP:{id}",
+        "flybase": "https://flybase.org/reports/{id}",
+        "fma": "http://purl.org/sig/ont/fma/{id}",
+        "gard": "https://rarediseases.info.nih.gov/?gard_id={id}",
+        "hgnc": "https://www.genenames.org/data/gene-symbol-report/#!/hgnc_id/{id}",
+        "hgnc.genefamily": "https://www.genenames.org/cgi-bin/genefamilies/set/{id}",
+        "hmdb": "http://www.hmdb.ca/metabolites/{id}",
+        "icd10": "https://icd.who.int/browse10/2019/en#/{id}",
+        "icd10cm": "https://www.icd10data.com/search?s={id}",
+        "icd11": "https://icd.who.int/browse/latest-release/foundation/en#{id}",
+        "inchikey": "https://www.chemspider.com/search?params={id}",
         "interpro": "https://www.ebi.ac.uk/interpro/entry/InterPro/{id}",
-        "kegg": "https://www.kegg.jp/entry/{id}",
+        "iuphar.ligand": (
+            "http://www.guidetopharmacology.org/GRAC/LigandDisplayForward?ligandId={id}"
+        ),
+        "kegg": "http://www.kegg.jp/entry/{id}",
+        "kegg.compound": "https://www.kegg.jp/entry/{id}",
+        "kegg.disease": "http://www.kegg.jp/entry/{id}",
+        "kegg.drug": "https://www.kegg.jp/entry/{id}",
+        "kegg.orthology": "http://www.kegg.jp/entry/{id}",
+        "kegg.pathway": "https://www.kegg.jp/pathway/{id}",
+        "lipidmaps": "http://www.lipidmaps.org/data/LMSDRecord.php?LMID={id}",
+        "loinc": "https://loinc.org/{id}",
+        "meddra": "http://bioportal.bioontology.org/ontologies/MEDDRA?p=classes&conceptid={id}",
+        "medgen": "https://www.ncbi.nlm.nih.gov/medgen/{id}",
         "mesh": "https://meshb.nlm.nih.gov/record/ui?ui={id}",
-        "mondo": "https://monarchinitiative.org/MONDO:{id}",
+        "metacyc.compound": "https://metacyc.org/compound?orgid=META&id={id}",
+        "metacyc.reaction": "https://metacyc.org/META/NEW-IMAGE?type=REACTION&object={id}",
+        "mgi": "http://www.informatics.jax.org/accession/MGI:{id}",
+        "mirbase": "http://www.mirbase.org/cgi-bin/mirna_entry.pl?acc={id}",
         "ncbigene": "https://www.ncbi.nlm.nih.gov/gene/{id}",
-        "ncbitaxon": "https://www.ncbi.nlm.nih.gov/Taxonomy/Browser/wwwtax.cgi?id={id}",
-        "omim": "https://omim.org/entry/{id}",
-        "orphanet": "https://www.orpha.net/en/disease/detail/{id}",
+        "ncbiprotein": "https://www.ncbi.nlm.nih.gov/protein/{id}",
+        "ndfrt": (
+            "https://ncit.nci.nih.gov/ncitbrowser/ConceptReport.jsp?dictionary=NDFRT&code={id}"
+        ),
+        "omim": "https://omim.org/MIM:{id}",
+        "orpha": "http://www.orpha.net/ORDO/Orphanet_{id}",
+        "panther.family": "http://www.pantherdb.org/panther/family.do?clsAccession={id}",
+        "panther.pathway": "http://www.pantherdb.org/pathway/pathwayDiagram.jsp?catAccession={id}",
         "pfam": "https://www.ebi.ac.uk/interpro/entry/pfam/{id}",
-        "pr": "https://proconsortium.org/app/entry/PR:{id}",
+        "pharmgkb": "https://www.clinpgx.org/accession/{id}",
+        "pharmgkb.drug": "http://www.pharmgkb.org/drug/{id}",
+        "pharmgkb.gene": "http://www.pharmgkb.org/gene/{id}",
         "pubchem.compound": "https://pubchem.ncbi.nlm.nih.gov/compound/{id}",
+        "pubchem.substance": "https://pubchem.ncbi.nlm.nih.gov/substance/{id}",
+        "pubmed": "https://pubmed.ncbi.nlm.nih.gov/{id}/",
         "reactome": "https://reactome.org/content/detail/{id}",
-        "rxcui": "https://mor.nlm.nih.gov/RxNav/search?searchBy=RXCUI&searchTerm={id}",
+        "refseq": "https://www.ncbi.nlm.nih.gov/protein/{id}",
+        "rgd": "http://rgd.mcw.edu/rgdweb/report/gene/main.html?id={id}",
+        "rhea": "https://www.rhea-db.org/rhea/{id}",
+        "rnacentral": "https://rnacentral.org/rna/{id}",
+        "rxnorm": "https://mor.nlm.nih.gov/RxNav/search?searchBy=RXCUI&searchTerm={id}",
+        "sgd": "https://www.yeastgenome.org/locus/{id}",
+        "sider.effect": "http://sideeffects.embl.de/se/{id}",
         "smpdb": "https://smpdb.ca/view/{id}",
-        "tigr": "https://www.ncbi.nlm.nih.gov/genome/annotation_prok/evidence/{id}",
-        "uberon": "https://www.ebi.ac.uk/ols4/ontologies/uberon/classes?obo_id=UBERON:{id}",
+        "snomedct": "http://purl.bioontology.org/ontology/SNOMEDCT/{id}",
+        "tigrfam": "https://www.ncbi.nlm.nih.gov/cdd?term={id}",
+        "ttd.drug": "https://db.idrblab.net/ttd/data/drug/details/{id}",
+        "ttd.target": "https://db.idrblab.net/ttd/data/target/details/{id}",
         "umls": "https://uts.nlm.nih.gov/uts/umls/concept/{id}",
         "unii": "https://precision.fda.gov/uniisearch/srs/unii/{id}",
-        "uniprot": "https://www.uniprot.org/uniprotkb/{id}/entry",
-        "uniprotkb": "https://www.uniprot.org/uniprotkb/{id}/entry",
+        "uniprot": "http://purl.uniprot.org/uniprot/{id}",
+        "vandf": "http://purl.bioontology.org/ontology/VANDF/{id}",
+        "wikipathways": "http://www.wikipathways.org/instance/{id}",
+        "wormbase": "https://www.wormbase.org/get?name={id}",
+        "zfin": "http://zfin.org/{id}",
     }
+    | {name.lower(): f"http://purl.obolibrary.org/obo/{name}_{{id}}" for name in ONTOLOGIES.split()}
 )
 """Prefix in lower case to the address of an entry."""
+SYNONYMS = MappingProxyType(
+    {
+        "caid": "clingen.allele",
+        "clinvar": "clinvar.variation",
+        "db": "drugbank",  # DrugMechDB's
+        "entrez": "ncbigene",
+        "fb": "flybase",
+        "geneid": "ncbigene",
+        "gtopdb": "iuphar.ligand",  # Biolink's
+        "hgnc.family": "hgnc.genefamily",
+        "hpo": "hp",
+        "mim": "omim",
+        "orphanet": "orpha",
+        "pmid": "pubmed",
+        "react": "reactome",
+        "rxcui": "rxnorm",
+        "snomed": "snomedct",
+        "swissprot": "uniprot",
+        "tigr": "tigrfam",  # DrugMechDB's
+        "uniprotkb": "uniprot",
+        "wb": "wormbase",
+    }
+)
+"""Other prefixes in lower case that mean the same; those without a remark are Bioregistry's too."""
 
 
 def split_curie(text: str) -> tuple[str, str] | None:
@@ -59,11 +139,15 @@ def split_curie(text: str) -> tuple[str, str] | None:
 def page_of(text: str) -> str | None:
     """Return the address of an identifier's page; None for one whose database is not known."""
     parts = split_curie(text)
-    if parts is None or parts[0].lower() not in PAGES:
+    if parts is None:
         return None
+    prefix = parts[0].lower()
+    address = PAGES.get(SYNONYMS.get(prefix, prefix))
     # Some data repeat the prefix: GO:GO:0001.
     local = parts[1].removeprefix(f"{parts[0]}:")
-    return PAGES[parts[0].lower()].format(id=quote(local, safe=":.-_"))
+    if address is None or not local.strip("."):  # `..` would lead out of the address
+        return None
+    return address.format(id=quote(local, safe=":.-_", errors="replace"))
 
 
 def as_curie(text: str, prefix: str = "clew") -> str:
