@@ -18,6 +18,7 @@ NODES = [
         "id": "CHEBI:1",
         "name": "aspirin",
         "category": ["biolink:NamedThing", "biolink:SmallMolecule"],
+        "synonym": ["acetylsalicylic acid", "Aspirin", "ASA", "asa", " ", "bell\x07"],
     },
     {"id": "MONDO:1", "name": "pain\tand more", "category": ["biolink:Disease"]},
     {"id": "HP:1", "name": None, "category": []},
@@ -75,6 +76,8 @@ def test_both_forms_are_the_same_graph(tmp_path: Path, qualifiers: bool) -> None
     assert np.array_equal(graphs[0].triples, graphs[1].triples)
     assert graphs[0].names == graphs[1].names
     assert graphs[0].kinds == {"CHEBI:1": "SmallMolecule", "MONDO:1": "Disease", "HP:1": ""}
+    assert graphs[0].synonyms == graphs[1].synonyms
+    assert graphs[0].synonyms == {"CHEBI:1": ["acetylsalicylic acid", "ASA"]}
     assert graphs[0].num_edges == 4
     assert len(graphs[0].triples) == (3 if qualifiers else 2)
 
@@ -95,6 +98,8 @@ def test_a_data_set_of_kgx(tmp_path: Path) -> None:
     assert graph.entities.label(aspirin) == "aspirin"
     assert graph.entities.category_array[aspirin].as_py() == "SmallMolecule"
     assert graph.entities.category_array[graph.entities.id("HP:1")].as_py() is None
+    assert graph.entities.synonym_array[aspirin].as_py() == "acetylsalicylic acid|ASA"
+    assert graph.entities.synonym_array.null_count == 2
     (relation,) = [r for r in graph.relations if ";" in r]
     assert graph.relations.label(graph.relations.id(relation)) == (
         "affects (object aspect qualifier: activity)"
@@ -102,6 +107,7 @@ def test_a_data_set_of_kgx(tmp_path: Path) -> None:
     graph.entities.write(tmp_path / "entities.parquet")
     again = type(graph.entities).read(tmp_path / "entities.parquet", "entity")
     assert again.category_array.equals(graph.entities.category_array)
+    assert again.synonym_array.equals(graph.entities.synonym_array)
 
 
 def random_graph(folder: Path, num_edges: int = 600) -> Path:

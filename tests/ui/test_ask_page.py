@@ -174,9 +174,12 @@ def large_box() -> None:
     import streamlit as st
 
     from clew.ui.components.entity_box import entity_box
+    from clew.ui.data.models import ModelNames
 
     terms = (*((f"Q{i}", f"thing {i}") for i in range(3000)), ("Q1a", "Thing 7"))
-    chosen = entity_box("Head", "box", terms, start="Q2500", placeholder="")
+    synonyms = {"Q8": ("gadget", "Apparatus"), "Q9": ("old gadget",)}
+    known = ModelNames(terms, (), {"Q8": "Tool", "Q9": "Antique"}, synonyms)
+    chosen = entity_box("Head", "box", known, start="Q2500", placeholder="")
     st.code(chosen or "nothing")
 
 
@@ -188,12 +191,14 @@ def large_box() -> None:
         ("thing 2998", "Q2998"),
         ("no such", "nothing"),
         ("hing 299", "nothing"),
+        ("Gadget", "Q8"),
+        ("apparat", "Q8"),
     ],
 )
 def test_a_name_is_found_in_a_large_graph(typed: str, found: str) -> None:
     app = typing(typed)
     assert app.code[0].value == found
-    assert ("No name and no id holds" in shown(app)) == (typed == "no such")
+    assert ("No name, no synonym and no id holds" in shown(app)) == (typed == "no such")
 
 
 def typing(text: str, **others: str) -> AppTest:
@@ -216,3 +221,11 @@ def test_one_of_several_matches_is_chosen() -> None:
     assert choice.options == ["thing 7  (Q7)", "Thing 7  (Q1a)"]
     assert typing("thing 7").code[0].value == "nothing"
     assert typing("thing 7", **{"box-which": "Q1a"}).code[0].value == "Q1a"
+
+
+def test_matches_stand_by_kind_with_the_synonym_that_matched() -> None:
+    (choice,) = typing("dget").button_group
+    assert choice.options == [
+        "old gadget = thing 9  (Q9) · Antique",
+        "gadget = thing 8  (Q8) · Tool",
+    ]

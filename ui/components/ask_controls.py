@@ -40,15 +40,11 @@ def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
     linked = _linked(vocabulary) if again else None
     first, second, third, fourth, fifth = st.columns([2.4, 2, 2.4, 1, 1.1])
     with first:
-        head = entity_box(
-            "Head", HEAD, vocabulary.entities, start=address.text("h"), placeholder="what …?"
-        )
+        head = entity_box("Head", HEAD, vocabulary, start=address.text("h"), placeholder="what …?")
     with second:
         relation = _relation(vocabulary)
     with third:
-        tail = entity_box(
-            "Tail", TAIL, vocabulary.entities, start=address.text("t"), placeholder="… what?"
-        )
+        tail = entity_box("Tail", TAIL, vocabulary, start=address.text("t"), placeholder="… what?")
     top_k = int(fourth.number_input("Answers", 1, 200, 10, key="top", bind="query-params"))
     level = LEVELS[
         fifth.selectbox(

@@ -1,63 +1,85 @@
-"""One box to find an entity by any part of its name or its id."""
+"""One box to find an entity by any part of its name, its id or a synonym, kind by kind."""
 
 import streamlit as st
 
 from clew.ui.components import states
-from clew.ui.data.models import Terms, complete
+from clew.ui.data.models import Entry, ModelNames, complete
 
 MAX_LISTED = 2000
-"""Names that the browser gets; of a larger graph, what a person types is looked up here."""
+"""Entries that the browser gets; of a larger graph, what a person types is looked up here."""
 MAX_MATCHES = 12
+SEPARATOR = "\n"
+"""Between the name of an entity and its synonym, in the value of an option."""
 
 
-def entity_box(label: str, key: str, terms: Terms, *, start: str, placeholder: str) -> str:
+def entity_box(
+    label: str, key: str, vocabulary: ModelNames, *, start: str, placeholder: str
+) -> str:
     """Show the box and return the name of the chosen entity, empty if none is.
 
     Args:
         label: What stands above the box.
         key: Its key; `st.session_state` holds under it what was chosen or typed.
-        terms: Names of the entities with their labels.
+        vocabulary: The entities.
         start: Name that is chosen at first, if it is one of them.
         placeholder: What stands in the empty box.
     """
-    labels = dict(terms)
-    if key not in st.session_state and start in labels:
+    entries = {_value(entry): entry for entry in vocabulary.entries}
+    if key not in st.session_state and start in entries:
         st.session_state[key] = start
-    listed = list(labels)[:MAX_LISTED]
-    if (chosen := st.session_state.get(key)) in labels and chosen not in listed:
+    listed = list(entries)[:MAX_LISTED]
+    if (chosen := st.session_state.get(key)) in entries and chosen not in listed:
         listed.append(chosen)  # the browser sends back the text of an option; this says whose it is
+    synonyms = ", of a synonym" if vocabulary.synonyms else ""
     typed = st.selectbox(
         label,
         listed,
         index=None,
         key=key,
-        format_func=lambda name: shown(str(name), labels.get(name, str(name))),
+        format_func=lambda value: entry_text(entries[value]) if value in entries else str(value),
         filter_mode="contains",
-        accept_new_options=len(labels) > MAX_LISTED,
+        accept_new_options=len(entries) > MAX_LISTED,
         placeholder=placeholder,
-        help=f"Type any part of a name or of an id; the model knows {len(labels):,}.",
+        help=f"Type any part of a name{synonyms} or of an id; the model knows "
+        f"{len(vocabulary.entities):,}.",
     )
-    if not typed or typed in labels:
-        return typed or ""
-    return _looked_up(typed, key, terms)
+    if not typed or typed in entries:
+        return (typed or "").partition(SEPARATOR)[0]
+    return _looked_up(typed, key, vocabulary)
 
 
-def _looked_up(text: str, key: str, terms: Terms) -> str:
+def _value(entry: Entry) -> str:
+    return f"{entry.name}{SEPARATOR}{entry.synonym}" if entry.synonym else entry.name
+
+
+def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
     """Return the entity that a typed text means; let a person choose among several."""
-    matches = complete(terms, text, MAX_MATCHES)
-    exact = [term for term in matches if text.strip().casefold() in map(str.casefold, term)]
-    found = dict(exact or matches)
+    matches = complete(vocabulary.entries, text, MAX_MATCHES)
+    wanted = text.strip().casefold()
+    exact = [entry for entry in matches if wanted in map(str.casefold, entry.texts)]
+    found = {entry.name: entry for entry in exact or matches}
     if not found:
-        states.note(f"No name and no id holds {text!r}.")
+        states.note(f"No name, no synonym and no id holds {text!r}.")
     if len(found) < 2:
         return next(iter(found), "")
+    kinds = dict.fromkeys(
+        sorted((entry.kind for entry in found.values()), key=lambda k: (not k, k))
+    )
     chosen = st.pills(
         "Which one?",
-        list(found),
+        [name for kind in kinds for name, entry in found.items() if entry.kind == kind],
         key=f"{key}-which",
-        format_func=lambda name: shown(str(name), found.get(name, str(name))),
+        format_func=lambda name: entry_text(found[name]) if name in found else str(name),
     )
     return chosen or ""
+
+
+def entry_text(entry: Entry) -> str:
+    """Return an entity as a person reads it: the synonym that names it, and its kind, if any."""
+    text = shown(entry.name, entry.label)
+    if entry.synonym:
+        text = f"{entry.synonym} = {text}"
+    return f"{text} · {entry.kind}" if entry.kind else text
 
 
 def shown(name: str, label: str) -> str:

@@ -9,6 +9,7 @@ from clew import names
 from clew.errors import ClewError
 from clew.runs import store
 from clew.runs.reading.models import (
+    Entry,
     ModelNames,
     RegisteredModel,
     Terms,
@@ -21,7 +22,7 @@ from clew.runs.reading.models import (
 )
 from clew.ui.data.runs import store_exists
 
-__all__ = ["ModelNames", "RegisteredModel", "Terms", "Version", "complete"]
+__all__ = ["Entry", "ModelNames", "RegisteredModel", "Terms", "Version", "complete"]
 
 
 @st.cache_data(ttl=5, max_entries=8, show_spinner=False)

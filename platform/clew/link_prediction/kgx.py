@@ -1,7 +1,7 @@
 """Reads graphs in KGX, the exchange format of Biolink: nodes and edges, as TSV or JSON Lines.
 
-Nodes have `id`, `name` and `category`, edges `subject`, `predicate` and `object`; files may be
-compressed. See https://github.com/biolink/kgx/blob/master/specification/kgx-format.md.
+Nodes have `id`, `name`, `category` and `synonym`, edges `subject`, `predicate` and `object`; files
+may be compressed. See https://github.com/biolink/kgx/blob/master/specification/kgx-format.md.
 """
 
 import json
@@ -35,11 +35,23 @@ class Node(BaseModel):
     id: str
     name: str | None = None
     category: list[str] = []
+    synonym: list[str] = []
 
-    @field_validator("category", mode="before")
+    @field_validator("category", "synonym", mode="before")
     @classmethod
     def _may_be_text(cls, value: object) -> object:
         return value.split(LIST_SEPARATOR) if isinstance(value, str) else value or []
+
+    @property
+    def synonyms(self) -> list[str]:
+        """Its other names that can be shown, each once."""
+        texts = (" ".join(text.replace(LIST_SEPARATOR, " ").split()) for text in self.synonym)
+        known = {(self.name or "").casefold(), ""}
+        found: dict[str, str] = {}
+        for text in texts:
+            if text.isprintable() and text.casefold() not in known:
+                found.setdefault(text.casefold(), text)
+        return list(found.values())
 
 
 class Edge(BaseModel):
@@ -69,6 +81,7 @@ class KgxGraph:
     """Each once, sorted: positions in `entities`, `relations`, `entities`."""
     names: dict[str, str]
     kinds: dict[str, str]
+    synonyms: dict[str, list[str]]
     num_edges: int
     """Edges read; several may be the same triple from other sources."""
 
@@ -101,7 +114,7 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
         DataError: a file is not what it should be; the message names file and line.
     """
     node_files, edge_files = find_files(path)
-    names, kinds = _read_nodes(node_files)
+    names, kinds, synonyms = _read_nodes(node_files)
     entities: dict[str, int] = {}
     relations: dict[str, int] = {}
     ids = array("q")
@@ -120,19 +133,26 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
     triples = np.unique(all_triples, axis=0)
     if len(triples) < len(all_triples):
         log.info("%s: %d edges are %d triples", path, len(all_triples), len(triples))
-    return KgxGraph(list(entities), list(relations), triples, names, kinds, len(all_triples))
+    return KgxGraph(
+        list(entities), list(relations), triples, names, kinds, synonyms, len(all_triples)
+    )
 
 
-def _read_nodes(files: list[Path]) -> tuple[dict[str, str], dict[str, str]]:
+def _read_nodes(
+    files: list[Path],
+) -> tuple[dict[str, str], dict[str, str], dict[str, list[str]]]:
     names: dict[str, str] = {}
     kinds: dict[str, str] = {}
+    synonyms: dict[str, list[str]] = {}
     for file in files:
         for number, record in _records(file, ("id",)):
             node = _checked(Node, record, file, number)
             names[node.id] = " ".join((node.name or "").split())
             kind = most_specific(node.category) or ""
             kinds[node.id] = " ".join(kind.removeprefix(PREFIX).split())
-    return names, kinds
+            if found := node.synonyms:
+                synonyms[node.id] = found
+    return names, kinds, synonyms
 
 
 def _records(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, object]]]:

@@ -1,9 +1,9 @@
 r"""Readable labels of entities and relations.
 
-A table contains `id<TAB>name`, or `id<TAB>name<TAB>kind` (`Drug`, `Disease`); relations may
-also have a JSON edge map from predicate to label. `id` and predicate are written as in the triples:
-names, or ids if a dictionary was given. A file may contain more or fewer entries than the graph;
-an entity or relation without a label is shown by its name.
+A table contains `id<TAB>name`, and in further columns the kind (`Drug`, `Disease`) and other names
+with `|` between them; relations may also have a JSON edge map from predicate to label. `id` and
+predicate are written as in the triples: names, or ids if a dictionary was given. A file may contain
+more or fewer entries than the graph; an entity or relation without a label is shown by its name.
 
 In JSON, a label is a text, an object with `label` or `name`, or an object with `predicate` and
 qualifiers. If no key is a relation of the graph but values are, the map is read in reverse
@@ -28,23 +28,27 @@ from clew.text_blocks import line_blocks
 log = logging.getLogger(__name__)
 
 MAX_EDGE_MAP_BYTES = 2**26
-TWO_COLUMNS = Layout(("id", "name"), empty_fields=True)
-THREE_COLUMNS = Layout(("id", "name", "kind"), empty_fields=True)
+COLUMNS = ("id", "name", "kind", "synonyms")
 
 
 def read_labels(path: Path, vocabulary: Vocabulary) -> Vocabulary:
     """Return a vocabulary with the labels of a table."""
     first_line = next(line_blocks(path)).partition(b"\n")[0]
-    layout = THREE_COLUMNS if first_line.count(b"\t") == 2 else TWO_COLUMNS
-    (codes,), values = read_coded([path], layout)
+    num_columns = min(max(first_line.count(b"\t") + 1, 2), len(COLUMNS))
+    (codes,), values = read_coded([path], Layout(COLUMNS[:num_columns], empty_fields=True))
     ids = fields_to_ids(values.take(pa.array(codes[:, 0])), vocabulary)
     labels = values.take(pa.array(codes[:, 1]))
-    labelled = _labelled(path, vocabulary, ids, labels, unit="line")
-    if layout is TWO_COLUMNS:
-        return labelled
-    kinds = values.take(pa.array(codes[:, 2]))
-    kinds = pc.if_else(pc.equal(kinds, ""), None, kinds)
-    return labelled.with_categories(kinds.take(_places(ids, len(vocabulary))))
+    found = _labelled(path, vocabulary, ids, labels, unit="line")
+    places = _places(ids, len(vocabulary))
+    kinds, synonyms = (
+        values.take(pa.array(codes[:, column])).take(places) if column < num_columns else None
+        for column in (2, 3)
+    )
+    if kinds is not None:
+        found = found.with_categories(pc.if_else(pc.equal(kinds, ""), None, kinds))
+    if synonyms is not None:
+        found = found.with_synonyms(pc.if_else(pc.equal(synonyms, ""), None, synonyms))
+    return found
 
 
 def read_edge_map(path: Path, relations: Vocabulary) -> Vocabulary:

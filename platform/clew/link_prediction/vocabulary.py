@@ -40,6 +40,8 @@ class Vocabulary:
     none of its names is itself a whole number."""
     category_array: pa.StringArray | None = None
     """Kinds of entities `(id,)`, such as `Drug`; null if it is not known."""
+    synonym_array: pa.StringArray | None = None
+    """Other names of entities `(id,)`, with `|` between them; null if there are none."""
 
     @classmethod
     def from_names(cls, kind: Kind, names: list[str]) -> Self:
@@ -133,8 +135,12 @@ class Vocabulary:
         """Return the same names with kinds `(id,)`; null means that it is not known."""
         return replace(self, category_array=categories)
 
+    def with_synonyms(self, synonyms: pa.StringArray) -> Self:
+        """Return the same names with other names `(id,)`; null means that there are none."""
+        return replace(self, synonym_array=synonyms)
+
     def write(self, path: Path) -> None:
-        """Write a Parquet file with the columns id, name, label and, where known, category."""
+        """Write a Parquet file: id, name, label and, where known, category and synonyms."""
         labels = self.label_array
         columns = {
             "id": pa.array(np.arange(len(self), dtype=np.int32)),
@@ -143,6 +149,8 @@ class Vocabulary:
         }
         if self.category_array is not None:
             columns["category"] = self.category_array
+        if self.synonym_array is not None:
+            columns["synonyms"] = self.synonym_array
         table = pa.table(
             columns,
             metadata={ID_FIELDS_KEY: str(int(self.fields_may_be_ids)).encode()},
@@ -155,11 +163,11 @@ class Vocabulary:
         if not path.is_file():
             raise DataError(f"{path}: no such file; expected the {kind} vocabulary of a run")
         types = {"name": pa.string(), "label": pa.string()}
-        if "category" in columns_of(path, "a vocabulary of a run"):
-            types["category"] = pa.string()
+        present = columns_of(path, "a vocabulary of a run")
+        types |= {name: pa.string() for name in ("category", "synonyms") if name in present}
         table = read_columns(path, types, "a vocabulary of a run")
-        names, labels, *rest = (_single_array(table.column(name)) for name in types)
-        categories = rest[0] if rest else None
+        found = {name: _single_array(table.column(name)) for name in types}
+        names, labels = found["name"], found["label"]
         if not len(names) or names.null_count:
             raise DataError(f"{path}: not a vocabulary of a run (a name is missing)")
         metadata = table.schema.metadata or {}
@@ -168,7 +176,8 @@ class Vocabulary:
             names,
             labels if labels.null_count < len(labels) else None,
             fields_may_be_ids=metadata.get(ID_FIELDS_KEY) == b"1",
-            category_array=categories,
+            category_array=found.get("category"),
+            synonym_array=found.get("synonyms"),
         )
 
     def _shown(self, name: str) -> str:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from clew.biolink.terms import PREFIX
 from clew.errors import ConfigError
 from clew.files import replacing
-from clew.link_prediction.kgx import KgxGraph, read_kgx
+from clew.link_prediction.kgx import LIST_SEPARATOR, KgxGraph, read_kgx
 from clew.workflows.describe_data import describe_folder
 from clew.workflows.outputs import check_new_folder
 
@@ -110,11 +110,12 @@ def _write_triples(path: Path, graph: KgxGraph, rows: CodedEdges) -> None:
 
 
 def _write_names(folder: Path, graph: KgxGraph) -> None:
-    """Write names and kinds of entities, and what the predicates are called."""
+    """Write names, kinds and synonyms of entities, and what the predicates are called."""
     with (folder / "entity_names.tsv").open("w", encoding="utf-8") as file:
         for entity in graph.entities:
             name, kind = graph.names.get(entity) or entity, graph.kinds.get(entity, "")
-            file.write(f"{entity}\t{name}\t{kind}\n")
+            synonyms = LIST_SEPARATOR.join(graph.synonyms.get(entity, ()))
+            file.write(f"{entity}\t{name}\t{kind}\t{synonyms}\n")
     labels = {relation: relation_label(relation) for relation in graph.relations}
     text = json.dumps(labels, indent=1, ensure_ascii=False) + "\n"
     (folder / "edge_map.json").write_text(text, encoding="utf-8")

@@ -1,8 +1,10 @@
 """Reads the model registry: models, versions, aliases, and where each version came from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +59,20 @@ class RegisteredModel:
         return self.aliases.get(names.ALIAS_CHAMPION)
 
 
+class Entry(NamedTuple):
+    """One way to find an entity: by name and label, or by a synonym."""
+
+    name: str
+    label: str
+    kind: str = ""
+    synonym: str = ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What a search looks in."""
+        return (self.synonym,) if self.synonym else (self.name, self.label)
+
+
 @dataclass(frozen=True)
 class ModelNames:
     """Names that a model knows: (name, label) pairs, sorted by label."""
@@ -65,6 +81,19 @@ class ModelNames:
     relations: Terms
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Kind of each entity whose kind the data say, by its name."""
+    synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other names of each entity for which the data say some, by its name."""
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """What an entity is found by: its label and name, and each synonym; by kinds."""
+        own = [Entry(*term, kind=self.kinds.get(term[0], "")) for term in self.entities]
+        others = [
+            entry._replace(synonym=text)
+            for entry in own
+            for text in self.synonyms.get(entry.name, ())
+        ]
+        return tuple(sorted([*own, *others], key=lambda entry: (not entry.kind, entry.kind)))
 
 
 def list_models(*, uri: str | None = None) -> list[RegisteredModel]:
@@ -120,8 +149,10 @@ def read_vocabulary(run_id: str, folder: Path, *, uri: str | None = None) -> Mod
         DataError: the files are not what they should be.
     """
     path = download_artifact(run_id, VOCABULARY_FOLDER, folder, uri)
-    entities = path / "entities.parquet"
-    return ModelNames(_terms(entities), _terms(path / "relations.parquet"), _kinds(entities))
+    entities, relations = path / "entities.parquet", path / "relations.parquet"
+    terms = _terms(entities), _terms(relations)
+    synonyms = {name: tuple(text.split("|")) for name, text in _said(entities, "synonyms").items()}
+    return ModelNames(*terms, _said(entities, "category"), synonyms)
 
 
 def _terms(path: Path) -> Terms:
@@ -135,12 +166,12 @@ def _terms(path: Path) -> Terms:
     return tuple(sorted(pairs, key=lambda pair: pair[1].casefold()))
 
 
-def _kinds(path: Path) -> dict[str, str]:
-    """Return the kinds of entities; runs of data that say none keep none."""
-    if "category" not in pq.read_schema(path).names:
+def _said(path: Path, column: str) -> dict[str, str]:
+    """Return what a column says of entities; runs of data that do not say it have none."""
+    if column not in pq.read_schema(path).names:
         return {}
-    columns = pq.read_table(path, columns=["name", "category"]).to_pydict()
-    return {name: kind for name, kind in zip(*columns.values(), strict=True) if kind}
+    columns = pq.read_table(path, columns=["name", column]).to_pydict()
+    return {name: text for name, text in zip(*columns.values(), strict=True) if text}
 
 
 def read_examples(
@@ -195,15 +226,22 @@ def _example_rows(relation: np.ndarray) -> list[int]:
     return [int(starts[place] + counts[place] // 2) for place in most]
 
 
-def complete(terms: Terms, text: str, limit: int = 50) -> list[tuple[str, str]]:
-    """Return the terms whose label or name holds `text`.
+def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry]:
+    """Return the entries whose name, label or synonym holds `text`, one of each entity.
 
-    Those that are it come first, then those that begin with it.
+    Those that are it come first, then those that begin with it; a label goes before a synonym.
     """
     wanted = text.strip().casefold()
-    if not wanted:
-        return list(terms[:limit])
-    folded = [(pair, pair[0].casefold(), pair[1].casefold()) for pair in terms]
-    holding = [found for found in folded if wanted in found[1] or wanted in found[2]]
-    holding.sort(key=lambda found: (wanted not in found[1:], not found[2].startswith(wanted)))
-    return [pair for pair, _, _ in holding[:limit]]
+    folded = [(entry, [each.casefold() for each in entry.texts]) for entry in entries]
+    holding = [found for found in folded if any(wanted in each for each in found[1])]
+    holding.sort(
+        key=lambda found: (
+            wanted not in found[1],
+            not found[1][-1].startswith(wanted),
+            bool(found[0].synonym),
+        )
+    )
+    first: dict[str, Entry] = {}
+    for entry, _ in holding:
+        first.setdefault(entry.name, entry)
+    return list(first.values())[:limit]
