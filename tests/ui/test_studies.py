@@ -76,8 +76,16 @@ def test_claims_stand_beside_measurements_by_machine(page: Open, measured: Recor
     assert set(only.dataframe[0].value["machine"]) == {"old box"}
 
 
-def test_a_store_without_studies_says_what_to_do(page: Open, single: Recorded) -> None:
-    assert "clew compare --study" in shown(page("studies", single.uri))
+def test_a_store_without_studies_shows_those_that_ship_and_says_what_to_do(
+    page: Open, single: Recorded
+) -> None:
+    app = page("studies", single.uri)
+    assert "clew compare --study" in shown(app)
+    files = (Path(__file__).parents[2] / "experiments/studies/results").glob("*.json")
+    shipped = [json.loads(file.read_text()) for file in files]
+    table = app.dataframe[0].value
+    assert Counter(table["claim"]) == Counter(c["claim"] for s in shipped for c in s["claims"])
+    assert set(table["machine"]) == {study["machine"] for study in shipped}
 
 
 def test_a_damaged_report_hides_no_other(page: Open, measured: Recorded) -> None:

@@ -109,7 +109,8 @@ def test_everything_belongs_to_one_package(environment: Path) -> None:
     for name in ("py.typed", "api/__init__.py", "ui/.streamlit/config.toml", "ui/app.py"):
         assert (site / "clew" / name).is_file(), f"the wheel lacks {name}"
     packaged = [path for path in (site / "clew" / "presets").rglob("*") if path.is_file()]
-    assert {path.suffix for path in packaged} == {".yaml"}
+    assert {path.suffix for path in packaged} == {".yaml", ".json"}
+    assert (site / "clew/presets/studies/results/training.json").is_file()
 
 
 def test_presets_come_along(run: Run) -> None:

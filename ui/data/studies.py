@@ -15,7 +15,7 @@ from clew.config.presets import presets
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
 from clew.runs import store
-from clew.runs.reading.studies import StudyResult, read_study
+from clew.runs.reading.studies import StudyResult, read_study, shipped_studies
 from clew.ui.data.runs import RunQuery, runs_page
 
 logger = logging.getLogger(__name__)
@@ -24,14 +24,17 @@ NUM_STUDIES = 100
 
 
 def studies() -> list[StudyResult]:
-    """Return the latest finished run of each study on each machine, the latest first."""
+    """Return the latest finished run of each study on each machine, the latest first.
+
+    A store without any gets the results that ship with Clew.
+    """
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
     latest: dict[tuple[str, str], StudyResult] = {}
     for run in runs:
         found = _study(store.tracking_uri(), run.run_id) if run.status == "FINISHED" else None
         if found is not None and found.claims:
             latest.setdefault((found.study, found.machine), found)
-    return list(latest.values())
+    return list(latest.values()) or shipped_studies()
 
 
 @st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")

@@ -50,14 +50,14 @@ def render() -> None:
 def _claims() -> None:
     """Show each claim beside its measurement, for one machine or for all."""
     found = studies()
-    if not found:
+    if not any(study.run_id for study in found):
         states.nothing(
-            "No studies yet",
-            f"The tracking store {store.shown(store.tracking_uri())} holds no finished study. This "
-            "command runs one: it measures what is claimed of the optimizations, on this machine.",
+            "No studies of your own yet",
+            f"The tracking store {store.shown(store.tracking_uri())} holds no finished study. What "
+            "follows ships with Clew and was measured on the machines that it names. This command "
+            "measures what is claimed of the optimizations on this machine:",
             commands=COMPARE_COMMAND,
         )
-        return
     machines = sorted({study.machine for study in found})
     machine = st.selectbox("Machine", [ALL, *machines], key="machine", bind="query-params")
     shown = [study for study in found if machine in (ALL, study.machine)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clew.config.presets import SHIPPED, STUDIES
 from clew.errors import TrackingError
 from clew.runs.reading.runs import download_artifact
 
@@ -33,6 +34,7 @@ class StudyResult:
     """What one run of a study found."""
 
     run_id: str
+    """Empty for one that ships with Clew."""
     study: str
     machine: str
     commit: str
@@ -47,22 +49,23 @@ def read_study(run_id: str, folder: Path, uri: str | None = None) -> StudyResult
     """
     path = download_artifact(run_id, STUDY_FILE, folder, uri)
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        claims = tuple(
-            _claim(str(content["study"]), str(content["machine"]), claim)
-            for claim in content["claims"]
-        )
-        return StudyResult(
-            run_id,
-            str(content["study"]),
-            str(content["machine"]),
-            str(content["commit"]),
-            claims,
-        )
+        return _read(path, run_id)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrackingError(
             f"run {run_id}: {STUDY_FILE} is not a study's report ({error})"
         ) from None
+
+
+def shipped_studies() -> list[StudyResult]:
+    """Return what the project's own runs of its studies found, each on a machine that it names."""
+    return [_read(path) for path in sorted((SHIPPED / STUDIES / "results").glob("*.json"))]
+
+
+def _read(path: Path, run_id: str = "") -> StudyResult:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    study, machine, commit = (str(content[key]) for key in ("study", "machine", "commit"))
+    claims = tuple(_claim(study, machine, claim) for claim in content["claims"])
+    return StudyResult(run_id, study, machine, commit, claims)
 
 
 def _claim(study: str, machine: str, claim: dict[str, Any]) -> ClaimResult:
