@@ -12,6 +12,8 @@ from clew.runs.store import prepare_client_environment, tracking_uri
 from tests.browser.dashboard import Dashboard, chromium, serving
 
 WINDOW = {"width": 1200, "height": 900}
+SECONDS = 120.0
+"""For a command that the dashboard starts."""
 
 
 def newest(uri: str, kind: str, most: int) -> list[str]:
@@ -31,8 +33,16 @@ def addresses(uri: str) -> dict[str, str]:
         "reviews": "/reviews",
         "models": "/models",
         "studies": "/studies?view=Memory",
-        "ask": "/ask",
+        "ask": "/ask?new=true",
     }
+
+
+def ask(dashboard: Dashboard) -> None:
+    """Ask the first example, and why its first answer is one."""
+    dashboard.page.get_by_test_id("stMain").get_by_role("button", name="what?").first.click()
+    dashboard.shows("Tick an answer to ask why", seconds=SECONDS)
+    dashboard.settle().tick(0, 0).press("Why?")
+    dashboard.shows("Read the explanation", seconds=SECONDS)
 
 
 def take(uri: str, folder: Path) -> None:
@@ -43,6 +53,8 @@ def take(uri: str, folder: Path) -> None:
         for name, path in addresses(uri).items():
             page = browser.new_context(viewport=WINDOW).new_page()  # type: ignore[arg-type]
             dashboard = Dashboard(page, address).open(path)
+            if name == "ask":
+                ask(dashboard)
             dashboard.picture(folder / f"{name}.png")
             if dashboard.problems:
                 raise RuntimeError(f"{name}: {'; '.join(dashboard.problems)}")

@@ -77,6 +77,7 @@ def test_a_drug_for_a_disease_is_found_and_explained(look: Look, champion_addres
     dashboard.tick(0, 1)
     dashboard.press("Why?")
     dashboard.shows("Read the explanation", seconds=SECONDS)
+    assert "strongest fact" in dashboard.text(), "what it found, in words"
     assert "for=head" in dashboard.page.url
     dashboard.page.get_by_role("link", name="Read the explanation").click()
     dashboard.page.get_by_role("heading", name="Influence", level=1).wait_for()

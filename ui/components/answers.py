@@ -9,9 +9,10 @@ import streamlit as st
 
 from clew.errors import ClewError
 from clew.ui.components import links, markup, states
+from clew.ui.data.influence import facts_of, paths_of, report_head, report_of_run, triple_at
 from clew.ui.data.jobs import End, Job, Why
 from clew.ui.data.models import ModelNames
-from clew.ui.data.paths import place_text
+from clew.ui.data.paths import evidence, place_text
 
 ROW_HEIGHT = 36
 MAX_HEIGHT = 758
@@ -159,14 +160,19 @@ def _start(explain: Explain, why: Why) -> None:
 
 
 def explanation(job: Job) -> None:
-    """Link to the explanation that a finished trace has made."""
+    """Say in words what a finished trace found, and link to all of it."""
     if job.state != "done":
         return
     run_id = traced_run(job)
-    if run_id:
-        links.to("influence", "Read the explanation", run=run_id)
-    else:
+    if not run_id:
         states.note("It is done; its explanation is the newest on the page Influence.")
+        return
+    with states.guarded("What the explanation says"):
+        files = report_of_run(run_id)
+        test = triple_at(report_head(files), 0)
+        said = evidence(test, facts_of(files, 0), paths_of(files, 0))
+        st.markdown(markup.markdown(said))
+    links.to("influence", "Read the explanation", run=run_id)
 
 
 def traced_run(job: Job) -> str:
