@@ -178,6 +178,16 @@ def test_bars_are_stacked_by_part_beside_the_memory_there_is() -> None:
     data = next(rows for rows in spec["datasets"].values() if "part" in rows[0])
     assert sum(row["gib"] for row in data if row["variant"] == "as configured") == 3.0
     assert rule["mark"]["type"] == "rule"
+    assert spec["datasets"][rule["data"]["name"]] == [{"gib": 2.0}]
+
+
+@pytest.mark.parametrize(("there_is", "end", "drawn"), [(5.0, 5.25, True), (64.0, 3.15, False)])
+def test_the_axis_fits_the_bars(there_is: float, end: float, drawn: bool) -> None:
+    spec = stacked_bars(planned() | {"limit_gib": there_is}).to_dict()
+    bars, rule = spec["layer"]
+    assert bars["encoding"]["x"]["scale"]["domain"] == [0, pytest.approx(end)]
+    data = rule["data"]
+    assert bool(spec["datasets"][data["name"]] if "name" in data else data["values"]) == drawn
 
 
 @pytest.mark.parametrize("path", studies_module.configurations())

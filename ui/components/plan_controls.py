@@ -166,7 +166,10 @@ def budget(job: Job) -> None:
 
 
 def stacked_bars(result: dict[str, Any]) -> alt.LayerChart:
-    """Return a bar for each variant, its parts stacked, beside a line for the memory there is."""
+    """Return a bar for each variant, its parts stacked, beside a line for the memory there is.
+
+    The axis fits the bars: with more than twice the memory of the longest, the line is left out.
+    """
     parts = pd.DataFrame(
         [
             {"variant": variant["name"], "part": part, "gib": gib, "order": order}
@@ -174,20 +177,22 @@ def stacked_bars(result: dict[str, Any]) -> alt.LayerChart:
             for order, (part, gib) in enumerate(variant["parts_gib"].items())
         ]
     )
+    longest, there_is = float(parts.groupby("variant")["gib"].sum().max()), result["limit_gib"]
+    end = 1.05 * (there_is if longest < there_is <= 2 * longest else longest)
     order = list(result["variants"][0]["parts_gib"])
     colours = [*palette.CATEGORIES, palette.NEUTRAL][: len(order)]
     bars = (
         alt.Chart(parts)
         .mark_bar()
         .encode(
-            x=alt.X("sum(gib):Q", title="GiB"),
+            x=alt.X("sum(gib):Q", title="GiB", scale=alt.Scale(domain=[0, end], nice=False)),
             y=alt.Y("variant:N", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
             color=alt.Color("part:N", scale=alt.Scale(domain=order, range=colours), title=None),
             order=alt.Order("order:Q"),
             tooltip=["variant", "part", alt.Tooltip("gib:Q", format=".3f", title="GiB")],
         )
     )
-    limit = pd.DataFrame({"gib": [float(result["limit_gib"])]})
+    limit = pd.DataFrame({"gib": [float(there_is)] if there_is <= end else []}, dtype=float)
     rule = (
         alt.Chart(limit)
         .mark_rule(color=palette.AGAINST, strokeWidth=2)
