@@ -26,6 +26,7 @@ from clew.influence.factors import (
     squared_norms,
 )
 from clew.influence.reference import example_gradients
+from clew.layers.emulated_half import products_in
 from clew.training.loaders import ExampleSource
 from clew.training.task import B, Task
 
@@ -100,9 +101,9 @@ class FactoredGradients(Generic[B]):
     def __call__(self, batch: B) -> Factors:
         """Return the factors of every parameter's per-example gradients."""
         explicit = frozenset(self.explicit_parameters)
-        device = next(self.model.parameters()).device.type
-        precision = torch.autocast(device, self.half, enabled=self.half is not None)
-        with self._trainable(explicit), torch.enable_grad():
+        device = next(self.model.parameters()).device
+        precision = torch.autocast(device.type, self.half, enabled=self.half is not None)
+        with self._trainable(explicit), torch.enable_grad(), products_in(self.half, device):
             recorder = Recorder(self.parameters, explicit)
             with recorder, precision:
                 losses = self.task.example_losses(self.model, batch)

@@ -21,6 +21,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import has_torch_function
 
+from clew.layers.emulated_half import products_in
+
 
 @cache
 def onednn_is_faster() -> bool:
@@ -86,7 +88,8 @@ class MatrixProduct:
         a, b = self.prepare(a), self.prepare(b)
         if a.is_cuda:
             return torch.mm(a, b, out_dtype=torch.float32)
-        return (a @ b).float()
+        with products_in(self.operand, a.device):
+            return (a @ b).float()
 
     def affine(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return `x @ weight.T + bias`."""

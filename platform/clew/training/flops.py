@@ -68,7 +68,8 @@ def _measured_matmul_rate(precision: Precision) -> float:
     out = torch.empty_like(left)
     best, end = float("inf"), time.perf_counter() + PEAK_SECONDS
     while (started := time.perf_counter()) < end:
-        torch.mm(left, left, out=out)
+        with precision.products:
+            torch.mm(left, left, out=out)
         if precision.device.type == "cuda":
             torch.cuda.synchronize(precision.device)
         best = min(best, time.perf_counter() - started)

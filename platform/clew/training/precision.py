@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from clew.config.services import InfluenceConfig
 from clew.config.training import OptimizationsConfig
 from clew.errors import ConfigError
+from clew.layers.emulated_half import products_in
 
 PRECISION_NAMES = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -63,15 +64,20 @@ class Precision:
 
     Attributes:
         autocast: The context of a forward pass and its loss.
+        products: The context of a step, forward and backward, in which products are fast.
         scaler: What is between backward and optimizer step; it does nothing unless in float16.
     """
 
-    def __init__(self, dtype: torch.dtype | None, device: torch.device) -> None:
+    def __init__(
+        self, dtype: torch.dtype | None, device: torch.device, *, compiled: bool = False
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self.autocast: AbstractContextManager[object] = nullcontext()
         if dtype is not None:
             self.autocast = torch.autocast(device.type, dtype=dtype)
+        # A compiled model chooses its products itself.
+        self.products = products_in(None if compiled else dtype, device)
         self.scaler = GradScaler(device.type, enabled=dtype is torch.float16)
 
     @property

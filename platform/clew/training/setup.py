@@ -98,7 +98,8 @@ def build_trainer(
     schedule = build_schedule(
         config.schedule, total_steps=total_steps(config, task, world), evaluation=config.evaluation
     )
-    precision = Precision(half_precision_type(config.optimizations, device), device)
+    half = half_precision_type(config.optimizations, device)
+    precision = Precision(half, device, compiled=config.optimizations.torch_compile)
     history, progress = History(tracker), Progress()
     average = ParameterAverage(model, config.training.ema_decay)
     resumable = Resumable(model, average, optimizer, schedule, precision, world, history, progress)

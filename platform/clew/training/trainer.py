@@ -182,9 +182,10 @@ class Trainer(Generic[B]):
         if batch.num_examples == 0:
             return 0.0
         batch = batch.to(self.precision.device)
-        with self.precision.autocast:
-            loss = self.task.loss(self.model, batch)
-        self.precision.scaler.scale(loss.total / count).backward()  # type: ignore[no-untyped-call]
+        with self.precision.products:
+            with self.precision.autocast:
+                loss = self.task.loss(self.model, batch)
+            self.precision.scaler.scale(loss.total / count).backward()  # type: ignore[no-untyped-call]
         return loss.total.detach().double()
 
     def _refuse_non_finite(self, loss: StepLoss, total: float) -> None:
