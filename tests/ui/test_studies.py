@@ -168,6 +168,9 @@ def test_settings_start_the_planner_and_its_budget_is_drawn(
     assert numbers == {"Predicted peak": "3.00 GiB", "There is": "2.00 GiB", "Largest batch": "4"}
     assert "It does not fit" in shown(app)
     assert len(app.get("vega_lite_chart")) == 1
+    app.selectbox(key="device").set_value("T4")
+    app.button[0].click().run()
+    assert "--device=T4" in started[1]
 
 
 def test_bars_are_stacked_by_part_beside_the_memory_there_is() -> None:
@@ -209,8 +212,8 @@ def test_another_model_is_planned(
 ) -> None:
     started: list[tuple[object, ...]] = []
 
-    def plan(*given: object) -> _FakeJob:
-        started.append(given)
+    def plan(*given: object, **named: object) -> _FakeJob:
+        started.append((*given, named))
         return _FakeJob(planned())
 
     monkeypatch.setattr(jobs_module, "plan", plan)
@@ -220,7 +223,7 @@ def test_another_model_is_planned(
     app.button[0].click().run()
     no_surprise(app)
     changes = {"model.kind": "complex", "model.embedding_dim": "64"}
-    assert started == [(CONFIG, changes, 16.0, {})]
+    assert started == [(CONFIG, changes, {"device": "", "memory_gib": 16.0, "sizes": {}})]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 from clew import names
 from clew.cli import cli
+from clew.config.devices import GPU_GB
 from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
-from clew.training.devices import GPU_GB, find_device
+from clew.training.devices import find_device
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard

@@ -13,12 +13,15 @@ from annotated_types import Ge, MultipleOf
 from pydantic.fields import FieldInfo
 
 from clew.config.base import TRAIN_FLAG, Section
+from clew.config.devices import GPU_GB
 from clew.config.kinds import TASK_KINDS
 from clew.config.schema import RunConfig
 from clew.ui.components import markup, palette, states
 from clew.ui.data.jobs import Job
 
 NUM_COLUMNS = 4
+ANOTHER = "another"
+"""The choice of a device that is not in the list."""
 TRAINING = ("batch_size", "gradient_accumulation")
 OPTIMIZATIONS = ("use_mixed_precision", "use_gradient_checkpointing")
 SIZES_HELP = {
@@ -35,6 +38,8 @@ class PlanRequest:
 
     changes: dict[str, str]
     """Settings that were changed, `section.key` to value."""
+    device: str
+    """A GPU by name; empty: one with `memory_gib`."""
     memory_gib: float
     sizes: dict[str, str]
     """Sizes to plan with instead of the data."""
@@ -59,11 +64,14 @@ def request(key: str, config: RunConfig) -> PlanRequest | None:
     fields = shown_fields(config)
     with st.form(f"plan {key}", border=True):
         places = st.columns(NUM_COLUMNS)
-        memory_gib = places[0].number_input(
-            "Memory of the card or machine, GiB", 0.5, 1024.0, 16.0, 0.5, key="gib"
+        device = places[0].selectbox(
+            "Device", (ANOTHER, *GPU_GB), format_func=_device, key="device"
+        )
+        memory_gib = places[1].number_input(
+            "Memory of another device, GiB", 0.5, 1024.0, 16.0, 0.5, key="gib"
         )
         given = {}
-        for number, (name, (field, value)) in enumerate(fields.items(), 1):
+        for number, (name, (field, value)) in enumerate(fields.items(), 2):
             with places[number % NUM_COLUMNS]:
                 given[name] = _widget(name, field, value, f"{key} {name}")
         sizes = {}
@@ -78,7 +86,12 @@ def request(key: str, config: RunConfig) -> PlanRequest | None:
     changes = {
         name: given[name] for name, (_, value) in fields.items() if given[name] != _text(value)
     }
-    return PlanRequest(changes, memory_gib, {size: text for size, text in sizes.items() if text})
+    sizes = {size: text for size, text in sizes.items() if text}
+    return PlanRequest(changes, "" if device == ANOTHER else device, memory_gib, sizes)
+
+
+def _device(name: str) -> str:
+    return name if name == ANOTHER else f"{name}, {GPU_GB[name]} GB"
 
 
 def shown_fields(config: RunConfig) -> dict[str, tuple[FieldInfo, Any]]:

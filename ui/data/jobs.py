@@ -324,13 +324,24 @@ def trace(model: str, why: Why) -> Job:
 
 
 def plan(
-    config: str, changes: Mapping[str, str], memory_gib: float, sizes: Mapping[str, str]
+    config: str,
+    changes: Mapping[str, str],
+    *,
+    device: str,
+    memory_gib: float,
+    sizes: Mapping[str, str],
 ) -> Job:
     """Start predicting the memory of a configuration with some settings changed.
 
-    `sizes` stand for the data: option of `clew plan` to value.
+    Args:
+        config: The configuration.
+        changes: Settings, `section.key` to value.
+        device: A GPU by name; empty: any device with `memory_gib`.
+        memory_gib: What there is on it.
+        sizes: What stands for the data: option of `clew plan` to value.
     """
-    arguments = ["plan", f"--config={config}", f"--memory-gib={memory_gib}", "--json"]
+    place = f"--device={device}" if device else f"--memory-gib={memory_gib}"
+    arguments = ["plan", f"--config={config}", place, "--json"]
     arguments += [f"--{size.replace('_', '-')}={value}" for size, value in sizes.items()]
     arguments += [f"{key}={value}" for key, value in changes.items()]
     return jobs().start(arguments, title=f"Plan {config}")

@@ -97,7 +97,13 @@ def _memory() -> None:
         wanted = plan_controls.request(f"{chosen} {kind}", configuration(chosen, model))
         if wanted is not None:
             changes = fitting_changes(chosen, model | wanted.changes)
-            job = jobs.plan(chosen, changes, wanted.memory_gib, wanted.sizes)
+            job = jobs.plan(
+                chosen,
+                changes,
+                device=wanted.device,
+                memory_gib=wanted.memory_gib,
+                sizes=wanted.sizes,
+            )
             address.write("plan", job.job_id)
             st.rerun()
     planned = address.text("plan")

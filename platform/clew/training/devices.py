@@ -5,26 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from clew.config.devices import GPU_GB
 from clew.errors import ConfigError
 from clew.runs.hardware import GIB, available_gib, process_gib
 from clew.training.precision import resolve_device
-
-GPU_GB: dict[str, int] = {
-    "T4": 16,
-    "V100": 16,
-    "A10": 24,
-    "A10G": 24,
-    "L4": 24,
-    "RTX 3090": 24,
-    "RTX 4090": 24,
-    "RTX 5090": 32,
-    "A100": 40,
-    "A6000": 48,
-    "L40S": 48,
-    "H100": 80,
-    "H200": 141,
-}
-"""Memory of GPUs by name; where there are several sizes, the smallest."""
 
 
 @dataclass(frozen=True)
