@@ -1,0 +1,82 @@
+"""How accurate the models are that ship, over several seeds.
+
+    CLEW_DATA=... python -m experiments.benchmarks.accuracy PRESET SEEDS
+
+A preset, such as `umls` or `codex_s_complex`, is trained as it is with the seeds 0, 1, ...; nothing
+is chosen by these figures. Each finished training is kept in `runs/accuracy`, so a program that was
+stopped goes on with the next one; each preset has a result file of its own. Seconds are wall-clock
+time of whole trainings with evaluation; other programs may have run beside them.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from clew import names
+from clew.config.load import load
+from clew.files import write_whole
+from clew.validation.measures import Interval
+from clew.workflows.train import train
+from experiments.benchmarks.harness import COMMIT, ROOT, print_table, write_results
+
+NAME = "accuracy"
+KEPT = Path("runs") / NAME
+
+QUALITY = (names.MRR, *(names.hits_at(k) for k in (1, 3, 10)))
+
+Row = dict[str, float]
+
+
+def trained(preset: str, seed: int) -> Row:
+    """Return the metrics of one training, which may have finished earlier at the same commit."""
+    kept = KEPT / f"{preset}-{seed}-{COMMIT[:12]}.json"
+    if kept.is_file():
+        found: Row = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    config = load(ROOT / f"experiments/link_prediction/{preset}.yaml", {"training.seed": seed})
+    with tempfile.TemporaryDirectory(prefix="clew-accuracy-") as folder:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        began = time.perf_counter()
+        metrics = train(config).metrics
+    keys = [names.metric("valid", names.MRR), *(names.metric("test", name) for name in QUALITY)]
+    row: Row = {"seed": seed, "seconds": time.perf_counter() - began}
+    row |= {key: metrics[key] for key in keys}
+    write_whole(kept, json.dumps(row))
+    return row
+
+
+def summary(rows: list[Row]) -> Mapping[str, object]:
+    """Return means over seeds; of test MRR with its 95 % interval by Student's t."""
+    means = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0] if key != "seed"}
+    if len(rows) < 2:
+        return means
+    test = np.array([row["test/mrr"] for row in rows])
+    return means | {"± test/mrr": Interval.of(test).half_width}
+
+
+def main(preset: str, seeds: int) -> None:
+    """Train, print and write."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed in range(seeds):
+        rows.append(trained(preset, seed))
+        print(rows[-1], flush=True)
+    print_table(rows)
+    results = {
+        "preset": preset,
+        "threads": torch.get_num_threads(),
+        "mean": summary(rows),
+        "seeds": rows,
+    }
+    write_results(NAME, results, part=preset)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
