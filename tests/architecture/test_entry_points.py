@@ -42,6 +42,7 @@ PARAMETERS = {
     "search candidates output set",
     "validate_influence": "model subsets seeds drop tests deletions scores direction test_loss "
     "max_hours output_dir",
+    "value_facts": "model test weights direction worst output_dir",
     "compare": f"study seeds size output {CLUSTER}",
     "promote": "run_id experiment metric name alias dry_run force rollback",
     "predict": "model head relation tail top_k filter_known conformal input prompt prompt_file "

@@ -20,6 +20,7 @@ KINDS = (
     names.KIND_COMPARE,
     names.KIND_VALIDATE,
     names.KIND_TUNE,
+    names.KIND_VALUE,
 )
 STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 ALL = "all"

@@ -32,6 +32,7 @@ for verb in (
     explanations.trace_sequence,
     explanations.report,
     explanations.validate_influence,
+    explanations.value_facts,
     project.data,
     project.pretokenize,
     project.runs,

@@ -252,6 +252,38 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
     return 0
 
 
+class ValueFactsOptions(Options):
+    """Options of `clew value-facts`."""
+
+    model: ModelReference
+    """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
+    test: str = ""
+    """File of triples whose losses are summed (default: the validation triples)."""
+    weights: Path | None = None
+    """File with a number on each line: the weight of each triple's loss (default: their mean)."""
+    direction: Question = "both"
+    """Which answers' losses count: tail, head, or both (tails alone in a model without inverse
+    relations)."""
+    worst: Annotated[int, Field(ge=0)] = 100
+    """Number of facts in the list of the worst, worst_facts.tsv, which data.exclude takes."""
+    output_dir: Path | None = None
+    """New folder for copies of fact_values.csv and worst_facts.tsv."""
+
+
+@command(ValueFactsOptions)
+def value_facts(options: ValueFactsOptions) -> int:
+    """Find the training facts that help or harm many predictions together.
+
+    The sum of their losses is differentiated through the whole training, in one pass.
+    """
+    from clew.workflows import value_facts as workflow
+
+    request = workflow.ValueRequest(**options.model_dump())
+    result = workflow.value_facts(request, progress=progress_bar("steps", as_json=False))
+    click.echo(result.table())
+    return 0
+
+
 class ReportOptions(Options):
     """Options of `clew report`."""
 

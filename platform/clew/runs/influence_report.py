@@ -44,6 +44,8 @@ CSV_COLUMNS = (
 """Header of the CSV file, in order."""
 ENSEMBLE_CSV_COLUMNS = (*CSV_COLUMNS, "Spread", "RunsAgreeing")
 """Header of the CSV file of an ensemble."""
+VALUES_CSV_COLUMNS = ("TrainIndex", *CSV_COLUMNS[6:12], "Value")
+"""Header of the CSV file of the values of facts."""
 
 TERM_COLUMNS = (
     "test_head",

@@ -1,4 +1,4 @@
-"""The run of kind `trace` that records an explanation, whatever it is of."""
+"""The run that records an explanation, whatever it is of: of kind `trace`, or another."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +19,8 @@ def trace_run(
     loaded: LoadedModel,
     run_name: str,
     tags: Mapping[str, str] | None = None,
+    *,
+    kind: str = names.KIND_TRACE,
 ) -> Iterator[Tracker]:
     """Open a run that is linked to the run it explains; its last metrics are the peaks of memory.
 
@@ -26,7 +28,7 @@ def trace_run(
     """
     tracker = open_tracker(
         TrackingConfig(experiment=source.config.tracking.experiment),
-        kind=names.KIND_TRACE,
+        kind=kind,
         run_name=run_name,
         tags=tags_of(source, loaded) | dict(tags or {}),
     )

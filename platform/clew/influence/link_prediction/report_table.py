@@ -30,6 +30,7 @@ from clew.runs.influence_report import (
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
     TRAIN_INDEX_COLUMN,
+    VALUES_CSV_COLUMNS,
     part_columns,
 )
 
@@ -127,6 +128,17 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
                 ]
                 lines = pc.binary_join_element_wise(prefixes[test], train, *numbers, ",")
                 file.write(_joined_lines(lines))
+
+
+def write_values_csv(path: Path, graph: KnowledgeGraph, values: np.ndarray) -> None:
+    """Write all training triples with a number each, `(train,)`, the largest first."""
+    order = np.argsort(-values, kind="stable")
+    facts = NameTable(graph).csv_fragments(graph.train[order])
+    numbers = pc.cast(pa.array(values[order]), pa.string())
+    lines = pc.binary_join_element_wise(pa.array(order).cast(pa.string()), facts, numbers, ",")
+    with path.open("wb") as file:
+        file.write((",".join(VALUES_CSV_COLUMNS) + "\n").encode())
+        file.write(_joined_lines(lines))
 
 
 def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> None:

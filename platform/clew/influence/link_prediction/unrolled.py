@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, NonFiniteLossError
 from clew.influence.link_prediction.fact_losses import TripleFacts, triples_loss
 from clew.influence.scores import Explanation, Scored
-from clew.influence.unrolled.engine import Unrolling
+from clew.influence.unrolled.engine import Objective, Unrolling
 from clew.influence.unrolled.progress_files import KeptInFile, pass_name
 from clew.influence.unrolled.refusals import require_replayable
 from clew.influence.unrolled.strongest import strongest
@@ -57,9 +58,42 @@ class UnrolledTracer:
             tests: Test triples `(test, 3)`.
             progress: Called with the number of steps done and in total, replays included.
         """
+        losses = [self._loss(test[None], np.ones(1)) for test in tests]
+        explained = tests.astype(np.int64).tobytes()
+        return [self._explanation(self._by_interval(losses, explained, progress))]
+
+    def values(
+        self,
+        tests: Triples,
+        weights: np.ndarray,
+        *,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Float[np.ndarray, "fact"]:
+        """Score all training triples for a weighted sum of losses, at the price of one test triple.
+
+        Args:
+            tests: Test triples `(test, 3)`.
+            weights: Weight of each one's loss, `(test,)`.
+            progress: Called with the number of steps done and in total, replays included.
+        """
+        explained = tests.astype(np.int64).tobytes() + b"weighted" + weights.tobytes()
+        by_interval = self._by_interval([self._loss(tests, weights)], explained, progress)
+        total: np.ndarray = by_interval.sum(0)[0]
+        return total
+
+    def _loss(self, tests: Triples, weights: np.ndarray) -> Objective:
         direction = self.config.influence.direction
-        explained = direction.encode(), tests.astype(np.int64).tobytes()
-        name = pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
+        return triples_loss(self.task, tests, weights, self.device, direction=direction)
+
+    def _by_interval(
+        self,
+        losses: Sequence[Objective],
+        explained: bytes,
+        progress: Callable[[int, int], None],
+    ) -> Float[np.ndarray, "interval loss fact"]:
+        """Differentiate losses through the training; `explained` names an unfinished pass."""
+        direction = self.config.influence.direction.encode()
+        name = pass_name(self.checkpoints, self.task.data_fingerprint, direction, explained)
         kept = KeptInFile(self.cache / f"{name}.safetensors", self.device)
         unrolling = Unrolling(
             Replay(self.config, self.task, self.checkpoints, self.device),
@@ -67,10 +101,6 @@ class UnrolledTracer:
             self.config.influence.memory_budget_mib * MEBIBYTE,
             kept,
         )
-        losses = [
-            triples_loss(self.task, test[None], np.ones(1), self.device, direction=direction)
-            for test in tests
-        ]
         by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
         if not np.isfinite(by_interval).all():
             raise NonFiniteLossError(
@@ -78,7 +108,7 @@ class UnrolledTracer:
                 "training facts without limit; explain with --score cosine, or train with "
                 "model.activation=silu or a lower optimizer.learning_rate"
             )
-        return [self._explanation(by_interval)]
+        return by_interval
 
     def _refuse_other_losses(self) -> None:
         """Refuse losses and first parameters whose derivatives are not here.

@@ -24,6 +24,7 @@ RESULTS = {
     names.KIND_PROMOTE: "promotion",
     names.KIND_VALIDATE: "test of explanations",
     names.KIND_TUNE: "search",
+    names.KIND_VALUE: "values of facts",
     names.KIND_COMPARE: "study",
 }
 

@@ -46,7 +46,13 @@ def wrong_facts(reviews: Iterable[Review], decisions: Iterable[Decision] = ()) -
 def wrong_facts_tsv(
     reviews: Iterable[Review], origin: DataOrigin, decisions: Iterable[Decision] = ()
 ) -> str:
-    """Return the facts that count as wrong as `head<TAB>relation<TAB>tail`, for `data.exclude`.
+    """Return the facts that count as wrong as a list for `data.exclude`."""
+    triples = [wrong.fact.triple for wrong in wrong_facts(reviews, decisions)]
+    return exclusion_list(origin, triples)
+
+
+def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) -> str:
+    """Return facts as `head<TAB>relation<TAB>tail`, for `data.exclude`.
 
     Lines before them say from which data they are. A name with a tab or a line break cannot be in
     such a file, so it is left out.
@@ -56,6 +62,5 @@ def wrong_facts_tsv(
         names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
     }
     lines = [f"{key}{' '.join(value.split())}" for key, value in told.items() if value]
-    triples = [wrong.fact.triple for wrong in wrong_facts(reviews, decisions)]
     facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
     return "".join(f"{line}\n" for line in [*lines, *facts])

@@ -1,0 +1,159 @@
+"""Which ranking finds wrong facts among the training facts, and what leaving them out brings.
+
+    python -m experiments.benchmarks.influence_wrong_facts
+
+In 5 % of UMLS's training facts, and of no other split's, the tail is replaced by a random entity
+that makes no known fact. A small ConvE is trained on all of them, and the facts are ranked from the
+most to the least suspicious:
+
+    values            the lowest values for the validation loss, as `clew value-facts` gives them
+    raw               the lowest sums of raw scores over the validation triples
+    self-influence    the largest raw score on themselves, of tail and head (Pruthi et al., 2020)
+    own loss          the lowest probability that the trained model gives the fact
+    random
+
+As many facts as are wrong are then left out from the top of each ranking, and the model is trained
+again; also without the wrong ones themselves, and without any. Wrong facts are drawn anew for each
+round, which is the seed of its trainings too. Nothing is chosen by these figures.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from clew.config.load import load
+from clew.influence.scores import Explanation
+from clew.link_prediction.sources import BUNDLED
+from clew.workflows.trace_source import open_trace_source
+from clew.workflows.train import TrainResult, train
+from clew.workflows.value_facts import ValueRequest, value_facts
+from experiments.benchmarks.harness import print_table, write_results
+
+NAME = "influence_wrong_facts"
+CONFIG = "experiments/link_prediction/umls.yaml"
+SMALL = {
+    "model.embedding_dim": 32,
+    "model.output_channels": 8,
+    "training.device": "cpu",
+    "evaluation.every_epochs": 1000,  # only after the last one: nothing here depends on it
+}
+SHARE = 0.05
+ROUNDS = 3
+
+Row = dict[str, object]
+Line = tuple[str, str, str]
+
+
+def read(split: str) -> list[Line]:
+    """Return the bundled facts of a split."""
+    text = (BUNDLED / "umls" / f"{split}.txt").read_text(encoding="utf-8")
+    return [tuple(line.split("\t")) for line in text.splitlines()]  # type: ignore[misc]
+
+
+def write_with_wrong_facts(folder: Path, seed: int) -> np.ndarray:
+    """Write the splits, with wrong facts for training; return which these are, `(train,)`."""
+    random = np.random.default_rng(seed)
+    splits = {split: read(split) for split in ("train", "valid", "test")}
+    known = {fact for facts in splits.values() for fact in facts}
+    entities = sorted({fact[end] for fact in known for end in (0, 2)})
+    facts = splits["train"]
+    wrong = np.zeros(len(facts), bool)
+    for index in random.permutation(len(facts))[: round(SHARE * len(facts))]:
+        head, relation, _ = facts[index]
+        while (made := (head, relation, str(random.choice(entities)))) in known:
+            pass
+        facts[index] = made
+        known.add(made)
+        wrong[index] = True
+    for split, lines in splits.items():
+        text = "".join("\t".join(line) + "\n" for line in lines)
+        (folder / f"{split}.txt").write_text(text, encoding="utf-8")
+    return wrong
+
+
+def suspicion(run: str, seed: int, num_facts: int) -> dict[str, np.ndarray]:
+    """Return how suspicious each ranking finds each training fact, `(train,)`."""
+    raw = {"influence.score": "raw", "influence.direction": "both"}
+    with open_trace_source(run, raw | {"influence.top_k": 0}) as source:
+        summed = sum(
+            of_facts(part, num_facts) for part in source.tracer.explain(source.task.graph.valid)
+        )
+    with open_trace_source(run, raw | {"influence.top_k": 1}) as source:
+        train_facts = source.task.graph.train
+        parts = source.tracer.explain(train_facts)
+        own = np.concatenate([part.self_influence for part in parts])
+        scores, _ = source.tracer.scores_and_ranks(train_facts)
+    return {
+        "values": -value_facts(ValueRequest(run)).values,
+        "raw": -np.asarray(summed),
+        "self-influence": own,
+        "own loss": -scores,
+        "random": np.random.default_rng(seed).random(num_facts),
+    }
+
+
+def of_facts(explanation: Explanation, num_facts: int) -> np.ndarray:
+    """Return complete scores in the order of the facts, summed over the tests."""
+    total = np.zeros(num_facts)
+    np.add.at(total, explanation.proponents.train, explanation.proponents.influence)
+    return total
+
+
+def measure(seed: int) -> Iterator[Row]:
+    """Yield how well each ranking finds one round's wrong facts, and the MRR without its top."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wrong = write_with_wrong_facts(folder, seed)
+        data: dict[str, object] = {
+            f"data.{split}": str(folder / f"{split}.txt") for split in ("train", "valid", "test")
+        }
+        facts = (folder / "train.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+
+        def trained(without: np.ndarray, changed: Mapping[str, object]) -> TrainResult:
+            if without.any():
+                excluded = folder / "excluded.tsv"
+                lines = [fact for fact, out in zip(facts, without, strict=True) if out]
+                excluded.write_text("".join(lines), encoding="utf-8")
+                changed = {**changed, "data.exclude": str(excluded)}
+            return train(load(CONFIG, SMALL | data | {"training.seed": seed} | dict(changed)))
+
+        every = trained(np.zeros_like(wrong), {})
+        yield row(seed, "nothing left out", every)
+        yield row(seed, "the wrong facts", trained(wrong, {}))
+        for ranking, suspicious in suspicion(str(every.run_id), seed, len(facts)).items():
+            worst = np.zeros_like(wrong)
+            worst[np.argsort(-suspicious, kind="stable")[: wrong.sum()]] = True
+            yield row(seed, ranking, trained(worst, {})) | {
+                "found": float(wrong[worst].mean()),
+                "average precision": float(average_precision_score(wrong, suspicious)),
+                "AUC": float(roc_auc_score(wrong, suspicious)),
+            }
+
+
+def row(seed: int, left_out: str, result: TrainResult) -> Row:
+    """Return a training's quality, and no figures of a ranking."""
+    quality = {f"{split} MRR": result.metrics[f"{split}/mrr"] for split in ("valid", "test")}
+    nothing = dict.fromkeys(("found", "average precision", "AUC"), float("nan"))
+    return {"round": seed, "left out": left_out, **quality, **nothing}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        rows = []
+        for seed in range(ROUNDS):
+            for found in measure(seed):
+                rows.append(found)
+                print(found, flush=True)
+    print_table(rows)
+    about = {"share of wrong facts": SHARE, "rounds": ROUNDS}
+    write_results(NAME, {"about": about, "rankings": rows}, packages=("scikit-learn",))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""`clew value-facts` on a real store with trained runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pytest
+from mlflow import MlflowClient
+
+from clew.__main__ import run as run_command
+from clew.errors import DataError
+from clew.link_prediction.exclusion import leave_out
+from clew.link_prediction.sources import BUNDLED
+from clew.workflows.trace_source import open_trace_source
+from clew.workflows.tracin import tracin
+from clew.workflows.value_facts import ValueRequest, read_weights, value_facts
+from tests.workflows.trained import TrainedStore
+
+pytestmark = pytest.mark.slow
+
+NUM_TESTS = 3
+WEIGHTS = (2.0, -0.5, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    lines = (BUNDLED / "umls" / "test.txt").read_text().splitlines(keepends=True)[:NUM_TESTS]
+    path = tmp_path / "some tests.txt"
+    path.write_text("".join(lines))
+    return path
+
+
+def test_equals_the_weighted_sum_of_each_triples_scores(
+    trained: TrainedStore, tests: Path, tmp_path: Path
+):
+    weights = tmp_path / "weights"
+    weights.write_text("".join(f"{weight}\n" for weight in WEIGHTS))
+    settings = {"influence.score": "unrolled", "influence.top_k": 0, "influence.direction": "both"}
+    expected = np.zeros(5216)
+    explained = tracin(trained.strong, str(tests), settings).report.tests
+    for weight, test in zip(WEIGHTS, explained, strict=True):
+        for entry in (*test.proponents, *test.opponents):
+            assert entry.train_index is not None
+            expected[entry.train_index] += weight * entry.influence
+    found = value_facts(ValueRequest(trained.strong, str(tests), weights))
+    assert found.num_tests == NUM_TESTS
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found.values, expected, atol=1e-4 * scale)
+
+
+def test_files_and_run(trained: TrainedStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "values"
+    arguments = ["value-facts", "--model", trained.strong, "--worst", "7"]
+    assert run_command([*arguments, "--output-dir", str(output)]) == 0
+    said = capsys.readouterr().out
+    run_id = said.split()[1]
+    run = MlflowClient(trained.uri).get_run(run_id)
+    assert run.data.tags["clew.kind"] == "value"
+    assert run.data.tags["clew.source_run"] == trained.strong
+    assert run.data.params["cfg.value.num_tests"] == "652"
+    (recorded,) = MlflowClient(trained.uri).list_artifacts(run_id)
+    assert recorded.path == "fact_values"
+
+    table = pyarrow.csv.read_csv(output / "fact_values.csv").to_pandas()
+    assert list(table) == [
+        *("TrainIndex", "TrainHead", "TrainHead_label", "TrainRel", "TrainRel_label"),
+        *("TrainTail", "TrainTail_label", "Value"),
+    ]
+    assert sorted(table["TrainIndex"]) == list(range(5216))
+    assert table["Value"].is_monotonic_decreasing
+    worst = table.tail(7).iloc[::-1]
+    listed = (output / "worst_facts.tsv").read_text().splitlines()
+    assert listed[0].startswith("# data set: umls")
+    assert [line.split("\t") for line in listed[2:]] == [
+        [fact.TrainHead, fact.TrainRel, fact.TrainTail] for fact in worst.itertuples()
+    ]
+    with open_trace_source(trained.strong, {}) as source:
+        graph = source.task.graph
+        left = leave_out(graph, output / "worst_facts.tsv")
+        assert len(left.train) == len(graph.train) - 7
+        kept = graph.train[np.sort(table["TrainIndex"].head(5209).to_numpy())]
+        np.testing.assert_array_equal(left.train, kept)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1\n2\n", "expected 3 lines, .* but it has 2"),
+        ("1\nx\n2\n", "line 2: 'x' is no finite number"),
+        ("1\n2\ninf\n", "line 3: 'inf' is no finite number"),
+        ("", "expected 3 lines, .* but it has 1"),
+    ],
+)
+def test_wrong_weights_are_one_line(tmp_path: Path, content: str, message: str):
+    weights = tmp_path / "weights"
+    weights.write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_weights(weights, NUM_TESTS)
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_weights_end_the_command(
+    trained: TrainedStore, tests: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = ["--test", str(tests), "--weights", str(tmp_path / "missing")]
+    assert run_command(["value-facts", "--model", trained.strong, *given]) == 2
+    assert "cannot be read as UTF-8 text" in capsys.readouterr().err
