@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clew.api import plan as plan
     from clew.api import train as train
     from clew.api import tune as tune
+    from clew.api import value_facts as value_facts
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ _PUBLIC = (
     "plan",
     "train",
     "tune",
+    "value_facts",
 )
 
 

@@ -7,13 +7,14 @@ import pyarrow.csv
 import pytest
 from mlflow import MlflowClient
 
+import clew
 from clew.__main__ import run as run_command
 from clew.errors import DataError
 from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.sources import BUNDLED
 from clew.workflows.trace_source import open_trace_source
 from clew.workflows.tracin import tracin
-from clew.workflows.value_facts import ValueRequest, read_weights, value_facts
+from clew.workflows.value_facts import read_weights
 from tests.workflows.trained import TrainedStore
 
 pytestmark = pytest.mark.slow
@@ -35,11 +36,7 @@ def tests(tmp_path: Path) -> Path:
     return path
 
 
-def test_equals_the_weighted_sum_of_each_triples_scores(
-    trained: TrainedStore, tests: Path, tmp_path: Path
-):
-    weights = tmp_path / "weights"
-    weights.write_text("".join(f"{weight}\n" for weight in WEIGHTS))
+def test_equals_the_weighted_sum_of_each_triples_scores(trained: TrainedStore, tests: Path):
     settings = {"influence.score": "unrolled", "influence.top_k": 0, "influence.direction": "both"}
     expected = np.zeros(5216)
     explained = tracin(trained.strong, str(tests), settings).report.tests
@@ -47,10 +44,14 @@ def test_equals_the_weighted_sum_of_each_triples_scores(
         for entry in (*test.proponents, *test.opponents):
             assert entry.train_index is not None
             expected[entry.train_index] += weight * entry.influence
-    found = value_facts(ValueRequest(trained.strong, str(tests), weights))
-    assert found.num_tests == NUM_TESTS
+    triples = [tuple(line.split("\t")) for line in tests.read_text().splitlines()]
+    found = clew.value_facts(trained.strong, triples, weights=WEIGHTS)
+    assert found["value"].is_monotonic_decreasing
+    values = found.set_index("train_index")["value"].sort_index()
     scale = np.abs(expected).max()
-    np.testing.assert_allclose(found.values, expected, atol=1e-4 * scale)
+    np.testing.assert_allclose(values, expected, atol=1e-4 * scale)
+    first = (BUNDLED / "umls" / "train.txt").read_text().split("\n")[found["train_index"][0]]
+    assert list(found.loc[0, ["head_id", "relation_id", "tail_id"]]) == first.split("\t")
 
 
 def test_files_and_run(trained: TrainedStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

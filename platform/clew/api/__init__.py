@@ -9,6 +9,7 @@ from clew.api.explanations import Attribution, attribute
 from clew.api.models import Model, evaluate, load
 from clew.api.training import Run, plan, train
 from clew.api.tuning import Search, tune
+from clew.api.values import value_facts
 from clew.workflows.evaluate import EvaluateResult as Evaluation
 from clew.workflows.plan import MemoryPlan
 
@@ -25,4 +26,5 @@ __all__ = [
     "plan",
     "train",
     "tune",
+    "value_facts",
 ]

@@ -139,10 +139,10 @@ def attribute(
         raise ConfigError("a continuation is given without a prompt; give the text before it")
     reference, settings = reference_of(model), {"influence.top_k": top_k, **(overrides or {})}
     if triples is not None:
-        with _written(triples) as path, _bar("triples") as progress:
+        with written(triples) as path, progress_of("triples") as progress:
             traced = tracin(reference, str(path), settings, progress=progress)
         return Attribution(traced.report, traced.run_id, triple_table(traced.report))
-    with _bar("windows") as progress:
+    with progress_of("windows") as progress:
         if prompt is not None:
             texts = [Text(prompt, continuation)]
             (text,) = trace_texts(reference, texts, settings, progress=progress)
@@ -152,7 +152,7 @@ def attribute(
 
 
 @contextmanager
-def _written(triples: Iterable[Triple]) -> Iterator[Path]:
+def written(triples: Iterable[Triple]) -> Iterator[Path]:
     """Write triples as a file of triples, whose names may hold commas.
 
     Raises:
@@ -177,7 +177,7 @@ def _written(triples: Iterable[Triple]) -> Iterator[Path]:
 
 
 @contextmanager
-def _bar(unit: str) -> Iterator[Progress]:
+def progress_of(unit: str) -> Iterator[Progress]:
     """Show a progress bar where a person looks on."""
     with tqdm(unit=f" {unit}", delay=1.0, disable=None, leave=False) as bar:
 

@@ -1,0 +1,71 @@
+"""`clew.value_facts`: what each training fact does for many predictions together."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from clew.api.explanations import Triple, progress_of, written
+from clew.api.models import Model, Recorded, reference_of
+from clew.config.services import Question
+from clew.errors import ConfigError
+from clew.files import working_folder, write_whole
+from clew.link_prediction.triples import HEAD, RELATION, TAIL
+from clew.workflows.value_facts import FactValues, ValueRequest
+from clew.workflows.value_facts import value_facts as workflow
+
+
+def value_facts(
+    model: Model | Recorded | str | Path,
+    triples: Iterable[Triple] | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    direction: Question = "both",
+) -> pd.DataFrame:
+    """Differentiate the loss of many predictions through the whole training, in one pass.
+
+    Recorded as a run of kind `value`.
+
+    Args:
+        model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder of a
+            graph model that one process trained; see `influence.score=unrolled`.
+        triples: `(head, relation, tail)` by name, whose losses are summed; None: the validation
+            triples.
+        weights: The weight of each triple's loss; None: their mean.
+        direction: Which answers' losses count: of tails, of heads, or of both.
+
+    Returns:
+        A row for each training fact, the most helpful first: `train_index`, labels, `head_id` and
+        so on, and `value`, by which the fact's weight lowers the sum of losses.
+
+    Raises:
+        UsageError: the model, the triples or their weights cannot be used, or the training cannot
+            be repeated.
+    """
+    if weights is not None and triples is None:
+        raise ConfigError("weights are given without triples; give the triples that they are for")
+    with working_folder("values") as folder, progress_of("steps") as progress:
+        file = None
+        if weights is not None:
+            file = folder / "weights"
+            write_whole(file, "".join(f"{float(weight)!r}\n" for weight in weights))
+        if triples is None:
+            request = ValueRequest(reference_of(model), direction=direction)
+            found = workflow(request, progress=progress)
+        else:
+            with written(triples) as path:
+                request = ValueRequest(reference_of(model), str(path), file, direction)
+                found = workflow(request, progress=progress)
+    return _table(found)
+
+
+def _table(found: FactValues) -> pd.DataFrame:
+    graph = found.graph
+    columns: dict[str, object] = {"train_index": range(len(found.values))}
+    for name, place in (("head", HEAD), ("relation", RELATION), ("tail", TAIL)):
+        vocabulary = graph.relations if place == RELATION else graph.entities
+        ids = graph.train[:, place].tolist()
+        columns[name] = [vocabulary.label(id) for id in ids]
+        columns[f"{name}_id"] = [vocabulary.name(id) for id in ids]
+    table = pd.DataFrame(columns | {"value": found.values})
+    return table.sort_values("value", ascending=False, kind="stable", ignore_index=True)
