@@ -103,7 +103,7 @@ class Door:
         """Return the code and the line of an error of MLflow's; its stack trace is logged."""
         try:
             content = dict(json.loads(text))
-        except ValueError:
+        except (ValueError, TypeError, RecursionError):
             content = {"message": text}
         if trace := content.get("stack_trace"):
             logger.error("a request could not be answered: %s", trace)

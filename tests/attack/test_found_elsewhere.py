@@ -1,0 +1,259 @@
+"""What the attack found at other doors: converted graphs, stores of arrays, what commands left."""
+
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from clew.errors import CheckpointError, ClewError, DataError, NonFiniteLossError, TrackingError
+from clew.image_sequences.files import read_frames
+from clew.influence.unrolled.progress_files import KeptInFile
+from clew.language_modeling.generation import Sampling
+from clew.link_prediction.kgx import read_kgx
+from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
+from clew.link_prediction.triple_files import GraphFiles
+from clew.runs.forwarder import sync_spool
+from clew.runs.messages import MESSAGES, Unreadable
+from clew.runs.reading.studies import read_study
+from clew.runs.request_door import Door
+from clew.training.checkpoints import MANIFEST_FILE, read_manifest
+from clew.training.history import last_step
+from clew.validation.experiment import Retraining
+from clew.workflows.batch_results import NOTE_FILE, SETTINGS_FILE, SUMMARY_FILE, OutputFolder
+from clew.workflows.kept_retrainings import IDENTITY_FILE, KeptRetrainings
+from clew.workflows.trace_text import read_texts
+from tests.attack.cases import require_one_line
+
+SETTINGS = {"model": "0" * 32}
+
+
+def refused(call: Callable[[], object], says: str, kind: type[ClewError] = DataError) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        call()
+    require_one_line(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("edge", "says"),
+    [
+        ("[" * 100_000, "line 1: not JSON"),
+        (json.dumps({"subject": "x" * 9_000 + "\n", "predicate": "p", "object": "o"}), "no name"),
+        (json.dumps({"subject": 1, "predicate": [], "object": "o"}), "line 1: predicate"),
+    ],
+)
+def test_edges_that_are_none(tmp_path: Path, edge: str, says: str) -> None:
+    (tmp_path / "nodes.jsonl").write_text('{"id": "a"}\n')
+    (tmp_path / "edges.jsonl").write_text(f"{edge}\n")
+    refused(lambda: read_kgx(tmp_path), says)
+
+
+def test_a_graph_of_no_edges_is_not_converted(tmp_path: Path) -> None:
+    (tmp_path / "nodes.tsv").write_text("id\tname\n")
+    (tmp_path / "edges.tsv").write_text("subject\tpredicate\tobject\n")
+    refused(lambda: read_kgx(tmp_path), "hold no edge")
+    (tmp_path / "edges.tsv").write_text("\x1b[2J" * 900 + "\n")
+    refused(lambda: read_kgx(tmp_path), "no column 'subject'")
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    (tmp_path / "train.txt").write_text("a\tlikes\tb\nb\tlikes\ta\n")
+    pack_graph("g", GraphFiles(tmp_path / "train.txt"), tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+@pytest.mark.parametrize(
+    ("triples", "says"),
+    [
+        (None, "cannot be read"),
+        (pa.array([1, 2]), "it holds triple: int64"),
+        (pa.array([[0, 0, 7]], SCHEMA.field(0).type), "an id that no name has"),
+        (pa.array([[0, 0, -1]], SCHEMA.field(0).type), "an id that no name has"),
+        (pa.array([[0, 0, 1], None], SCHEMA.field(0).type), "changed since it was packed|cannot"),
+    ],
+)
+def test_packed_triples_that_are_none(packed: Path, triples: pa.Array | None, says: str) -> None:
+    schema = SCHEMA if triples is None else pa.schema([("triple", triples.type)])
+    written = pa.BufferOutputStream()
+    with pa.ipc.new_file(written, schema) as writer:
+        if triples is not None:
+            writer.write_batch(pa.record_batch([triples], schema=schema))
+    (packed / "train.arrow").unlink()
+    (packed / "train.arrow").write_bytes(written.getvalue().to_pybytes())
+    refused(lambda: read_packed(packed), says)
+
+
+@pytest.mark.parametrize(("old", "new"), [("train", "\\u0000"), ('"g"', "\xff"), ("1", "9" * 5000)])
+def test_manifests_of_packed_triples_that_are_none(packed: Path, old: str, new: str) -> None:
+    text = (packed / MANIFEST).read_text().replace(old, new)
+    (packed / MANIFEST).write_bytes(text.encode("latin-1"))
+    refused(lambda: read_packed(packed), "not written by clew data --pack")
+
+
+@pytest.mark.parametrize("name", ["target", "scalars", "images"])
+def test_sizes_that_no_memory_holds(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "frames.h5"
+    shapes = {"target": (2**45,), "scalars": (4, 2**45), "images": (4, 2**30, 2**30)}
+    with h5py.File(path, "w") as file:
+        file["images"], file["target"] = np.zeros((4, 2, 2)), np.zeros(4)
+        file.pop(name, None)
+        shape = shapes[name]
+        file.create_dataset(name, shape=shape, dtype="f4", chunks=(1,) * len(shape))
+    refused(lambda: read_frames(path).images.read(np.array([0])), "cannot be read")
+
+
+def test_a_zarr_array_without_axes(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", reason="pip install 'clew[zarr]'")
+    group = zarr.open_group(str(tmp_path / "x.zarr"), mode="w")
+    group.create_array("images", data=np.zeros(()))
+    group.create_array("target", data=np.zeros(3))
+    refused(lambda: read_frames(tmp_path / "x.zarr"), r"images have shape \(\)")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"data_fingerprint": "\x1b[2J"}, "data_fingerprint: expected one line"),
+        ({"run_id": "x" * 5_000}, "run_id: expected one line"),
+        ({"sha256": {"x" * 400: "0"}}, "sha256"),
+        ({"sha256": {"/proc/kcore": "0"}}, "sha256"),
+    ],
+)
+def test_manifests_whose_names_are_none(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    content = {
+        "step": 1, "epoch": 1, "learning_rate_weight": 0.5, "task": "toy", "config": {},
+        "config_hash": "0", "data_fingerprint": "0", "schema_version": 1,
+    }  # fmt: skip
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(content))
+    assert read_manifest(tmp_path).task == "toy"
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(content | change))
+    refused(lambda: read_manifest(tmp_path), says, CheckpointError)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[", '{"a": ' + "[" * 900 + "]" * 900 + "}", "7", "\udcff"]
+)
+@pytest.mark.parametrize("name", [SETTINGS_FILE, SUMMARY_FILE, f"tests/000000/{NOTE_FILE}"])
+def test_results_of_a_batch_that_are_none(tmp_path: Path, name: str, content: str) -> None:
+    output = OutputFolder(tmp_path)
+    (tmp_path / SETTINGS_FILE).write_text(json.dumps(SETTINGS))
+    (tmp_path / "tests/000000").mkdir(parents=True)
+    (tmp_path / "tests/1abc").mkdir()
+    (tmp_path / f"tests/1abc/{NOTE_FILE}").write_text("{}")
+    (tmp_path / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+
+    def go_on() -> None:
+        output.prepare(SETTINGS)
+        output.finished(0, "a")
+        output.summarise([])
+
+    refused(go_on, "not what batch-tracin writes")
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(40), b"", b"\x93NUMPY\x01\x00"])
+def test_retrainings_that_are_none(tmp_path: Path, content: bytes) -> None:
+    retraining, kept = Retraining(0, np.array([1])), KeptRetrainings(tmp_path / "a", "of this")
+    (tmp_path / f"a/{retraining.key}.npz").write_bytes(content)
+    refused(lambda: kept.read(retraining), "delete it")
+    (tmp_path / "a" / IDENTITY_FILE).write_bytes(b"\xff{")
+    refused(lambda: KeptRetrainings(tmp_path / "a", "of this"), "something else|another", ClewError)
+
+
+def test_a_damaged_pass_begins_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "pass.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    assert KeptInFile(tmp_path / "pass.safetensors", torch.device("cpu")).read() is None
+    assert "the pass begins again" in caplog.text
+
+
+def test_a_history_of_words(tmp_path: Path) -> None:
+    path = tmp_path / "history.parquet"
+    pq.write_table(pa.table({"step": ["many"]}), path)
+    refused(lambda: last_step(path), "not a run's history", CheckpointError)
+
+
+def test_a_prompt_may_hold_what_separates_lines_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one\u2028two\x85three"}\n', encoding="utf-8")
+    assert [text.prompt for text in read_texts(path)] == ["one\u2028two\x85three"]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-7])
+def test_hardly_any_temperature_takes_the_likeliest_token(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert Sampling(temperature).draw(logits, None).tolist() == [[1]]
+
+
+def test_scores_that_are_not_finite_are_said() -> None:
+    logits = torch.tensor([[1.0, float("nan")]])
+    refused(lambda: Sampling(1.0).draw(logits, None), "not finite", NonFiniteLossError)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 900 + "]" * 900, '{"study": "a", "machine": "b", "commit": "c", "claims": [{"claim": "",'
+     '"source": "", "verdict": "", "measured": {"value": 1' + "0" * 400 + "}}]}"],
+)  # fmt: skip
+def test_studies_that_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (tmp_path / "study.json").write_text(content)
+    monkeypatch.setattr(
+        "clew.runs.reading.studies.download_artifact", lambda *_: tmp_path / "study.json"
+    )
+    refused(lambda: read_study("0" * 32, tmp_path), "not a study's report", TrackingError)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "metrics", "values": {}, "step": 2**63, "time_ms": 1},
+        {"kind": "metrics", "values": {}, "step": 1, "time_ms": -(2**70)},
+        {"kind": "finish", "status": "FINISHED", "time_ms": 2**63},
+        {"kind": "artifact", "staged": "files/7/..", "folder": ""},
+        {"kind": "artifact", "staged": "files/7/.", "folder": ""},
+        {"kind": "artifact", "staged": f"files/{'7' * 300}/a", "folder": ""},
+        {"kind": "checkpoint", "staged": "files/7/a", "folder": "a", "step": 1,
+         "metrics": {"a": 1.0}, "metric_times_ms": {}},
+    ],
+)  # fmt: skip
+def test_messages_that_no_store_can_take(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        MESSAGES.validate_python(change)
+    assert isinstance(MESSAGES.validate_python({"kind": "unreadable", "line": "", "reason": ""}),
+                      Unreadable)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["a folder for a file", "an address with NUL"])
+def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "spool" / ("0" * 32)
+    folder.mkdir(parents=True, mode=0o700)
+    origin = {"tracking_uri": "sqlite:///a", "run_id": folder.name, "experiment_id": "1"}
+    if damage == "a folder for a file":
+        (folder / "sent").mkdir()
+        os.close(os.open(folder / "journal.jsonl", os.O_CREAT))
+    else:
+        origin["tracking_uri"] += "\0"
+    (folder / "run.json").write_text(json.dumps(origin))
+    (result,) = sync_spool(folder.parent)
+    assert "not readable" in (result.problem or "")
+    require_one_line(result.problem or "")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "7", "[" * 100_000, ""])
+def test_an_answer_that_is_no_object(text: str) -> None:
+    async def nothing(*_: object) -> None:
+        return None
+
+    code, line = Door(nothing, "rows")._told(text)
+    assert code == "BAD_REQUEST"
+    require_one_line(line)
+    assert io.StringIO(line).readline() == line
