@@ -16,15 +16,19 @@ import torch
 
 from clew.errors import CheckpointError, ClewError, DataError, NonFiniteLossError, TrackingError
 from clew.image_sequences.files import read_frames
+from clew.image_sequences.requests import WindowPredictor
 from clew.influence.unrolled.progress_files import KeptInFile
 from clew.language_modeling.generation import Sampling
 from clew.link_prediction.kgx import read_kgx
 from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
 from clew.runs.forwarder import sync_spool
+from clew.runs.influence_report import read_influence_outline
 from clew.runs.messages import MESSAGES, Unreadable
+from clew.runs.reading.run_files import read_by_relation
 from clew.runs.reading.studies import read_study
 from clew.runs.request_door import Door
+from clew.runs.window_report import TextInfluenceReport
 from clew.training.checkpoints import MANIFEST_FILE, read_manifest
 from clew.training.history import last_step
 from clew.validation.experiment import Retraining
@@ -246,6 +250,29 @@ def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) ->
     (result,) = sync_spool(folder.parent)
     assert "not readable" in (result.problem or "")
     require_one_line(result.problem or "")
+
+
+@pytest.mark.parametrize("pixels", [10**400, [[10**400, 0.0]], [[1e300, 0.0]], [["a", 0.0]]])
+@pytest.mark.parametrize("finite", [True, False])
+def test_pixels_that_are_no_numbers_of_a_network(pixels: Any, finite: bool) -> None:
+    refused(lambda: WindowPredictor._array("images", pixels, (1, 2), finite=finite), "no array of")
+
+
+@pytest.mark.parametrize("read", [read_influence_outline, TextInfluenceReport.read])
+def test_versions_without_end_are_shown_in_part(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"schema_version": "x" * 9_000}))
+    refused(lambda: read(path), "schema_version is 'xxx")
+
+
+def test_ranks_that_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "test_by_relation.parquet"
+    columns = {key: ["many"] for key in ("label", "side", "num_queries", "mrr", "mean_rank")}
+    pq.write_table(pa.table(columns), path)
+    monkeypatch.setattr("clew.runs.reading.run_files.download_artifact", lambda *_: path)
+    refused(lambda: read_by_relation("0" * 32, "test", tmp_path), "not a table of ranks")
 
 
 @pytest.mark.parametrize("text", ["[1]", "null", "7", "[" * 100_000, ""])

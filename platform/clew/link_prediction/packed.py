@@ -110,7 +110,7 @@ def read_packed(folder: Path) -> KnowledgeGraph:
         raise DataError(f"{path}: not written by clew data --pack ({described(error)})") from None
     if manifest.format != FORMAT:
         raise DataError(
-            f"{path}: format {manifest.format}, expected {FORMAT}; pack the data set again"
+            f"{path}: format {quoted(manifest.format)}, expected {FORMAT}; pack the data set again"
         )
     graph = _read(manifest.name, folder, manifest.num_triples)
     if graph.fingerprint != manifest.fingerprint:
