@@ -32,7 +32,13 @@ from clew.runs.window_report import TextInfluenceReport
 from clew.training.checkpoints import MANIFEST_FILE, read_manifest
 from clew.training.history import last_step
 from clew.validation.experiment import Retraining
-from clew.workflows.batch_results import NOTE_FILE, SETTINGS_FILE, SUMMARY_FILE, OutputFolder
+from clew.workflows.batch_results import (
+    NOTE_FILE,
+    SETTINGS_FILE,
+    SUMMARY_FILE,
+    OutputFolder,
+    _join_parquet,
+)
 from clew.workflows.kept_retrainings import IDENTITY_FILE, KeptRetrainings
 from clew.workflows.trace_text import read_texts
 from tests.attack.cases import require_one_line
@@ -163,6 +169,15 @@ def test_results_of_a_batch_that_are_none(tmp_path: Path, name: str, content: st
     refused(go_on, "not what batch-tracin writes")
 
 
+def test_a_table_of_a_batch_whose_pages_are_none(tmp_path: Path) -> None:
+    folder, path = tmp_path / "tests/000000", tmp_path / "tests/000000/influence.parquet"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"test_index": list(range(99))}), path)
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 20 + content[24:])
+    refused(lambda: _join_parquet([folder], tmp_path / "all.parquet"), "not what batch-tracin")
+
+
 @pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(40), b"", b"\x93NUMPY\x01\x00"])
 def test_retrainings_that_are_none(tmp_path: Path, content: bytes) -> None:
     retraining, kept = Retraining(0, np.array([1])), KeptRetrainings(tmp_path / "a", "of this")
@@ -194,6 +209,12 @@ def test_a_prompt_may_hold_what_separates_lines_elsewhere(tmp_path: Path) -> Non
 def test_hardly_any_temperature_takes_the_likeliest_token(temperature: float) -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     assert Sampling(temperature).draw(logits, None).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-50, 1e-9])
+def test_hardly_any_nucleus_is_the_likeliest_token(top_p: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert Sampling(1.0, top_p=top_p).draw(logits, None).tolist() == [[1]]
 
 
 def test_scores_that_are_not_finite_are_said() -> None:

@@ -60,7 +60,8 @@ class Sampling:
         if self.top_p < 1:
             ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(dim=-1) - ordered
-            ordered = ordered.masked_fill(before >= self.top_p, 0.0)
+            # The likeliest token stays, also where float32 takes top_p for zero.
+            ordered = ordered.masked_fill((before >= self.top_p) & (before > 0), 0.0)
             probabilities = torch.zeros_like(ordered).scatter(-1, tokens, ordered)
         if not torch.isfinite(probabilities).all():
             raise NonFiniteLossError(

@@ -251,7 +251,7 @@ def _join_parquet(folders: Sequence[Path], target: Path) -> None:
             column = table.schema.names.index(TEST_INDEX_COLUMN)
             numbers = pa.array(np.full(len(table), place, np.int32))
             tables.append(table.set_column(column, TEST_INDEX_COLUMN, numbers))
-        except (ValueError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise _damaged(path, error) from None
     if not tables:
         target.unlink(missing_ok=True)
