@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from clew.errors import ClewError, of_the_system
+from clew.errors import ClewError, DataError, of_the_system
 
 NUM_CASES = 10_000
 """In all fuzzers together."""
@@ -87,6 +88,13 @@ def attempt(call: Callable[[], object]) -> ClewError | None:
         assert refused.exit_code in {2, 3}, repr(refused)
     require_one_line(messages.longest or "nothing")
     return refused
+
+
+def refused(call: Callable[[], object], says: str, kind: type[Exception] = DataError) -> None:
+    """Require that a call is refused in one line that matches."""
+    with pytest.raises(kind, match=says) as caught:
+        call()
+    require_one_line(str(caught.value))
 
 
 def require_one_line(message: str) -> None:

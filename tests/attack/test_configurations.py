@@ -49,7 +49,7 @@ def test_files(place: Path) -> None:
         path.write_bytes(damaged_yaml(draw, SOURCES[name], CONTENTS[name]))
         attempt(lambda: check(load(path)))
 
-    fuzz(0.12, case)
+    fuzz(0.08, case)
 
 
 def test_settings() -> None:
@@ -60,7 +60,7 @@ def test_settings() -> None:
         assignments = [f"{key}={value}" for key, value in pairs]
         attempt(lambda: check(from_mapping(CONTENTS["umls"], parse_assignments(assignments))))
 
-    fuzz(0.08, case)
+    fuzz(0.06, case)
 
 
 def test_values_from_python() -> None:
@@ -69,7 +69,7 @@ def test_values_from_python() -> None:
         name = draw(st.sampled_from(sorted(SOURCES)))
         attempt(lambda: check(from_mapping(CONTENTS[name], overrides)))
 
-    fuzz(0.05, case)
+    fuzz(0.04, case)
 
 
 def test_names_of_configurations() -> None:

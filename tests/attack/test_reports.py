@@ -95,7 +95,7 @@ def test_explanations_as_json(material: Material, place: Path) -> None:
         read = draw(st.sampled_from(reads))
         attempt(lambda: read(path))
 
-    fuzz(0.03, case)
+    fuzz(0.025, case)
 
 
 def test_explanations_as_tables(material: Material, place: Path) -> None:
@@ -112,7 +112,7 @@ def test_explanations_as_tables(material: Material, place: Path) -> None:
             path.write_bytes(draw(damaged_bytes(lines[:3_000])))
             attempt(lambda: show(ReportFiles(csv=path)))
 
-    fuzz(0.03, case)
+    fuzz(0.025, case)
 
 
 def test_explanations_that_are_handed_on(material: Material, place: Path) -> None:

@@ -73,7 +73,7 @@ def test_corpora(place: Path) -> None:
         column = draw(st.one_of(st.just("text"), texts))
         attempt(lambda: read(path, column))
 
-    fuzz(0.04, case)
+    fuzz(0.03, case)
 
 
 def test_packs(material: Material, place: Path) -> None:
