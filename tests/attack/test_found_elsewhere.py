@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from clew.runs.influence_report import read_influence_outline
 from clew.runs.messages import MESSAGES, Unreadable
 from clew.runs.reading.run_files import read_by_relation
 from clew.runs.reading.studies import read_study
-from clew.runs.request_door import Door
+from clew.runs.request_door import Door, _fault_in
 from clew.runs.window_report import TextInfluenceReport
 from clew.training.checkpoints import MANIFEST_FILE, read_manifest
 from clew.training.history import last_step
@@ -161,20 +160,31 @@ def test_messages_that_no_store_can_take(change: dict[str, Any]) -> None:
                       Unreadable)  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", ["a folder for a file", "an address with NUL"])
+@pytest.mark.parametrize("damage", ["sent", "refused.jsonl", "files", "an address with NUL"])
 def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "spool" / ("0" * 32)
     folder.mkdir(parents=True, mode=0o700)
     origin = {"tracking_uri": "sqlite:///a", "run_id": folder.name, "experiment_id": "1"}
-    if damage == "a folder for a file":
-        (folder / "sent").mkdir()
-        os.close(os.open(folder / "journal.jsonl", os.O_CREAT))
+    (folder / "journal.jsonl").touch()
+    if damage == "files":
+        (folder / damage).touch()
+    elif damage in {"sent", "refused.jsonl"}:
+        (folder / damage).mkdir()
     else:
         origin["tracking_uri"] += "\0"
     (folder / "run.json").write_text(json.dumps(origin))
     (result,) = sync_spool(folder.parent)
-    assert "not readable" in (result.problem or "")
+    assert any(said in (result.problem or "") for said in ("not readable", "no plain file"))
     require_one_line(result.problem or "")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [{"columns": [{}], "data": [[1]]}, {"columns": ["a"], "index": [[1]], "data": [[1]]},
+     {"columns": 7, "data": []}],
+)  # fmt: skip
+def test_a_table_whose_columns_have_no_names(table: dict[str, object]) -> None:
+    assert "is no list of names" in (_fault_in({"dataframe_split": table}) or "")
 
 
 @pytest.mark.parametrize("read", [read_influence_outline, TextInfluenceReport.read])

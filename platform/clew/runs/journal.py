@@ -40,6 +40,9 @@ from clew.runs.messages import (
     Unreadable,
 )
 
+FILES = ("run.json", "journal.jsonl", "sent", "refused.jsonl", "lock")
+FOLDERS = ("files", "refused")
+
 
 class JournalEntry(NamedTuple):
     """A waiting message, and the journal's length up to and including it."""
@@ -261,7 +264,10 @@ def _require_own(folder: Path) -> None:
             "delete it"
         )
     for path in folder.iterdir():
-        if not _is_plain(path):
+        other_kind = (
+            path.is_dir() if path.name in FILES else path.name in FOLDERS and path.is_file()
+        )
+        if other_kind or not _is_plain(path):
             raise TrackingError(f"{path} is no plain file or folder; delete {folder}")
 
 
