@@ -8,20 +8,25 @@ import logging
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from clew.errors import ClewError, of_the_system
+from clew.errors import ClewError, DataError, of_the_system
 
 NUM_CASES = 10_000
 """In all fuzzers together."""
 MAX_MESSAGE = 2_000
 MAX_PROCESSOR_SECONDS = 10
 MAX_MORE_BYTES = 2**30
+MAX_FRAMES = 950
+"""A command's own begin some frames below Python's 1,000."""
 SIZE_FILE = "/proc/self/statm"
 
 
@@ -70,7 +75,7 @@ def attempt(call: Callable[[], object]) -> ClewError | None:
         Why it was refused; None: it was not.
     """
     refused: ClewError | None = None
-    with _limits(), _logged() as messages:
+    with limits(), _logged() as messages:
         try:
             call()
         except ClewError as error:
@@ -83,6 +88,13 @@ def attempt(call: Callable[[], object]) -> ClewError | None:
         assert refused.exit_code in {2, 3}, repr(refused)
     require_one_line(messages.longest or "nothing")
     return refused
+
+
+def refused(call: Callable[[], object], says: str, kind: type[Exception] = DataError) -> None:
+    """Require that a call is refused in one line that matches."""
+    with pytest.raises(kind, match=says) as caught:
+        call()
+    require_one_line(str(caught.value))
 
 
 def require_one_line(message: str) -> None:
@@ -103,19 +115,43 @@ def _logged() -> Iterator[_Messages]:
 
 
 @contextmanager
-def _limits() -> Iterator[None]:
+def limits() -> Iterator[None]:
+    """Give what is called no more time, memory and depth than a command may have."""
+
     def stop(*_: object) -> None:
         raise Endless
 
     with open(SIZE_FILE) as file:
         data = int(file.read().split()[5]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_DATA)
+    before, depth = resource.getrlimit(resource.RLIMIT_DATA), sys.getrecursionlimit()
     earlier = signal.signal(signal.SIGVTALRM, stop)
     resource.setrlimit(resource.RLIMIT_DATA, (data + MAX_MORE_BYTES, before[1]))
     signal.setitimer(signal.ITIMER_VIRTUAL, MAX_PROCESSOR_SECONDS)
+    sys.setrecursionlimit(_num_frames() + MAX_FRAMES)  # Hypothesis doubles it
     try:
         yield
     finally:
+        sys.setrecursionlimit(depth)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, earlier)
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _num_frames() -> int:
+    frame, count = sys._getframe(), 0
+    while frame is not None:
+        frame, count = frame.f_back, count + 1  # type: ignore[assignment]
+    return count
+
+
+@contextmanager
+def replaced(path: Path, content: bytes) -> Iterator[None]:
+    """Let a file hold something else for a while; what has the old one open keeps it."""
+    before = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        path.write_bytes(before)

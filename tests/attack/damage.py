@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from typing import Any
 
 from hypothesis import strategies as st
@@ -32,7 +33,11 @@ HOSTILE_TEXTS = (
     "x" * 5_000,
     "9" * 5_000,
 )
-HOSTILE_NUMBERS = (0, -1, 1, 2, 0.5, -0.0, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 2**70, 1e308)
+HOSTILE_NUMBERS = (
+    0, -1, 1, 2, 0.5, -0.0, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 2**70, 10**400, 1e308,
+)  # fmt: skip
+DEEP = tuple(f"\0deep {depth}" for depth in (60, 250, 450, 900))
+"""Texts that `as_json` replaces by so many lists within each other."""
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 TOKENS = (
     b"\x00", b"\xff", b"\xef\xbb\xbf", b"\r", b"\n", b"\r\n", b"\t", b"\t\t", b'"', b"'", b"{",
@@ -49,7 +54,7 @@ texts = st.one_of(
 scalars = st.one_of(
     st.none(),
     st.booleans(),
-    st.sampled_from(HOSTILE_NUMBERS + NOT_FINITE),
+    st.sampled_from(HOSTILE_NUMBERS + NOT_FINITE + DEEP),
     st.integers(-5, 200),
     st.floats(),
     texts,
@@ -124,8 +129,10 @@ def _damage_one(draw: DrawFn, content: Any) -> Any:
 
 
 def as_json(content: Any) -> bytes:
-    """Write JSON as careless programs do: with NaN, and halves of characters."""
-    return json.dumps(content).encode("utf-8", "surrogatepass")
+    """Write JSON as careless programs do: with NaN, halves of characters, and without end."""
+    text = json.dumps(content)
+    text = re.sub(r'"\\u0000deep (\d+)"', lambda m: "[" * int(m[1]) + "]" * int(m[1]), text)
+    return text.encode("utf-8", "surrogatepass")
 
 
 @st.composite

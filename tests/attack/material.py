@@ -25,6 +25,7 @@ class Material:
     graph_run: str
     text_run: str
     frames_run: str
+    trace_run: str
 
     @property
     def graph(self) -> Path:
@@ -68,7 +69,7 @@ def make_material(folder: Path) -> dict[str, str]:
     files = [f"--{split}={folder}/graph/{split}.txt" for split in SPLITS]
     graph = clew("train", *files, *small, *common, f"--checkpoint-dir={folder}/kept")
     question = (f"--test={folder}/graph/test.txt", f"--output={folder}/influence", "--top-k=5")
-    clew("tracin", f"--model={graph}", *question)
+    trace = clew("tracin", f"--model={graph}", *question)
 
     (folder / "text").mkdir()
     configs = {
@@ -92,7 +93,7 @@ def make_material(folder: Path) -> dict[str, str]:
         (new,) = served - taken
         taken.add(new)
         shutil.copytree(new, folder / "models" / kind)
-    return {f"{kind}_run": run_id for kind, run_id in runs.items()}
+    return {f"{kind}_run": run_id for kind, run_id in (runs | {"trace": trace}).items()}
 
 
 def write_graph(folder: Path) -> None:

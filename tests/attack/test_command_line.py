@@ -109,7 +109,7 @@ def test_any_words(in_use: None) -> None:
         words = draw(st.lists(st.one_of(texts, st.sampled_from(["--set", "--help", "-h", "--"]))))
         attempt(lambda: ends_well([word.replace("\0", "") for word in words]))
 
-    fuzz(0.03, case)
+    fuzz(0.026, case)
 
 
 @pytest.mark.parametrize("arguments", WRONG, ids=lambda words: words[0])

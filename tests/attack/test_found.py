@@ -1,7 +1,6 @@
 """What the attack found, one small case each: refused in one line, where it once was a crash."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from clew.__main__ import MAX_CHARACTERS, run
 from clew.config.data import TokenData
 from clew.config.load import load, parse_assignments
-from clew.errors import CheckpointError, ConfigError, DataError
+from clew.errors import CheckpointError, ConfigError
 from clew.image_sequences.errors import HeldOutErrors
 from clew.language_modeling.documents import plan_units, read_unit
 from clew.language_modeling.generation import Sampling
@@ -36,16 +35,10 @@ from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.reports import read_facts
 from clew.workflows.given_triples import read_test_triples, usable
 from clew.workflows.queries import read_queries
+from tests.attack.cases import refused
 
 RELATIONS = Vocabulary.from_names("relation", ["likes"])
 ENTITIES = Vocabulary.from_names("entity", ["a", "b"])
-
-
-def refused(call: Callable[[], object], says: str, kind: type[Exception] = DataError) -> None:
-    with pytest.raises(kind, match=says) as caught:
-        call()
-    (line,) = str(caught.value).splitlines()
-    assert len(line) < MAX_CHARACTERS
 
 
 def table(path: Path, **columns: Any) -> Path:

@@ -61,7 +61,7 @@ def test_triples_dictionaries_and_labels(files: GraphFiles, place: Path) -> None
             given_files = replace(given_files, entity_to_id=None, relation_to_id=None)
         attempt(lambda: read_graph("attacked", given_files))
 
-    fuzz(0.11, case)
+    fuzz(0.08, case)
 
 
 def test_edge_maps(files: GraphFiles, graph: KnowledgeGraph, place: Path) -> None:
@@ -78,7 +78,7 @@ def test_edge_maps(files: GraphFiles, graph: KnowledgeGraph, place: Path) -> Non
         path.write_bytes(draw(damaged_json(draw(st.sampled_from(forms)))))
         attempt(lambda: read_graph("attacked", replace(files, relation_labels=path)))
 
-    fuzz(0.06, case)
+    fuzz(0.04, case)
 
 
 def test_lists_of_wrong_facts(material: Material, graph: KnowledgeGraph, place: Path) -> None:

@@ -14,7 +14,7 @@ from clew.language_modeling.model_folder import load_text_folder
 from clew.language_modeling.writer import continuation
 from clew.link_prediction.answers import Query
 from clew.link_prediction.model_folder import load_predictor
-from tests.attack.cases import attempt, fuzz
+from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import damaged_bytes, damaged_json
 from tests.attack.material import Material
 from tests.attack.test_reports import damaged_parquet
@@ -41,11 +41,9 @@ ASK: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", ASK)
 def test_files_of_a_model_folder(kind: str, material: Material, place: Path) -> None:
-    source, folder = material.model(kind), place / kind
-    names = sorted(
-        str(path.relative_to(source))
-        for path in source.rglob("*")
-        if path.is_file() and path.name != "model.safetensors"
+    folder = Path(shutil.copytree(material.model(kind), place / kind))
+    paths = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name != "model.safetensors"
     )
 
     def damaged(draw: DrawFn, path: Path) -> bytes:
@@ -60,10 +58,8 @@ def test_files_of_a_model_folder(kind: str, material: Material, place: Path) -> 
         return draw(damaged_bytes(content))
 
     def case(draw: DrawFn) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(source, folder)
-        path = folder / draw(st.sampled_from(names))
-        path.write_bytes(damaged(draw, path))
-        attempt(lambda: ASK[kind](folder))
+        path = draw(st.sampled_from(paths))
+        with replaced(path, damaged(draw, path)):
+            attempt(lambda: ASK[kind](folder))
 
     fuzz(0.01, case)

@@ -19,10 +19,13 @@ from clew.runs.influence_report import (
 )
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.reports import add_hops, read_facts, read_head
+from clew.runs.sharing.explanation import open_explanation
+from clew.runs.sharing.html_report import html_report
+from clew.runs.sharing.trapi import trapi_json
 from clew.runs.validation_record import read_validation
 from clew.runs.window_report import TextInfluenceReport
 from tests.attack.cases import attempt, fuzz
-from tests.attack.damage import damaged_bytes, damaged_json, values
+from tests.attack.damage import as_json, damaged_bytes, damaged_json, damaged_value, values
 from tests.attack.material import Material
 
 pytestmark = pytest.mark.slow
@@ -92,7 +95,7 @@ def test_explanations_as_json(material: Material, place: Path) -> None:
         read = draw(st.sampled_from(reads))
         attempt(lambda: read(path))
 
-    fuzz(0.03, case)
+    fuzz(0.025, case)
 
 
 def test_explanations_as_tables(material: Material, place: Path) -> None:
@@ -109,7 +112,25 @@ def test_explanations_as_tables(material: Material, place: Path) -> None:
             path.write_bytes(draw(damaged_bytes(lines[:3_000])))
             attempt(lambda: show(ReportFiles(csv=path)))
 
-    fuzz(0.03, case)
+    fuzz(0.025, case)
+
+
+def test_explanations_that_are_handed_on(material: Material, place: Path) -> None:
+    content = json.loads((material.report / "influence.json").read_bytes())
+    content["tests"] = content["tests"][:1]
+    path = place / "handed on.json"
+
+    def write() -> None:
+        explanation = open_explanation(str(path), 0)
+        html_report(explanation).encode()
+        json.loads(trapi_json(explanation))
+
+    def case(draw: DrawFn) -> None:
+        test = draw(damaged_value(content["tests"][0]))
+        path.write_bytes(as_json(content | {"tests": [test]}))
+        attempt(write)
+
+    fuzz(0.005, case)
 
 
 def test_explanations_of_texts(material: Material, place: Path) -> None:

@@ -16,6 +16,8 @@ from tests.attack.material import Material
 
 pytestmark = pytest.mark.slow
 
+NAN = float("nan")
+
 
 def test_queries(material: Material) -> None:
     predictor = load_predictor(material.model("graph"))
@@ -25,7 +27,7 @@ def test_queries(material: Material) -> None:
     def case(draw: DrawFn) -> None:
         query = Query(draw(names), head=draw(ends), tail=draw(ends))
         top_k = draw(st.sampled_from([1, 10, 0, -1, 2**40]))
-        level = draw(st.sampled_from([None, 0.9, 0.0, 1.0, -1.0, float("nan")]))
+        level = draw(st.sampled_from([None, 0.9, 0.0, 1.0, -1.0, NAN]))
         attempt(lambda: predictor.predict([query], top_k=top_k, level=level))
 
     fuzz(0.008, case)
@@ -33,7 +35,9 @@ def test_queries(material: Material) -> None:
 
 def test_prompts(material: Material) -> None:
     model = load_text_folder(material.model("text"))
-    numbers = st.sampled_from([0.0, 0.5, 1.0, -1.0, 1e308, float("nan"), float("inf")])
+    numbers = st.sampled_from(
+        [0.0, 5e-324, 1e-300, 1e-30, 1e-7, 0.5, 1.0, -1.0, 1e308, NAN, float("inf")]
+    )
 
     def case(draw: DrawFn) -> None:
         prompt = draw(texts)

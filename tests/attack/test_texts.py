@@ -18,12 +18,15 @@ from hypothesis.strategies import DrawFn
 
 from clew.config.data import TokenData
 from clew.language_modeling.documents import plan_units, read_unit
+from clew.language_modeling.generation import Sampling
 from clew.language_modeling.model_folder import load_text_folder
 from clew.language_modeling.state_file import read_paused
 from clew.language_modeling.tokenizers import FileTokenizer, train_bpe
 from clew.language_modeling.tokens import load_tokens
 from clew.language_modeling.writer import TextWriter
-from tests.attack.cases import attempt, fuzz
+from clew.workflows.predict_text import read_prompt
+from clew.workflows.trace_text import read_texts
+from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts
 from tests.attack.material import Material
 from tests.attack.test_reports import damaged_parquet
@@ -70,27 +73,26 @@ def test_corpora(place: Path) -> None:
         column = draw(st.one_of(st.just("text"), texts))
         attempt(lambda: read(path, column))
 
-    fuzz(0.04, case)
+    fuzz(0.03, case)
 
 
 def test_packs(material: Material, place: Path) -> None:
-    source, folder = material.folder / "text/packed", place / "packed"
-    names = sorted(path.name for path in source.iterdir() if path.is_file())
+    folder = Path(shutil.copytree(material.folder / "text/packed", place / "packed"))
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
 
     def load() -> None:
         windows = load_tokens(TokenData(packed=str(folder)), window=28).windows["train"]
         windows.batch(np.arange(len(windows)))
 
     def case(draw: DrawFn) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(source, folder)
-        path = folder / draw(st.sampled_from(names))
+        path = draw(st.sampled_from(paths))
         content = path.read_bytes()
         if path.suffix == ".json" and draw(st.booleans()):
-            path.write_bytes(draw(damaged_json(json.loads(content))))
+            changed = draw(damaged_json(json.loads(content)))
         else:
-            path.write_bytes(draw(damaged_bytes(content)))
-        attempt(load)
+            changed = draw(damaged_bytes(content))
+        with replaced(path, changed):
+            attempt(load)
 
     fuzz(0.02, case)
 
@@ -130,9 +132,29 @@ def test_paused_texts(material: Material, place: Path) -> None:
     whole = path.read_bytes()
     head = 8 + int.from_bytes(whole[:8], "little")
 
+    def go_on() -> None:
+        writer = TextWriter(text_model, read_paused(path, text_model.model, "0" * 16))
+        list(writer.write(1, Sampling()))
+        writer.paused().write(path, "0" * 16)
+
     def case(draw: DrawFn) -> None:
-        cut = draw(st.sampled_from([head, len(whole)]))
-        path.write_bytes(draw(damaged_bytes(whole[:cut])) + whole[cut:])
-        attempt(lambda: read_paused(path, text_model.model, "0" * 16))
+        start, end = draw(st.sampled_from([(0, head), (0, len(whole)), (head, len(whole))]))
+        path.write_bytes(whole[:start] + draw(damaged_bytes(whole[start:end])) + whole[end:])
+        attempt(go_on)
+
+    fuzz(0.01, case)
+
+
+def test_prompts_in_files(place: Path) -> None:
+    path = place / "prompts"
+    rows = as_json({"prompt": "3 green", "continuation": " bottles"}) + b"\n"
+
+    def case(draw: DrawFn) -> None:
+        if draw(st.booleans()):
+            path.write_bytes(draw(damaged_bytes(rows * 2)) + draw(damaged_json({"prompt": "x"})))
+            attempt(lambda: read_texts(path))
+        else:
+            path.write_bytes(draw(damaged_bytes(TEXT[:200])))
+            attempt(lambda: read_prompt(str(path), io.BytesIO()))
 
     fuzz(0.01, case)

@@ -37,7 +37,15 @@ ANY = st.one_of(
     st.builds(Params, VALUES),
     st.builds(Tags, VALUES),
     st.builds(Artifact, STAGED, FOLDER),
-    st.builds(Checkpoint, STAGED, FOLDER, TIME, NUMBERS, st.dictionaries(TEXT, TIME, max_size=3)),
+    st.builds(
+        lambda staged, folder, step, metrics: Checkpoint(
+            staged, folder, step, metrics, dict.fromkeys(metrics, step)
+        ),
+        STAGED,
+        FOLDER,
+        TIME,
+        NUMBERS,
+    ),
     st.builds(DataSet, TEXT, TEXT, TEXT, TEXT),
     st.builds(Finish, st.sampled_from(["FINISHED", "FAILED", "KILLED"]), TIME),
 )

@@ -253,7 +253,7 @@ def _read_hdf5(
             check_pixels(path, images.dtype)
             columns = {name: _plain(path, found[()]) for name, found in sets.items()}
             metadata = {name: _plain(path, value) for name, value in file.attrs.items()}
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, MemoryError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{path}: a data set cannot be read ({described(error)})") from None
@@ -264,8 +264,8 @@ def _read_hdf5(
 def _read_zarr(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+    images = ZarrFrames(path, channels)  # first, for what follows relies on their shape
     columns, metadata = read_columns(path, COLUMNS)
-    images = ZarrFrames(path, channels)
     return images, {name: _plain(path, values) for name, values in columns.items()}, metadata
 
 

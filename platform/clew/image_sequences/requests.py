@@ -1,5 +1,6 @@
 """Answers requests that hold a window of frames as nested lists, as they come over HTTP."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ class WindowPredictor:
         value = float(scaled.double() * self._model.target_std + self._model.target_mean)
         if self._model.config.predicts == "change":
             value += float(self._array("present", [present], (1,))[0])
+        if not math.isfinite(value):
+            raise DataError("the prediction is not finite; a pixel or a scalar is far too large")
         if self._errors is None:
             return {"prediction": value}
         width = self._errors.half_width(confidence)
@@ -99,9 +102,11 @@ class WindowPredictor:
             return np.zeros(shape)
         try:
             found = np.array(values, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             found = np.zeros(0)
-        if found.shape != shape or (finite and not np.isfinite(found).all()):
+        is_finite = np.isfinite(found)
+        too_large = is_finite & (np.abs(found) > np.finfo(np.float32).max)
+        if found.shape != shape or too_large.any() or (finite and not is_finite.all()):
             raise DataError(
                 f"{name} is no array of {' x '.join(map(str, shape))} finite numbers, which the "
                 "model was trained on"

@@ -179,7 +179,7 @@ class HDF5Frames:
             if self._file is None:
                 self._file = h5py.File(self.path, "r")
             return self.layout.frames(self._file["images"][ordered][place])
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, MemoryError) as error:
             raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -123,10 +123,10 @@ def _refuse_pickle(array: Path) -> None:
         if file.stat().st_size > MAX_METADATA_BYTES:
             raise DataError(f"{file}: larger than {MAX_METADATA_BYTES:,} bytes; expected metadata")
         try:
-            content = json.loads(file.read_bytes())
+            texts = _texts(json.loads(file.read_bytes()))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON ({described(error)})") from None
-        if any("pickle" in text.lower() for text in _texts(content)):
+        if any("pickle" in text.lower() for text in texts):
             raise DataError(f"{file}: its chunks are pickled, which is never read; write numbers")
 
 

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clew.errors import ConfigError
+from clew.errors import ConfigError, NonFiniteLossError
 from clew.language_modeling.model import CarriedState, EigenstateLM
 
+LEAST_TEMPERATURE = 1e-6
+"""Below it, only the likeliest token could be drawn, and logits would become infinite."""
 PROMPT_SEGMENT = 4096
 """Tokens of a prompt that go through the model at once; changes memory, not results."""
 
@@ -30,7 +32,7 @@ class Sampling:
     """How a token is drawn from its logits."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the likeliest token."""
+    """Divides the logits; 0, or nearly 0, takes the likeliest token."""
     top_k: int | None = None
     """Draw only among this many of the most likely tokens."""
     top_p: float = 1.0
@@ -48,7 +50,7 @@ class Sampling:
         self, logits: Float[Tensor, "batch token"], generator: torch.Generator | None
     ) -> Int[Tensor, "batch 1"]:
         """Draw one token for each row."""
-        if self.temperature == 0:
+        if self.temperature < LEAST_TEMPERATURE:
             return logits.argmax(dim=-1, keepdim=True)
         logits = logits / self.temperature
         if self.top_k is not None:
@@ -58,8 +60,13 @@ class Sampling:
         if self.top_p < 1:
             ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(dim=-1) - ordered
-            ordered = ordered.masked_fill(before >= self.top_p, 0.0)
+            # The likeliest token stays, also where float32 takes top_p for zero.
+            ordered = ordered.masked_fill((before >= self.top_p) & (before > 0), 0.0)
             probabilities = torch.zeros_like(ordered).scatter(-1, tokens, ordered)
+        if not torch.isfinite(probabilities).all():
+            raise NonFiniteLossError(
+                "the scores of the next token are not finite; the model or the state is damaged"
+            )
         return torch.multinomial(probabilities, 1, generator=generator)
 
 

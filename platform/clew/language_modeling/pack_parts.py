@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import logging
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from clew.errors import DataError
+from clew.errors import DataError, described
 from clew.files import replacing, write_whole
 from clew.language_modeling.documents import Unit, read_unit
 from clew.language_modeling.pack_settings import PackSettings
@@ -26,6 +28,9 @@ PARTS_FOLDER, LENGTHS_SUFFIX = "parts", ".lengths"
 COPY_BYTES = 16 * 2**20
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class Part:
     """What a tokenized unit holds."""
@@ -35,11 +40,17 @@ class Part:
     num_bytes: int
 
 
+_PARTS = TypeAdapter(Part)
+
+
 def tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Path) -> Part:
     """Write a unit's tokens, unless an earlier run has; the counts are written last."""
     counts = path.with_suffix(".json")
     if counts.is_file() and path.is_file():
-        return Part(**json.loads(counts.read_text(encoding="utf-8")))
+        try:
+            return _PARTS.validate_json(counts.read_bytes())
+        except ValidationError as error:
+            logger.warning("%s: %s; this part is made again", counts, described(error))
     tokenizer = load_tokenizer(settings.kept_tokenizer, output)
     dtype = token_type(tokenizer.vocabulary_size)
     end = np.array([tokenizer.end_of_text], dtype=dtype)

@@ -19,7 +19,7 @@ import numpy as np
 import pydantic
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from clew.errors import DataError, described
+from clew.errors import DataError, described, quoted
 from clew.files import write_whole
 from clew.language_modeling.tokenizers import BYTES, Tokenizer
 
@@ -94,8 +94,8 @@ def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
         manifest.schema_version != 1 or manifest.tokenizer != BYTES
     ):
         raise DataError(
-            f"{path}: schema_version is {manifest.schema_version}, this version of Clew reads "
-            f"{SCHEMA_VERSION}; pack the corpus again"
+            f"{path}: schema_version is {quoted(manifest.schema_version)}, this version of Clew "
+            f"reads {SCHEMA_VERSION}; pack the corpus again"
         )
     return manifest
 

@@ -103,7 +103,7 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
     """Write the plan, or check that it is the one begun before; return the tokenizer."""
     plan = plan_text(settings, units)
     path = output / PLAN_FILE
-    if path.is_file() and path.read_text(encoding="utf-8") != plan:
+    if path.is_file() and path.read_bytes() != plan.encode():
         if is_packed(output) or any((output / PARTS_FOLDER).glob("*.json")):
             raise DataError(
                 f"{output}: holds a pack of other data or settings; choose another folder, or "

@@ -81,7 +81,24 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
     expected = {name: (tuple(t.shape), t.dtype) for name, t in _named(pattern, "text")}
     if expected != {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}:
         raise DataError(f"{path}: damaged; its tensors are not those of a state of this model")
-    return _filled(pattern, tensors, "text")
+    paused = _filled(pattern, tensors, "text")
+    if not _is_usable(paused, num_tokens=len(model.embedding.weight)):
+        raise DataError(f"{path}: damaged; it holds numbers that no text of this model has")
+    return paused
+
+
+def _is_usable(paused: PausedText, num_tokens: int) -> bool:
+    """Whether tokens are of the vocabulary, numbers are finite, and draws can go on."""
+    try:
+        torch.Generator().set_state(paused.draws)
+    except RuntimeError:
+        return False
+    tokens = paused.tokens
+    return (
+        bool(((tokens >= 0) & (tokens < num_tokens)).all())
+        and 0 <= paused.num_shown <= len(tokens)
+        and all(bool(torch.isfinite(tensor).all()) for _, tensor in _named(paused.state, "state"))
+    )
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

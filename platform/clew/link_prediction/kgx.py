@@ -17,7 +17,7 @@ from jaxtyping import Int
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from clew.biolink.terms import PREFIX, most_specific
-from clew.errors import DataError, described, reason_of
+from clew.errors import DataError, described, printable, quoted
 from clew.text_blocks import COMPRESSIONS, line_blocks
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
             ids.append(entities.setdefault(edge.subject, len(entities)))
             ids.append(relations.setdefault(relation, len(relations)))
             ids.append(entities.setdefault(edge.object, len(entities)))
+    if not ids:
+        raise DataError(f"{path}: its files of edges hold no edge; expected one a line")
     all_triples = np.frombuffer(ids, np.int64).reshape(-1, 3)
     if missing := sum(entity not in names for entity in entities):
         log.warning("%s: %d entities of edges are no nodes; they have no name", path, missing)
@@ -147,9 +149,9 @@ def _read_nodes(
     for file in files:
         for number, record in _records(file, ("id",)):
             node = _checked(Node, record, file, number)
-            names[node.id] = " ".join((node.name or "").split())
+            names[node.id] = printable(" ".join((node.name or "").split()))
             kind = most_specific(node.category) or ""
-            kinds[node.id] = " ".join(kind.removeprefix(PREFIX).split())
+            kinds[node.id] = printable(" ".join(kind.removeprefix(PREFIX).split()))
             if found := node.synonyms:
                 synonyms[node.id] = found
     return names, kinds, synonyms
@@ -166,7 +168,7 @@ def _records(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[st
     header = _text(path, 1, next(numbered)[1]).split("\t")
     if lacking := [name for name in needed if name not in header]:
         raise DataError(
-            f"{path}, line 1: no column {lacking[0]!r} among {', '.join(header)[:200]}; expected "
+            f"{path}, line 1: no column {lacking[0]!r} among {quoted(', '.join(header))}; expected "
             "the header of a KGX file"
         )
     for number, line in numbered:
@@ -182,7 +184,7 @@ def _records(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[st
 def _json_record(path: Path, number: int, line: bytes) -> dict[str, object]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {number}: not JSON ({described(error)})") from None
     if not isinstance(record, dict):
         raise DataError(f"{path}, line {number}: expected a JSON object")
@@ -200,11 +202,8 @@ def _checked(kind: type[R], record: dict[str, object], path: Path, number: int) 
     try:
         return kind.model_validate(record)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        where = ".".join(map(str, found["loc"]))
         raise DataError(
-            f"{path}, line {number}: {where}: {reason_of(found)}; this is no KGX "
-            f"{kind.__name__.lower()}"
+            f"{path}, line {number}: {described(error)}; this is no KGX {kind.__name__.lower()}"
         ) from None
 
 
@@ -212,5 +211,6 @@ def _refuse_unwritable(text: str, path: Path, number: int) -> None:
     """Refuse what a file of triples cannot hold."""
     if not text or not text.isprintable():
         raise DataError(
-            f"{path}, line {number}: {text!r} is no name; expected printable text, without tabs"
+            f"{path}, line {number}: {quoted(text)} is no name; expected printable text, without "
+            "tabs"
         )

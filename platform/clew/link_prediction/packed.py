@@ -10,13 +10,14 @@ Ids, order and fingerprint are those that the files have.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from clew.errors import ConfigError, DataError, described
+from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import remove, replacing, write_whole
 from clew.link_prediction.fields import stream_coded
 from clew.link_prediction.triple_files import (
@@ -29,7 +30,14 @@ from clew.link_prediction.triple_files import (
     translate,
     vocabularies_of,
 )
-from clew.link_prediction.triples import SPLITS, KnowledgeGraph, Triples, no_triples
+from clew.link_prediction.triples import (
+    SPLITS,
+    KnowledgeGraph,
+    Split,
+    Triples,
+    no_triples,
+    row_blocks,
+)
 from clew.link_prediction.vocabulary import Vocabulary
 
 MANIFEST, FORMAT = "packed.json", 1
@@ -43,7 +51,7 @@ class PackedManifest(BaseModel):
     format: int
     name: str
     fingerprint: str
-    num_triples: dict[str, int]
+    num_triples: dict[Split, int]
     """Split to its triples; a split without triples has no file."""
 
 
@@ -76,7 +84,7 @@ def pack_graph(name: str, files: GraphFiles, folder: Path) -> KnowledgeGraph:
         entities, relations = labelled(entities, relations, files)
         entities.write(temporary / "entities.parquet")
         relations.write(temporary / "relations.parquet")
-        graph = _read(name, temporary, list(given))
+        graph = _read(name, temporary, given)
         manifest = PackedManifest(
             format=FORMAT,
             name=name,
@@ -97,30 +105,29 @@ def read_packed(folder: Path) -> KnowledgeGraph:
     if not path.is_file():
         raise DataError(f"{folder}: no {MANIFEST}; expected a folder of clew data --pack")
     try:
-        manifest = PackedManifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
+        manifest = PackedManifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
         raise DataError(f"{path}: not written by clew data --pack ({described(error)})") from None
     if manifest.format != FORMAT:
         raise DataError(
-            f"{path}: format {manifest.format}, expected {FORMAT}; pack the data set again"
+            f"{path}: format {quoted(manifest.format)}, expected {FORMAT}; pack the data set again"
         )
-    graph = _read(manifest.name, folder, list(manifest.num_triples))
+    graph = _read(manifest.name, folder, manifest.num_triples)
     if graph.fingerprint != manifest.fingerprint:
         raise DataError(
             f"{folder}: was changed since it was packed (fingerprint {graph.fingerprint}, packed "
-            f"as {manifest.fingerprint}); pack the data set again"
+            f"as {quoted(manifest.fingerprint)}); pack the data set again"
         )
     return graph
 
 
-def _read(name: str, folder: Path, splits: list[str]) -> KnowledgeGraph:
-    triples = {split: _map_triples(folder / f"{split}.arrow") for split in splits}
-    return KnowledgeGraph(
-        name,
-        Vocabulary.read(folder / "entities.parquet", "entity"),
-        Vocabulary.read(folder / "relations.parquet", "relation"),
-        **{split: triples.get(split, no_triples()) for split in SPLITS},
-    )
+def _read(name: str, folder: Path, splits: Iterable[Split]) -> KnowledgeGraph:
+    entities = Vocabulary.read(folder / "entities.parquet", "entity")
+    relations = Vocabulary.read(folder / "relations.parquet", "relation")
+    limits = np.array([len(entities), len(relations), len(entities)])
+    triples = {split: _map_triples(folder / f"{split}.arrow", limits) for split in splits}
+    every = {split: triples.get(split, no_triples()) for split in SPLITS}
+    return KnowledgeGraph(name, entities, relations, **every)
 
 
 def _write_codes(paths: list[Path], raw: list[Path]) -> pa.StringArray:
@@ -141,15 +148,23 @@ def _write_triples(path: Path, triples: Triples) -> None:
         writer.write_batch(pa.record_batch([column], schema=SCHEMA))
 
 
-def _map_triples(path: Path) -> Triples:
+def _map_triples(path: Path, limits: np.ndarray) -> Triples:
+    """Map the triples of a split, whose ids must be below some limits."""
     try:
         batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+        batch.validate(full=True)  # no buffer ends before its values
+        if batch.schema != SCHEMA:
+            raise ValueError(f"it holds {' '.join(str(batch.schema).split())}")
         flat: np.ndarray = batch.column(COLUMN).flatten().to_numpy(zero_copy_only=True)
-    except (OSError, KeyError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(
             f"{path}: cannot be read ({described(error)}); pack the data set again"
         ) from None
-    return flat.reshape(-1, 3)
+    triples = flat.reshape(-1, 3)
+    for rows in row_blocks(len(triples)):
+        if not ((triples[rows] >= 0) & (triples[rows] < limits)).all():
+            raise DataError(f"{path}: holds an id that no name has; pack the data set again")
+    return triples
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -47,6 +47,7 @@ from clew.runs.messages import (
     Tags,
     Unreadable,
 )
+from clew.runs.store import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class Delivery:
                 for message in messages:
                     self._send_or_refuse([message])
             else:
-                logger.warning("the store refuses a message for good: %s", error)
+                logger.warning("the store refuses a message for good: %s", first_line(error))
                 self.journal.refuse(messages[0], str(error))
 
     def _require_run(self) -> None:

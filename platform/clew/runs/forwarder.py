@@ -13,7 +13,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from clew import names
-from clew.errors import TrackingError
+from clew.errors import TrackingError, printable
 from clew.runs import store
 from clew.runs.delivery import Delivery, RunGoneError
 from clew.runs.journal import Journal, list_journals
@@ -177,8 +177,8 @@ def _sync_one(folder: Path) -> SyncResult:
     sent, problem = 0, None
     if store.address(wanted) != store.address(uri):
         problem = (
-            f"it belongs to {store.shown(wanted)}, the store in use is {store.shown(uri)}; set "
-            "MLFLOW_TRACKING_URI to the first and run `clew sync` again"
+            f"it belongs to {printable(store.shown(wanted))}, the store in use is "
+            f"{store.shown(uri)}; set MLFLOW_TRACKING_URI to the first and run `clew sync` again"
         )
     else:
         try:

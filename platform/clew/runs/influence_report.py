@@ -19,7 +19,7 @@ from pydantic import GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import core_schema
 
-from clew.errors import DataError, described
+from clew.errors import DataError, described, quoted
 from clew.files import replacing
 from clew.runs.validation_record import ValidationSummary
 
@@ -315,8 +315,8 @@ def _problem(error: ValidationError) -> str:
     for problem in problems:
         if problem["loc"] == ("schema_version",):
             return (
-                f"schema_version is {problem['input']!r}, this version of Clew reads 1 and 2; "
-                "write the report again or use the matching version"
+                f"schema_version is {quoted(problem['input'])}, this version of Clew reads 1 and "
+                "2; write the report again or use the matching version"
             )
     if first["type"] == "missing":
         if first["loc"][:-1] == ("tests",):

@@ -16,6 +16,7 @@ What is read back is not trusted, because a folder can be cloned, unpacked or sh
 the user's own, no path may lead out of it, and nothing is removed but what is listed above.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from clew.errors import TrackingError, described
+from clew.errors import TrackingError, described, quoted
 from clew.files import replacing
 from clew.runs.messages import (
     MESSAGES,
@@ -38,6 +39,9 @@ from clew.runs.messages import (
     Origin,
     Unreadable,
 )
+
+FILES = ("run.json", "journal.jsonl", "sent", "refused.jsonl", "lock")
+FOLDERS = ("files", "refused")
 
 
 class JournalEntry(NamedTuple):
@@ -109,20 +113,22 @@ class Journal:
         Raises:
             TrackingError: It is not readable or not safe to use, or its process is still alive.
         """
+        file = folder / "run.json"
         try:
             _require_own(folder)
-            origin = ORIGINS.validate_json((folder / "run.json").read_bytes())
+            origin = ORIGINS.validate_json(file.read_bytes())
+            if origin.run_id != folder.name:
+                raise TrackingError(
+                    f"{file}: run_id is {origin.run_id!r}, expected the folder's name; delete the "
+                    "folder if you do not know where it is from"
+                )
+            file = folder
+            return cls(folder, origin)
         except (OSError, ValidationError) as error:
             raise TrackingError(
-                f"{folder / 'run.json'}: not readable ({described(error)}); expected a spool "
-                "folder as this version of Clew writes it"
+                f"{file}: not readable ({described(error)}); expected a spool folder as this "
+                "version of Clew writes it"
             ) from None
-        if origin.run_id != folder.name:
-            raise TrackingError(
-                f"{folder / 'run.json'}: run_id is {origin.run_id!r}, expected the folder's name; "
-                "delete the folder if you do not know where it is from"
-            )
-        return cls(folder, origin)
 
     @property
     def num_waiting_bytes(self) -> int:
@@ -183,9 +189,13 @@ class Journal:
             UnusableMessageError: They are gone, or a link among them leads elsewhere.
         """
         path = self.folder / message.staged
-        for part in (path.parent, path, *path.rglob("*")):
+        for part in itertools.chain((path.parent, path), path.rglob("*")):
             if not _is_plain(part):
-                raise UnusableMessageError(f"{part}: no plain file or folder in the spool")
+                raise UnusableMessageError(
+                    f"{quoted(str(part))}: no plain file or folder in the spool"
+                )
+        if isinstance(message, Checkpoint) and not path.is_dir():
+            raise UnusableMessageError(f"{quoted(str(path))}: a file; a checkpoint is a folder")
         return path
 
     def waiting(self) -> Iterator[JournalEntry]:
@@ -254,12 +264,16 @@ def _require_own(folder: Path) -> None:
             "delete it"
         )
     for path in folder.iterdir():
-        if not _is_plain(path):
+        other_kind = (
+            path.is_dir() if path.name in FILES else path.name in FOLDERS and path.is_file()
+        )
+        if other_kind or not _is_plain(path):
             raise TrackingError(f"{path} is no plain file or folder; delete {folder}")
 
 
 def _is_plain(path: Path) -> bool:
-    return not path.is_symlink() and (path.is_file() or path.is_dir())
+    # Those of Path raise for a name that is too long.
+    return not os.path.islink(path) and (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _read_sent(path: Path, length: int) -> int:

@@ -3,14 +3,25 @@
 A journal is read back from a disk where anything may have happened to it: everything is checked.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
+
+def _names_a_file(staged: str) -> str:
+    if staged.endswith(("/.", "/..")):
+        raise ValueError("expected the name of a file or folder")
+    return staged
+
+
 Identity = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Staged = Annotated[str, Field(pattern=r"^files/[0-9]+/[^/]+$")]
+Staged = Annotated[
+    str, Field(pattern=r"^files/[0-9]{1,20}/[^/\x00]{1,255}$"), AfterValidator(_names_a_file)
+]
 Folder = Annotated[str, Field(pattern=r"^(\w[\w.\- :]*(/\w[\w.\- :]*)*)?$")]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What the column of a database holds."""
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -19,8 +30,8 @@ class Metrics:
     """Values of metrics at an optimizer step."""
 
     values: dict[str, float]
-    step: int
-    time_ms: int
+    step: Whole
+    time_ms: Whole
     """When the value was recorded; a message that is sent late, or twice, says the same."""
     kind: Literal["metrics"] = "metrics"
 
@@ -56,11 +67,17 @@ class Checkpoint:
 
     staged: Staged
     folder: Folder
-    step: int
+    step: Whole
     metrics: dict[str, float]
-    metric_times_ms: dict[str, int]
+    metric_times_ms: dict[str, Whole]
     """For each metric, the time under which the run already has the value."""
     kind: Literal["checkpoint"] = "checkpoint"
+
+    @model_validator(mode="after")
+    def _times_are_of_metrics(self) -> Self:
+        if not self.metrics.keys() <= self.metric_times_ms.keys():
+            raise ValueError("expected a time for each metric")
+        return self
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -79,7 +96,7 @@ class Finish:
     """The end of the run."""
 
     status: Literal["FINISHED", "FAILED", "KILLED"]
-    time_ms: int
+    time_ms: Whole
     kind: Literal["finish"] = "finish"
 
 
@@ -100,7 +117,7 @@ MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 class Origin:
     """The run that a journal belongs to, and its store's address without secrets."""
 
-    tracking_uri: str
+    tracking_uri: Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=1000)]
     run_id: Identity
     experiment_id: Identity
     schema_version: Literal[1] = 1

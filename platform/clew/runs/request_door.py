@@ -103,7 +103,7 @@ class Door:
         """Return the code and the line of an error of MLflow's; its stack trace is logged."""
         try:
             content = dict(json.loads(text))
-        except ValueError:
+        except (ValueError, TypeError, RecursionError):
             content = {"message": text}
         if trace := content.get("stack_trace"):
             logger.error("a request could not be answered: %s", trace)
@@ -139,6 +139,11 @@ def _fault_in(content: object) -> str | None:
         return f"the request has {' and '.join(given) or 'none'} of {', '.join(FORMS)}; give one"
     if not isinstance(content.get("params") or {}, dict):
         return "params is no JSON object"
+    table = content.get("dataframe_split")
+    for key in ("columns", "index") if isinstance(table, dict) else ():
+        labels = table.get(key) or []
+        if not isinstance(labels, list) or any(isinstance(each, dict | list) for each in labels):
+            return f"{key} of dataframe_split is no list of names"
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from clew.errors import DataError, described
+from clew.errors import DataError, described, quoted
 from clew.files import write_whole
 
 SHOWN_CHARACTERS = 96
@@ -115,8 +115,8 @@ class WindowReport(ABC, Generic[W]):
             for problem in error.errors():
                 if problem["loc"] == ("schema_version",):
                     reason = (
-                        f"schema_version is {problem['input']!r}, this version of Clew reads 1; "
-                        f"trace the {cls.explained} again"
+                        f"schema_version is {quoted(problem['input'])}, this version of Clew reads "
+                        f"1; trace the {cls.explained} again"
                     )
         raise DataError(f"{path}: not a readable explanation of a {cls.explained} ({reason})")
 

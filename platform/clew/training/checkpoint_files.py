@@ -6,13 +6,28 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from clew.errors import CheckpointError, described
+
+MAX_CHARACTERS = 200
+
+
+def _one_line(text: str) -> str:
+    if len(text) > MAX_CHARACTERS or not text.isprintable():
+        raise ValueError(f"expected one line of at most {MAX_CHARACTERS} characters")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+"""A name or a number as text, which messages quote."""
+FileName = Annotated[str, Field(pattern=r"^[\w.\-]{1,200}$")]
+"""Of a file in the checkpoint's folder."""
 
 
 def sha256(path: Path) -> str:

@@ -35,6 +35,8 @@ from torch import Tensor, nn
 from clew.errors import CheckpointError, OutOfMemoryError, described, quoted
 from clew.files import replacing
 from clew.training.checkpoint_files import (
+    FileName,
+    Line,
     read_json,
     save_tensors,
     sha256,
@@ -71,20 +73,20 @@ class Manifest:
     step: Count
     epoch: Count
     learning_rate_weight: Weight
-    task: str
+    task: Line
     config: dict[str, Any]
-    config_hash: str
-    data_fingerprint: str
+    config_hash: Line
+    data_fingerprint: Line
     metrics: dict[str, float] = field(default_factory=dict)
-    optimizer: str = ""
-    device: str = "cpu"
-    clew_version: str = ""
-    commit: str = ""
-    run_id: str = ""
+    optimizer: Line = ""
+    device: Line = "cpu"
+    clew_version: Line = ""
+    commit: Line = ""
+    run_id: Line = ""
     previous_step: Count | None = None
     """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of
     training; None where an older version of Clew did not write it down."""
-    sha256: dict[str, str] = field(default_factory=dict)
+    sha256: dict[FileName, Line] = field(default_factory=dict)
     """Digest of every other file by its name; empty where an older version of Clew wrote none."""
     schema_version: int = SCHEMA_VERSION
 

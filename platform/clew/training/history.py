@@ -86,8 +86,8 @@ def last_step(path: Path) -> int:
         CheckpointError: the file is no history.
     """
     try:
-        steps = pq.read_table(path, columns=["step"])["step"]
-    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        steps = pq.read_table(path, columns=["step"])["step"].cast(pa.int64())
+    except (pa.ArrowException, KeyError, OSError) as error:
         raise CheckpointError(
             f"{path}: not a run's history ({described(error)}); copy it here again"
         ) from None

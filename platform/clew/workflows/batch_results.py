@@ -15,22 +15,26 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import ConfigError
+from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
 from clew.runs.influence_report import (
     TEST_INDEX_COLUMN,
+    ExplainedTriple,
     InfluenceReport,
     read_influence_json,
     write_influence_json,
 )
+
+R = TypeVar("R")
 
 SETTINGS_FILE = "settings.json"
 SUMMARY_FILE = "summary.json"
@@ -54,6 +58,24 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Note:
+    """Which test triple a folder is of."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is read back of a summary."""
+
+    tests: list[Outcome]
+
+
+_SETTINGS, _NOTES, _SUMMARIES = TypeAdapter(dict[str, Any]), TypeAdapter(Note), TypeAdapter(Summary)
+
+
+@dataclass(frozen=True)
 class OutputFolder:
     """Where results go, and what is there already."""
 
@@ -67,7 +89,8 @@ class OutputFolder:
         """
         path = self.root / SETTINGS_FILE
         if path.is_file():
-            self._require_same(json.loads(path.read_text(encoding="utf-8")), settings)
+            earlier: dict[str, Any] = _read(path, _SETTINGS)
+            self._require_same(earlier, settings)
         elif self.root.is_dir() and any(self.root.iterdir()):
             raise ConfigError(
                 f"{self.root}: is not empty and has no {SETTINGS_FILE}; give a new folder, or the "
@@ -86,11 +109,11 @@ class OutputFolder:
         note = folder / NOTE_FILE
         if not note.is_file():
             return None
-        earlier = json.loads(note.read_text(encoding="utf-8"))["text"]
+        earlier = _read(note, _NOTES).text
         if earlier != text:
             raise ConfigError(
-                f"{folder}: holds results for {earlier!r}, line {index + 1} of the test triples "
-                f"is now {text!r}; give another output folder"
+                f"{folder}: holds results for {quoted(earlier)}, line {index + 1} of the test "
+                f"triples is now {quoted(text)}; give another output folder"
             )
         return folder
 
@@ -98,7 +121,7 @@ class OutputFolder:
         """Write the results of one test triple, whole or not at all."""
         with replacing(self._folder(index)) as temporary:
             write_report(temporary, source, findings)
-            _write_json(temporary / NOTE_FILE, {"index": index, "text": text})
+            _write_json(temporary / NOTE_FILE, dataclasses.asdict(Note(index, text)))
 
     def files(self) -> dict[int, dict[str, bytes]]:
         """Return the files of all finished test triples, by index and name."""
@@ -116,7 +139,7 @@ class OutputFolder:
 
     def kept(self, index: int, text: str, folder: Path) -> Outcome:
         """Return the outcome of a test triple that an earlier run finished."""
-        found = read_influence_json(folder / names.INFLUENCE_JSON).tests[0]
+        found = _only_test(folder)[0]
         return Outcome(index, text, "kept", "", found.candidates, found.score, found.rank)
 
     def summarise(self, outcomes: Sequence[Outcome]) -> None:
@@ -134,11 +157,11 @@ class OutputFolder:
         target = self.root / names.ARTIFACT_INFLUENCE
         target.mkdir(exist_ok=True)
         folders = self._finished_folders()
-        reports = [read_influence_json(folder / names.INFLUENCE_JSON) for folder in folders]
+        found = [_only_test(folder) for folder in folders]
         report = dataclasses.replace(
             frame,
-            tests=tuple(report.tests[0] for report in reports),
-            seconds=sum(report.seconds for report in reports),
+            tests=tuple(test for test, _ in found),
+            seconds=sum(seconds for _, seconds in found),
         )
         write_influence_json(report, target / names.INFLUENCE_JSON)
         _join_csv(folders, target / names.INFLUENCE_CSV)
@@ -150,25 +173,23 @@ class OutputFolder:
         path = self.root / SUMMARY_FILE
         if not path.is_file():
             return {}
-        earlier = [Outcome(**test) for test in json.loads(path.read_text("utf-8"))["tests"]]
+        earlier = _read(path, _SUMMARIES).tests
         return {outcome.index: outcome for outcome in earlier if outcome.status == "failed"}
 
     def _kept_earlier(self, known: Collection[int]) -> dict[int, Outcome]:
         """Return the finished test triples but the known ones; a killed run wrote no summary."""
-        notes = [
-            (folder, json.loads((folder / NOTE_FILE).read_text("utf-8")))
-            for folder in self._finished_folders()
-        ]
+        notes = {folder: _read(folder / NOTE_FILE, _NOTES) for folder in self._finished_folders()}
         return {
-            note["index"]: self.kept(note["index"], note["text"], folder)
-            for folder, note in notes
-            if note["index"] not in known
+            note.index: self.kept(note.index, note.text, folder)
+            for folder, note in notes.items()
+            if note.index not in known
         }
 
     def _finished_folders(self) -> list[Path]:
         """Return the folders of finished test triples, in the order of their numbers."""
         notes = (self.root / TESTS_FOLDER).glob(f"[0-9]*/{NOTE_FILE}")
-        return sorted((note.parent for note in notes), key=lambda folder: int(folder.name))
+        found = (note.parent for note in notes if note.parent.name.isdecimal())
+        return sorted(found, key=lambda folder: int(folder.name))
 
     def _folder(self, index: int) -> Path:
         return self.root / TESTS_FOLDER / f"{index:06d}"
@@ -177,15 +198,42 @@ class OutputFolder:
         for key in sorted(earlier.keys() | identity.keys()):
             if earlier.get(key) != identity.get(key):
                 raise ConfigError(
-                    f"{self.root} holds results for other settings ({key}: {earlier.get(key)!r} "
-                    f"there, {identity.get(key)!r} now); give another output folder"
+                    f"{self.root} holds results for other settings ({quoted(key)[1:-1]}: "
+                    f"{quoted(earlier.get(key))} there, {quoted(identity.get(key))} now); give "
+                    "another output folder"
                 )
+
+
+def _read(path: Path, kind: TypeAdapter[R]) -> R:
+    try:
+        return kind.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise _damaged(path, error) from None
+
+
+def _only_test(folder: Path) -> tuple[ExplainedTriple, float]:
+    """Return what is kept of a test triple, and the seconds that it took."""
+    path = folder / names.INFLUENCE_JSON
+    report = read_influence_json(path)
+    if len(report.tests) != 1:
+        raise _damaged(path, ValueError(f"{len(report.tests)} test triples"))
+    return report.tests[0], report.seconds
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: not what batch-tracin writes ({described(error)}); give another output folder, "
+        "or remove the damaged one within it to explain that triple again"
+    )
 
 
 def _join_csv(folders: Sequence[Path], target: Path) -> None:
     with replacing(target) as temporary, temporary.open("wb") as file:
         for place, folder in enumerate(folders):
-            with (folder / names.INFLUENCE_CSV).open("rb") as part:
+            path = folder / names.INFLUENCE_CSV
+            if not path.is_file():
+                raise _damaged(path, FileNotFoundError("missing"))
+            with path.open("rb") as part:
                 header = part.readline()
                 file.write(header if place == 0 else b"")
                 shutil.copyfileobj(part, file)
@@ -198,14 +246,20 @@ def _join_parquet(folders: Sequence[Path], target: Path) -> None:
         path = folder / names.INFLUENCE_PARQUET
         if not path.is_file():
             continue
-        table = pq.read_table(path)
-        column = table.schema.get_field_index(TEST_INDEX_COLUMN)
-        numbers = pa.array(np.full(len(table), place, np.int32))
-        tables.append(table.set_column(column, TEST_INDEX_COLUMN, numbers))
+        try:
+            table = pq.read_table(path)
+            column = table.schema.names.index(TEST_INDEX_COLUMN)
+            numbers = pa.array(np.full(len(table), place, np.int32))
+            tables.append(table.set_column(column, TEST_INDEX_COLUMN, numbers))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise _damaged(path, error) from None
     if not tables:
         target.unlink(missing_ok=True)
         return
-    table = pa.concat_tables(tables).unify_dictionaries()
+    try:
+        table = pa.concat_tables(tables).unify_dictionaries()
+    except pa.ArrowException as error:  # one has columns that the others do not have
+        raise _damaged(target, error) from None
     with replacing(target) as temporary:
         pq.write_table(table, temporary, compression="lz4")
 

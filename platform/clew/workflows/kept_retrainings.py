@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clew.errors import ConfigError, DataError
+from clew.errors import ConfigError, DataError, described
 from clew.validation.experiment import Retraining
 from clew.validation.outcomes import Examiner, Outcomes
 from clew.validation.retraining import Retrainer
@@ -32,7 +32,7 @@ class KeptRetrainings:
         self.folder = folder
         stated = folder / IDENTITY_FILE
         if stated.is_file():
-            if json.loads(stated.read_text(encoding="utf-8")) != identity:
+            if stated.read_bytes() != json.dumps(identity).encode():
                 raise ConfigError(
                     f"--output-dir {folder}: holds retrainings of another model, data or choice of "
                     "test triples; name another folder"
@@ -59,12 +59,15 @@ class KeptRetrainings:
             DataError: its file cannot be read.
         """
         try:
-            with np.load(self._path(retraining), allow_pickle=False) as stored:
+            with (
+                self._path(retraining).open("rb") as file,
+                np.load(file, allow_pickle=False) as stored,
+            ):
                 return Outcomes(*(stored[name] for name in FIELDS))
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # zip files and NumPy's headers raise nearly everything
             raise DataError(
-                f"{self._path(retraining)}: cannot be read ({error}); delete it, and the command "
-                "trains that model again"
+                f"{self._path(retraining)}: cannot be read ({described(error)}); delete it, and "
+                "the command trains that model again"
             ) from None
 
     def _path(self, retraining: Retraining) -> Path:

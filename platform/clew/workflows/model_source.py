@@ -15,14 +15,14 @@ from clew import names
 from clew.config.data import DataConfig, TripleData
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.errors import CheckpointError, ConfigError, TrackingError, quoted
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact, list_artifact_folders
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
 from clew.training.precision import resolve_device
 from clew.training.task import Task
-from clew.workflows.tasks import ASKED_WITH, build_task
+from clew.workflows.tasks import ASKED_WITH, TASKS, build_task
 
 logger = logging.getLogger(__name__)
 
@@ -221,6 +221,11 @@ def _open(folder: Path, reference: str) -> ModelSource:
     if not (folder / MODEL_FILE).is_file():
         raise CheckpointError(f"{folder}: no {MODEL_FILE}; the checkpoint is incomplete")
     config = from_mapping(manifest.config, source=str(folder / MANIFEST_FILE))
+    if manifest.task != TASKS[config.data.kind]:
+        raise CheckpointError(
+            f"{folder / MANIFEST_FILE}: the task is {quoted(manifest.task)}, which has no data of "
+            f"kind {config.data.kind}; take another checkpoint"
+        )
     return ModelSource(reference, folder, manifest, config, run_id=manifest.run_id or None)
 
 

@@ -15,6 +15,12 @@ from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.training.task import Task
 
+TASKS = {
+    "triples": names.TASK_LINK_PREDICTION,
+    "tokens": names.TASK_LANGUAGE_MODELING,
+    "image_sequences": names.TASK_SEQUENCE_REGRESSION,
+}
+"""Kind of data to the task on it."""
 ASKED_WITH = {
     names.TASK_LINK_PREDICTION: "--relation and --head or --tail, or --input",
     names.TASK_LANGUAGE_MODELING: "--prompt or --prompt-file",

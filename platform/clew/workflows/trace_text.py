@@ -44,7 +44,7 @@ def read_texts(path: Path) -> list[Text]:
         DataError: the file or a line of it is something else.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
     texts = []

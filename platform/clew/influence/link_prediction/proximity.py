@@ -20,6 +20,7 @@ from jaxtyping import Int
 from scipy.sparse import csr_matrix
 
 from clew.config.services import InfluenceConfig
+from clew.errors import described
 from clew.files import replacing
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 
@@ -82,10 +83,10 @@ class Neighbourhood:
         path = folder / f"neighbourhood-{graph.fingerprint}-v{CACHE_VERSION}.npz"
         if path.is_file():
             try:
-                with np.load(path, allow_pickle=False) as stored:
+                with path.open("rb") as kept, np.load(kept, allow_pickle=False) as stored:
                     return cls(stored["offsets"], stored["neighbours"], stored["edges"])
-            except (OSError, ValueError, KeyError) as error:
-                logger.warning("%s cannot be read (%s); it is built again", path, error)
+            except Exception as error:  # zip files and NumPy's headers raise nearly everything
+                logger.warning("%s cannot be read (%s); it is built again", path, described(error))
         index = cls.build(graph.train, graph.num_entities)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, offsets=index._offsets, neighbours=index._neighbours, edges=index._edges)

@@ -1,17 +1,22 @@
 """An unfinished pass on the disk, to go on from where a killed process had finished an interval."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clew.errors import described
 from clew.influence.unrolled.adjoints import Adjoint
 from clew.training.checkpoints import MODEL_FILE, CheckpointRecord
+
+logger = logging.getLogger(__name__)
 
 GROUPS = ("parameters", "buffers", "moments", "average")
 
@@ -75,14 +80,13 @@ class KeptInFile:
         """Return what an earlier process left, None if nothing."""
         if not self.path.is_file():
             return None
-        tensors = load_file(self.path, device=str(self.device))
-        totals = tensors.pop("totals")
-        adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
-        left = int(tensors.pop("intervals_left"))
-        for key, tensor in tensors.items():
-            number, group, name = key.split("|")
-            getattr(adjoints[int(number)], group)[name] = tensor
-        return Unfinished(left, adjoints, totals)
+        try:
+            return _unfinished(load_file(self.path, device=str(self.device)))
+        except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
+            logger.warning(
+                "%s cannot be read (%s); the pass begins again", self.path, described(error)
+            )
+            return None
 
     def write(self, unfinished: Unfinished) -> None:
         """Keep a pass, in the place of what was kept before."""
@@ -101,6 +105,23 @@ class KeptInFile:
     def remove(self) -> None:
         """Forget it: the pass is finished."""
         self.path.unlink(missing_ok=True)
+
+
+def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
+    """Return the pass that a file's tensors are of.
+
+    Raises:
+        ValueError, KeyError, IndexError, RuntimeError: they are of none.
+    """
+    totals = tensors.pop("totals")
+    adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
+    left = int(tensors.pop("intervals_left"))
+    for key, tensor in tensors.items():
+        number, group, name = key.split("|")
+        if group not in GROUPS:
+            raise KeyError(group)
+        getattr(adjoints[int(number)], group)[name] = tensor
+    return Unfinished(left, adjoints, totals)
 
 
 def pass_name(

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pydantic
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -121,11 +121,13 @@ def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
         manifest = _MANIFESTS.validate_json((folder / INDEX_FILE).read_bytes())
         if manifest.of != wanted:
             raise CheckpointError(_difference(manifest.of, wanted))
+        if manifest.sha256.keys() != {WINDOWS_FILE, DIRECTIONS_FILE}:
+            raise CheckpointError(f"{INDEX_FILE} holds other digests than those of its files")
         for name, digest in manifest.sha256.items():
             if _sha256(folder / name) != digest:
                 raise CheckpointError(f"{name} was changed or damaged since it was written")
         return read_index(folder, manifest)
-    except (OSError, ValueError, SafetensorError, ValidationError, CheckpointError) as error:
+    except (OSError, ValueError, KeyError, EOFError, SafetensorError) as error:
         logger.warning("%s: %s; the index is made again", folder, described(error))
         return None
 

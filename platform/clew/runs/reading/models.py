@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from mlflow import artifacts
 from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
-from clew.errors import DataError, TrackingError, described
+from clew.errors import DataError, TrackingError
+from clew.parquet import columns_of, read_columns
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, download_artifact
 from clew.runs.reading.search import find_runs, quoted
@@ -22,6 +22,8 @@ VOCABULARY_FOLDER = "vocabulary"
 MODEL_FOLDER = "artifacts/model"
 """Where a registered version keeps its checkpoint, names and known triples."""
 KNOWN_FILE = "known.parquet"
+NAMES = "a file of a model's names"
+"""What a file should be, for messages."""
 MAX_VERSIONS = 200
 NUM_EXAMPLES = 3
 
@@ -156,21 +158,18 @@ def read_vocabulary(run_id: str, folder: Path, *, uri: str | None = None) -> Mod
 
 
 def _terms(path: Path) -> Terms:
-    try:
-        columns = pq.read_table(path, columns=["name", "label"]).to_pydict()
-    except FileNotFoundError:
-        raise TrackingError(f"{path.name} is missing from the run's {VOCABULARY_FOLDER}") from None
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
+    if not path.is_file():
+        raise TrackingError(f"{path.name} is missing from the run's {VOCABULARY_FOLDER}")
+    columns = read_columns(path, dict.fromkeys(("name", "label"), pa.string()), NAMES).to_pydict()
     pairs = ((str(n), str(label or n)) for n, label in zip(*columns.values(), strict=True))
     return tuple(sorted(pairs, key=lambda pair: pair[1].casefold()))
 
 
 def _said(path: Path, column: str) -> dict[str, str]:
     """Return what a column says of entities; runs of data that do not say it have none."""
-    if column not in pq.read_schema(path).names:
+    if column not in columns_of(path, NAMES):
         return {}
-    columns = pq.read_table(path, columns=["name", column]).to_pydict()
+    columns = read_columns(path, dict.fromkeys(("name", column), pa.string()), NAMES).to_pydict()
     return {name: text for name, text in zip(*columns.values(), strict=True) if text}
 
 
@@ -204,19 +203,24 @@ def read_examples(
             return Path(found)
 
         known, names_folder = fetched(KNOWN_FILE), fetched(VOCABULARY_FOLDER)
-    try:
-        triples = pq.read_table(known, columns=["head", "relation", "tail"])
-        entities, relations = (
-            pq.read_table(names_folder / f"{kind}.parquet", columns=["name"])["name"]
-            for kind in ("entities", "relations")
-        )
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{what} cannot be read as Parquet ({described(error)})") from None
+    ids = dict.fromkeys(("head", "relation", "tail"), pa.int32())
+    triples = read_columns(known, ids, "a file of known triples")
+    entities, relations = (
+        read_columns(names_folder / f"{kind}.parquet", {"name": pa.string()}, NAMES)["name"]
+        for kind in ("entities", "relations")
+    )
     rows = triples.take(_example_rows(triples["relation"].to_numpy())).to_pylist()
-    return [
-        (str(entities[row["head"]]), str(relations[row["relation"]]), str(entities[row["tail"]]))
-        for row in rows
-    ]
+    try:
+        return [
+            (
+                str(entities[row["head"]]),
+                str(relations[row["relation"]]),
+                str(entities[row["tail"]]),
+            )
+            for row in rows
+        ]
+    except (IndexError, TypeError):
+        raise DataError(f"{what} have other names than the model; promote it again") from None
 
 
 def _example_rows(relation: np.ndarray) -> list[int]:

@@ -122,5 +122,5 @@ def _read_folder(folder: Path, decode: Callable[[Any], T]) -> tuple[list[T], lis
         try:
             found.append(decode(json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError, RecursionError) as error:
-            problems.append(f"{path.name}: {error}")
+            problems.append(f"{path.name}: {described(error)}")
     return found, problems

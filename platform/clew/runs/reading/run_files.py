@@ -7,18 +7,24 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
-from clew.errors import DataError, described
+from clew.parquet import columns_of, read_columns
 from clew.runs import store
 from clew.runs.reading.runs import client, download_artifact
 
 MAX_FILES = 500
 _BY_RELATION = re.compile(rf"{names.ARTIFACT_EVALUATION}/(\w+)_by_relation\.parquet")
-BY_RELATION_COLUMNS = ("label", "side", "num_queries", names.MRR, names.MEAN_RANK)
+BY_RELATION, HITS = "a table of ranks by relation", (1, 3, 10)
+BY_RELATION_TYPES = {
+    "label": pa.string(),
+    "side": pa.string(),
+    "num_queries": pa.int64(),
+    names.MRR: pa.float64(),
+    names.MEAN_RANK: pa.float64(),
+}
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,10 @@ def read_by_relation(
     """
     path = f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet"
     found = download_artifact(run_id, path, folder, uri)
-    try:
-        table = pq.read_table(found)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
-    if missing := [name for name in BY_RELATION_COLUMNS if name not in table.column_names]:
-        raise DataError(f"{path}: column {missing[0]} is missing; evaluate the model again")
-    frame: pd.DataFrame = table.to_pandas()
+    present = columns_of(found, BY_RELATION)
+    hits = [name for k in HITS if (name := names.hits_at(k)) in present]
+    types = BY_RELATION_TYPES | dict.fromkeys(hits, pa.float64())
+    frame: pd.DataFrame = read_columns(found, types, BY_RELATION).to_pandas()
     return frame
 
 

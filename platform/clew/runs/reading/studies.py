@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clew.config.presets import SHIPPED, STUDIES
-from clew.errors import TrackingError
+from clew.errors import TrackingError, described
 from clew.runs.reading.runs import download_artifact
 
 STUDY_FILE = "study/study.json"
@@ -50,9 +50,9 @@ def read_study(run_id: str, folder: Path, uri: str | None = None) -> StudyResult
     path = download_artifact(run_id, STUDY_FILE, folder, uri)
     try:
         return _read(path, run_id)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TrackingError(
-            f"run {run_id}: {STUDY_FILE} is not a study's report ({error})"
+            f"run {run_id}: {STUDY_FILE} is not a study's report ({described(error)})"
         ) from None
 
 

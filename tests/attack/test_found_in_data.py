@@ -1,0 +1,127 @@
+"""What the attack found in data: converted and packed graphs, arrays, prompts, draws."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from clew.errors import NonFiniteLossError
+from clew.image_sequences.files import read_frames
+from clew.image_sequences.requests import WindowPredictor
+from clew.language_modeling.generation import Sampling
+from clew.link_prediction.kgx import read_kgx
+from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
+from clew.link_prediction.triple_files import GraphFiles
+from clew.workflows.trace_text import read_texts
+from tests.attack.cases import refused
+
+
+@pytest.mark.parametrize(
+    ("edge", "says"),
+    [
+        ("[" * 100_000, "line 1: not JSON"),
+        (json.dumps({"subject": "x" * 9_000 + "\n", "predicate": "p", "object": "o"}), "no name"),
+        (json.dumps({"subject": 1, "predicate": [], "object": "o"}), "line 1: predicate"),
+    ],
+)
+def test_edges_that_are_none(tmp_path: Path, edge: str, says: str) -> None:
+    (tmp_path / "nodes.jsonl").write_text('{"id": "a"}\n')
+    (tmp_path / "edges.jsonl").write_text(f"{edge}\n")
+    refused(lambda: read_kgx(tmp_path), says)
+
+
+def test_a_graph_of_no_edges_is_not_converted(tmp_path: Path) -> None:
+    (tmp_path / "nodes.tsv").write_text("id\tname\n")
+    (tmp_path / "edges.tsv").write_text("subject\tpredicate\tobject\n")
+    refused(lambda: read_kgx(tmp_path), "hold no edge")
+    (tmp_path / "edges.tsv").write_text("\x1b[2J" * 900 + "\n")
+    refused(lambda: read_kgx(tmp_path), "no column 'subject'")
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    (tmp_path / "train.txt").write_text("a\tlikes\tb\nb\tlikes\ta\n")
+    pack_graph("g", GraphFiles(tmp_path / "train.txt"), tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+@pytest.mark.parametrize(
+    ("triples", "says"),
+    [
+        (None, "cannot be read"),
+        (pa.array([1, 2]), "it holds triple: int64"),
+        (pa.array([[0, 0, 7]], SCHEMA.field(0).type), "an id that no name has"),
+        (pa.array([[0, 0, -1]], SCHEMA.field(0).type), "an id that no name has"),
+        (pa.array([[0, 0, 1], None], SCHEMA.field(0).type), "changed since it was packed|cannot"),
+    ],
+)
+def test_packed_triples_that_are_none(packed: Path, triples: pa.Array | None, says: str) -> None:
+    schema = SCHEMA if triples is None else pa.schema([("triple", triples.type)])
+    written = pa.BufferOutputStream()
+    with pa.ipc.new_file(written, schema) as writer:
+        if triples is not None:
+            writer.write_batch(pa.record_batch([triples], schema=schema))
+    (packed / "train.arrow").unlink()
+    (packed / "train.arrow").write_bytes(written.getvalue().to_pybytes())
+    refused(lambda: read_packed(packed), says)
+
+
+@pytest.mark.parametrize(("old", "new"), [("train", "\\u0000"), ('"g"', "\xff"), ("1", "9" * 5000)])
+def test_manifests_of_packed_triples_that_are_none(packed: Path, old: str, new: str) -> None:
+    text = (packed / MANIFEST).read_text().replace(old, new)
+    (packed / MANIFEST).write_bytes(text.encode("latin-1"))
+    refused(lambda: read_packed(packed), "not written by clew data --pack")
+
+
+@pytest.mark.parametrize("name", ["target", "scalars", "images"])
+def test_sizes_that_no_memory_holds(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "frames.h5"
+    shapes = {"target": (2**45,), "scalars": (4, 2**45), "images": (4, 2**30, 2**30)}
+    with h5py.File(path, "w") as file:
+        file["images"], file["target"] = np.zeros((4, 2, 2)), np.zeros(4)
+        file.pop(name, None)
+        shape = shapes[name]
+        file.create_dataset(name, shape=shape, dtype="f4", chunks=(1,) * len(shape))
+    refused(lambda: read_frames(path).images.read(np.array([0])), "cannot be read")
+
+
+def test_a_zarr_array_without_axes(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", reason="pip install 'clew[zarr]'")
+    group = zarr.open_group(str(tmp_path / "x.zarr"), mode="w")
+    group.create_array("images", data=np.zeros(()))
+    group.create_array("target", data=np.zeros(3))
+    refused(lambda: read_frames(tmp_path / "x.zarr"), r"images have shape \(\)")
+
+
+def test_a_prompt_may_hold_what_separates_lines_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one\u2028two\x85three"}\n', encoding="utf-8")
+    assert [text.prompt for text in read_texts(path)] == ["one\u2028two\x85three"]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-7])
+def test_hardly_any_temperature_takes_the_likeliest_token(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert Sampling(temperature).draw(logits, None).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-50, 1e-9])
+def test_hardly_any_nucleus_is_the_likeliest_token(top_p: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert Sampling(1.0, top_p=top_p).draw(logits, None).tolist() == [[1]]
+
+
+def test_scores_that_are_not_finite_are_said() -> None:
+    logits = torch.tensor([[1.0, float("nan")]])
+    refused(lambda: Sampling(1.0).draw(logits, None), "not finite", NonFiniteLossError)
+
+
+@pytest.mark.parametrize("pixels", [10**400, [[10**400, 0.0]], [[1e300, 0.0]], [["a", 0.0]]])
+@pytest.mark.parametrize("finite", [True, False])
+def test_pixels_that_are_no_numbers_of_a_network(pixels: Any, finite: bool) -> None:
+    refused(lambda: WindowPredictor._array("images", pixels, (1, 2), finite=finite), "no array of")

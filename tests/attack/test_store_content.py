@@ -1,0 +1,209 @@
+"""What a shared store holds of people and programs: reviews, decisions, views, studies, names."""
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from clew import names
+from clew.errors import ClewError
+from clew.runs import store
+from clew.runs.reading import run_files, saved_views, studies
+from clew.runs.reading.decisions import decisions_csv, read_decisions, settled
+from clew.runs.reading.disagreements import find_disagreements
+from clew.runs.reading.models import read_vocabulary
+from clew.runs.reading.reviews import (
+    DataOrigin,
+    count_verdicts,
+    latest_of_each,
+    read_reviews,
+    reviews_csv,
+)
+from clew.runs.reading.runs import client, find_run
+from clew.runs.reading.wrong_facts import wrong_facts_tsv
+from tests.attack.cases import attempt, fuzz, require_one_line
+from tests.attack.damage import damaged_bytes, damaged_json, texts, values
+from tests.attack.material import Material
+from tests.attack.test_reports import damaged_parquet
+from tests.workflows.trained import use_store
+
+pytestmark = pytest.mark.slow
+
+FACT = {key: key for key in ("head", "relation", "tail", "head_label", "tail_label")}
+REVIEW: dict[str, Any] = {
+    "schema_version": 1, "run_id": "", "test": FACT, "verdict": "plausible", "reviewer": "ada",
+    "comment": "why", "convincing": [FACT], "wrong": [FACT | {"head": "b"}],
+    "created": "2026-01-01T00:00:00+00:00", "review_id": "0" * 32,
+}  # fmt: skip
+DECISION: dict[str, Any] = {
+    "schema_version": 1, "run_id": "", "about": "fact", "triple": FACT, "verdict": "wrong",
+    "person": "ada", "comment": "why", "review_ids": ["0" * 32],
+    "created": "2026-01-01T00:00:00+00:00", "decision_id": "1" * 32,
+}  # fmt: skip
+CLAIM = {
+    "claim": "half the memory", "source": "a paper", "verdict": "holds",
+    "measured": {"value": 0.5, "low": 0.4, "high": 0.6},
+}  # fmt: skip
+STUDY = {"study": "precision", "machine": "x", "commit": "0" * 40, "claims": [CLAIM, CLAIM]}
+VIEW = {"schema_version": 1, "address": "runs=a,b&quality=valid/mrr", "person": "ada",
+        "created": "2026-01-01T00:00:00+00:00"}  # fmt: skip
+
+
+@pytest.fixture
+def artifacts(material: Material) -> Iterator[Path]:
+    """Return the folder of a trace run's files, of a store in use; it is restored."""
+    run_id = material.trace_run
+    folder = next(material.folder.glob(f"mlartifacts/*/{run_id}/artifacts"))
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, f"sqlite:///{material.folder / 'mlflow.db'}")
+        yield folder
+    for name in ("reviews", "decisions", "study", "evaluation"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def written(path: Path, content: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+
+
+def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
+    run_id = material.trace_run
+    run, origin = find_run(run_id), DataOrigin("umls", "0" * 16)
+    good = REVIEW | {"run_id": run_id, "reviewer": "bob", "convincing": REVIEW["wrong"]}
+    written(artifacts / "reviews/good.json", json.dumps(good).encode())
+
+    def show() -> None:
+        found, decided = read_reviews(run_id), read_decisions(run_id)
+        for problem in (*found.problems, *decided.problems):
+            require_one_line(problem)
+        assert found.reviews
+        reviews = latest_of_each(found.reviews)
+        ours = [each for each in reviews if each.run_id == run_id]
+        count_verdicts(settled(reviews, decided.decisions), "relation")
+        find_disagreements(ours, [d for d in decided.decisions if d.run_id == run_id], [run])
+        for text in (reviews_csv(reviews), decisions_csv(decided.decisions)):
+            text.encode()
+        wrong_facts_tsv(reviews, origin, decided.decisions).encode()
+
+    def case(draw: DrawFn) -> None:
+        for name, record in (("reviews", REVIEW), ("decisions", DECISION)):
+            content = draw(damaged_json(record | {"run_id": run_id}))
+            written(artifacts / name / "damaged.json", content)
+        attempt(show)
+
+    fuzz(0.002, case)
+
+
+def test_studies(material: Material, artifacts: Path) -> None:
+    place = artifacts.parent / "downloaded"
+
+    def show() -> None:
+        place.mkdir()
+        try:
+            studies.read_study(material.trace_run, place)
+        finally:
+            shutil.rmtree(place)
+
+    def case(draw: DrawFn) -> None:
+        written(artifacts / studies.STUDY_FILE, draw(damaged_json(STUDY)))
+        attempt(show)
+
+    fuzz(0.002, case)
+
+
+def test_saved_views(artifacts: Path) -> None:
+    def show() -> None:
+        found = saved_views.list_views()
+        for problem in found.problems:
+            require_one_line(problem)
+        for view in found.views:
+            _ = view.parameters, view.run_ids
+
+    def case(draw: DrawFn) -> None:
+        name = draw(st.one_of(st.just("mine"), st.text("abc-_. /\\$", min_size=1, max_size=9)))
+        text = draw(damaged_json(VIEW)).decode("utf-8", "replace")[:4_900]
+        key = names.TAG_VIEW_PREFIX + name
+        try:
+            with store.using("a view"):
+                client().set_experiment_tag("1", key, text)
+        except ClewError:
+            return  # MLflow does not take it
+        attempt(show)
+        client().delete_experiment_tag("1", key)
+
+    fuzz(0.002, case)
+
+
+def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> None:
+    run_id = material.graph_run
+    own = next(material.folder.glob(f"mlartifacts/*/{run_id}/artifacts"))
+    table = {name: ["a", "b"] for name in ("label", "side")} | {"num_queries": [1, 2]}
+    table |= {names.MRR: [0.5, 0.5], names.MEAN_RANK: [2.0, 2.0]}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(table), buffer)
+    wholes = {path: path.read_bytes() for path in sorted((own / "vocabulary").iterdir())}
+    wholes[own / "evaluation/attacked_by_relation.parquet"] = buffer.getvalue()
+    downloaded = place / "downloaded"
+
+    def show() -> None:
+        downloaded.mkdir()
+        try:
+            read_vocabulary(run_id, downloaded)
+            frame = run_files.read_by_relation(run_id, "attacked", downloaded)
+            np.asarray(frame["num_queries"], float)
+        finally:
+            shutil.rmtree(downloaded)
+
+    for path, whole in wholes.items():
+        written(path, whole)
+
+    def case(draw: DrawFn) -> None:
+        path = draw(st.sampled_from(list(wholes)))
+        path.write_bytes(damaged_parquet(draw, wholes[path]))
+        try:
+            attempt(show)
+        finally:
+            path.write_bytes(wholes[path])
+
+    fuzz(0.002, case)
+    (own / "evaluation/attacked_by_relation.parquet").unlink()
+
+
+def test_tags_and_logs(material: Material, artifacts: Path, place: Path) -> None:
+    """Read what any program may have written of a run."""
+    run_id, log = material.trace_run, artifacts / names.ARTIFACT_LOG
+    before = log.read_bytes() if log.is_file() else None
+    downloaded = place / "downloaded log"
+
+    def show() -> None:
+        downloaded.mkdir()
+        try:
+            run_files.read_log(run_id, downloaded).encode()
+            run_files.list_data(run_id)
+            find_run(run_id)
+        finally:
+            shutil.rmtree(downloaded)
+
+    def case(draw: DrawFn) -> None:
+        written(log, draw(damaged_bytes(before or b"epoch 1\n")))
+        key = draw(st.sampled_from([names.TAG_HEARTBEAT, names.TAG_KIND, names.TAG_DATASET]))
+        value = draw(st.one_of(texts, values.map(str))).encode("utf-8", "replace").decode()
+        earlier = find_run(run_id).tags.get(key, "")
+        client().set_tag(run_id, key, value)
+        try:
+            attempt(show)
+        finally:
+            client().set_tag(run_id, key, earlier)
+
+    fuzz(0.001, case)
+    if before is not None:
+        log.write_bytes(before)
