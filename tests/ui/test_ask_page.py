@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import answers, job_view
+from clew.ui.components import job_view, why
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
@@ -48,8 +48,14 @@ class Started:
     def find(self, job_id: str) -> Job | None:
         return self.job if self.calls and job_id == JOB_ID else None
 
-    def show(self, job_id: str, *, result: Callable[[Job], None]) -> None:
-        if self.job.printed and result is not answers.explanation:
+    def show(
+        self,
+        job_id: str,
+        *,
+        progress: Callable[[Job], None] | None = None,
+        result: Callable[[Job], None],
+    ) -> None:
+        if self.job.printed and result is not why.explanation:
             result(self.job)
 
     def answer(self, *arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,8 +83,8 @@ def test_a_link_whose_answer_is_gone_asks_again(
     assert started.calls == [(CHAMPION, asked)]
     assert app.query_params["answer"] == JOB_ID
     press(app, "Explain again")
-    why = Why("steroid", "affects", "eicosanoid", "tail")
-    assert started.calls[1:] == [(CHAMPION, why)]
+    meant = Why("steroid", "affects", "eicosanoid", "tail")
+    assert started.calls[1:] == [(CHAMPION, meant)]
     page("ask", many.uri, answer="gone", h="no such name", r="affects")
     page("ask", many.uri, answer="gone", r="affects")
     assert len(started.calls) == 2, "a name that the model does not know is not asked"
