@@ -182,19 +182,19 @@ def large_box() -> None:
     from clew.ui.components.entity_box import entity_box
     from clew.ui.data.models import ModelNames
 
-    terms = (*((f"Q{i}", f"thing {i}") for i in range(3000)), ("Q1a", "Thing 7"))
+    terms = (*((f"Q{i}", f"thing {i}") for i in range(12_000)), ("Q1a", "Thing 7"))
     synonyms = {"Q8": ("gadget", "Apparatus"), "Q9": ("old gadget",)}
     known = ModelNames(terms, (), {"Q8": "Tool", "Q9": "Antique"}, synonyms)
-    chosen = entity_box("Head", "box", known, start="Q2500", placeholder="")
+    chosen = entity_box("Head", "box", known, start="Q11500", placeholder="")
     st.code(chosen or "nothing")
 
 
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
-        ("Q2999", "Q2999"),
-        ("q2999", "Q2999"),
-        ("thing 2998", "Q2998"),
+        ("Q11999", "Q11999"),
+        ("q11999", "Q11999"),
+        ("thing 11998", "Q11998"),
         ("no such", "nothing"),
         ("hing 299", "nothing"),
         ("Gadget", "Q8"),
@@ -217,9 +217,9 @@ def typing(text: str, **others: str) -> AppTest:
 
 def test_a_chosen_name_beyond_the_listed_ones_stays_chosen() -> None:
     app = no_surprise(AppTest.from_function(large_box).run())
-    assert app.code[0].value == "Q2500"
-    assert app.selectbox(key="box").options[-1] == "thing 2500  (Q2500)"
-    assert no_surprise(app.run()).code[0].value == "Q2500"
+    assert app.code[0].value == "Q11500"
+    assert app.selectbox(key="box").options[-1] == "thing 11500  (Q11500)"
+    assert no_surprise(app.run()).code[0].value == "Q11500"
 
 
 def test_one_of_several_matches_is_chosen() -> None:
@@ -232,6 +232,6 @@ def test_one_of_several_matches_is_chosen() -> None:
 def test_matches_stand_by_kind_with_the_synonym_that_matched() -> None:
     (choice,) = typing("dget").button_group
     assert choice.options == [
-        "old gadget = thing 9  (Q9) · Antique",
-        "gadget = thing 8  (Q8) · Tool",
+        "Antique: old gadget = thing 9  (Q9)",
+        "Tool: gadget = thing 8  (Q8)",
     ]
