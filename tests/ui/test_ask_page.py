@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import answers, job_view
+from clew.ui.components import job_view, why
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
@@ -48,8 +48,14 @@ class Started:
     def find(self, job_id: str) -> Job | None:
         return self.job if self.calls and job_id == JOB_ID else None
 
-    def show(self, job_id: str, *, result: Callable[[Job], None]) -> None:
-        if self.job.printed and result is not answers.explanation:
+    def show(
+        self,
+        job_id: str,
+        *,
+        progress: Callable[[Job], None] | None = None,
+        result: Callable[[Job], None],
+    ) -> None:
+        if self.job.printed and result is not why.explanation:
             result(self.job)
 
     def answer(self, *arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,8 +83,8 @@ def test_a_link_whose_answer_is_gone_asks_again(
     assert started.calls == [(CHAMPION, asked)]
     assert app.query_params["answer"] == JOB_ID
     press(app, "Explain again")
-    why = Why("steroid", "affects", "eicosanoid", "tail")
-    assert started.calls[1:] == [(CHAMPION, why)]
+    meant = Why("steroid", "affects", "eicosanoid", "tail")
+    assert started.calls[1:] == [(CHAMPION, meant)]
     page("ask", many.uri, answer="gone", h="no such name", r="affects")
     page("ask", many.uri, answer="gone", r="affects")
     assert len(started.calls) == 2, "a name that the model does not know is not asked"
@@ -176,19 +182,19 @@ def large_box() -> None:
     from clew.ui.components.entity_box import entity_box
     from clew.ui.data.models import ModelNames
 
-    terms = (*((f"Q{i}", f"thing {i}") for i in range(3000)), ("Q1a", "Thing 7"))
+    terms = (*((f"Q{i}", f"thing {i}") for i in range(12_000)), ("Q1a", "Thing 7"))
     synonyms = {"Q8": ("gadget", "Apparatus"), "Q9": ("old gadget",)}
     known = ModelNames(terms, (), {"Q8": "Tool", "Q9": "Antique"}, synonyms)
-    chosen = entity_box("Head", "box", known, start="Q2500", placeholder="")
+    chosen = entity_box("Head", "box", known, start="Q11500", placeholder="")
     st.code(chosen or "nothing")
 
 
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
-        ("Q2999", "Q2999"),
-        ("q2999", "Q2999"),
-        ("thing 2998", "Q2998"),
+        ("Q11999", "Q11999"),
+        ("q11999", "Q11999"),
+        ("thing 11998", "Q11998"),
         ("no such", "nothing"),
         ("hing 299", "nothing"),
         ("Gadget", "Q8"),
@@ -211,9 +217,9 @@ def typing(text: str, **others: str) -> AppTest:
 
 def test_a_chosen_name_beyond_the_listed_ones_stays_chosen() -> None:
     app = no_surprise(AppTest.from_function(large_box).run())
-    assert app.code[0].value == "Q2500"
-    assert app.selectbox(key="box").options[-1] == "thing 2500  (Q2500)"
-    assert no_surprise(app.run()).code[0].value == "Q2500"
+    assert app.code[0].value == "Q11500"
+    assert app.selectbox(key="box").options[-1] == "thing 11500  (Q11500)"
+    assert no_surprise(app.run()).code[0].value == "Q11500"
 
 
 def test_one_of_several_matches_is_chosen() -> None:
@@ -226,6 +232,6 @@ def test_one_of_several_matches_is_chosen() -> None:
 def test_matches_stand_by_kind_with_the_synonym_that_matched() -> None:
     (choice,) = typing("dget").button_group
     assert choice.options == [
-        "old gadget = thing 9  (Q9) · Antique",
-        "gadget = thing 8  (Q8) · Tool",
+        "Antique: old gadget = thing 9  (Q9)",
+        "Tool: gadget = thing 8  (Q8)",
     ]

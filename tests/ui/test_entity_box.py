@@ -48,10 +48,10 @@ def box(run_id: str) -> None:
 def test_an_entity_of_kgx_is_found_by_a_synonym(trained: str) -> None:
     app = no_surprise(AppTest.from_function(box, args=(trained,)).run())
     assert app.selectbox(key="box").options == [
-        "pain and more  (MONDO:1) · Disease",
-        "aspirin  (CHEBI:1) · SmallMolecule",
-        "acetylsalicylic acid = aspirin  (CHEBI:1) · SmallMolecule",
-        "ASA = aspirin  (CHEBI:1) · SmallMolecule",
+        "Disease: pain and more  (MONDO:1)",
+        "SmallMolecule: aspirin  (CHEBI:1)",
+        "SmallMolecule: acetylsalicylic acid = aspirin  (CHEBI:1)",
+        "SmallMolecule: ASA = aspirin  (CHEBI:1)",
         "HP:1",
     ], "kind by kind, those without one last"
     assert app.code[0].value == "nothing"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from clew.errors import UsageError
-from clew.ui.components.answers import traced_run
 from clew.ui.data import jobs as jobs_module
 from clew.ui.data import warm_process
 from clew.ui.data.jobs import Job, Jobs
@@ -177,4 +176,4 @@ def test_the_run_of_an_explanation_is_found(
 ) -> None:
     shell(monkeypatch, f"print({output!r})")
     job = finished(jobs.start([], title="trace"))
-    assert traced_run(job) == "0123456789abcdef0123456789abcdef"
+    assert job.run_id() == "0123456789abcdef0123456789abcdef"

@@ -220,6 +220,10 @@ def test_an_explanation_is_listed_with_the_variant_of_its_model(
     ]
     options = page("influence", store.uri).selectbox(key="run-box").options
     assert sum("bf16, traced in fp32" in option for option in options) == 1
+    trace, other = store.runs["trace"], store.runs["trace bf16"]
+    app = page("influence", store.uri, run=trace, view="Another run", other=other)
+    assert "Rank, bf16, traced in fp32" in app.dataframe[-1].value
+    assert "bf16, traced in fp32" in shown(page("run", store.uri, id=trace))
 
 
 def test_two_runs_of_mlflow_run_are_enough_for_the_preset(

@@ -103,15 +103,18 @@ main()
 """
 
 
-def test_a_study_that_is_killed_takes_its_training_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_study_that_is_killed_takes_its_training_with_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     os.mkfifo(tmp_path / "alive")
     (tmp_path / "training.py").write_text(TRAINING)
     environment = {"PYTHONPATH": str(Path(child.__file__).parents[2])}
     study = subprocess.Popen([sys.executable, "-c", STUDY], cwd=tmp_path, env=environment)
     with (tmp_path / "alive").open() as alive:
         assert alive.readline() == "ready\n"
-        study.kill()
-        assert study.wait() == -signal.SIGKILL
+        study.send_signal(number)  # to it alone, not to the training too as Ctrl-C does
+        assert study.wait() == -number
         assert alive.read() == ""  # ends when the training does
     assert (tmp_path / "closed").exists()
 

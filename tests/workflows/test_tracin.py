@@ -14,11 +14,13 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.__main__ import run as run_command
+from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
-from clew.link_prediction.sources import BUNDLED
+from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json
 from clew.training.checkpoints import MANIFEST_FILE
-from clew.workflows import batch_groups
+from clew.workflows import batch_groups, trace_facts
 from clew.workflows.batch_request import BatchRequest
 from clew.workflows.batch_tracin import BatchResult, batch_tracin
 from clew.workflows.trace_source import GivenFiles
@@ -82,6 +84,39 @@ def test_three_files_and_a_linked_run(trained: TrainedStore, triples: Path, tmp_
     assert stored == {f"influence/influence.{kind}" for kind in ("json", "csv", "parquet")}
     assert trained.strong not in result.table()
     assert "positive scores lower" in result.table()
+
+
+def test_a_first_answer_has_the_scores_of_the_whole(trained: TrainedStore, tmp_path: Path):
+    path, told = tmp_path / "first.json", []
+    whole = tracin(
+        trained.strong,
+        LINES[0].replace("\t", ","),
+        {"influence.top_k": "0"},
+        first_answer=path,
+        progress=lambda done, total: told.append(path.is_file()),
+    )
+    assert told[0], "it is there before all triples are scored"
+    graph = load_graph(TripleData(name="umls"))
+    index = Neighbourhood.build(graph.train, graph.num_entities)
+    (first,), (test,) = read_influence_json(path).tests, whole.report.tests
+    ends = (graph.entities.id(test.test.head.id), graph.entities.id(test.test.tail.id))
+    near = index.candidates(*ends, Filtering(n_hops=1))
+    assert first.candidates == len(near) < test.candidates == len(graph.train)
+    assert (first.score, first.rank) == (test.score, test.rank)
+    every = {entry.train_index: entry.influence for entry in (*test.proponents, *test.opponents)}
+    found = {entry.train_index: entry.influence for entry in (*first.proponents, *first.opponents)}
+    assert found.keys() == set(near.tolist())
+    assert found == pytest.approx({place: every[place] for place in found}, rel=1e-4, abs=1e-7)
+
+
+def test_a_first_answer_that_would_take_as_long_is_left_out(
+    trained: TrainedStore, triples: Path, tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr(trace_facts, "LARGEST_SHARE", 0.001)
+    with caplog.at_level("INFO"):
+        tracin(trained.strong, str(triples), {}, first_answer=tmp_path / "first.json")
+    assert not (tmp_path / "first.json").exists()
+    assert "no first answer: " in caplog.text
 
 
 def test_every_score_in_half_precision_of_the_last_layers(trained: TrainedStore, tmp_path: Path):

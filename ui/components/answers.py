@@ -1,6 +1,5 @@
-"""Answers of a model in the page Ask: their table, the triple that was asked about, and why."""
+"""Answers of a model in the page Ask: their table, and the triple that was asked about."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,15 +7,13 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError
-from clew.ui.components import links, markup, states
-from clew.ui.data.influence import facts_of, paths_of, report_head, report_of_run, triple_at
+from clew.ui.components import markup, states
 from clew.ui.data.jobs import End, Job, Why
 from clew.ui.data.models import ModelNames
-from clew.ui.data.paths import evidence, place_text
+from clew.ui.data.paths import place_text
 
 ROW_HEIGHT = 36
 MAX_HEIGHT = 758
-RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
     "Of being the answer, if none of the known ones is; fitted on the validation data. Known "
@@ -61,11 +58,11 @@ def _prediction(
     asked = prediction.get("asked")
     if isinstance(asked, dict):
         _about(asked, end)
-        _button("Why this rank?", why(asked), explain, key=f"why-rank-{key}")
+        why_button("Why this rank?", why(asked), explain, key=f"why-rank-{key}")
     found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
     rows = _table(found, end, key)
     if rows:
-        _button("Why?", why(found[rows[0]]), explain, key=f"why-{key}")
+        why_button("Why?", why(found[rows[0]]), explain, key=f"why-{key}")
     else:
         st.caption("Tick an answer to ask why.")
 
@@ -140,14 +137,8 @@ def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
     return table.drop(columns="Id") if table["Id"].equals(table["Answer"]) else table
 
 
-def explain_again(why: Why, explain: Explain) -> None:
-    """Offer the explanation that a link meant, which this dashboard does not know any more."""
-    st.html(markup.triple(why.head, why.relation, why.tail))
-    states.note("This explanation is on the page Influence if it was finished; or make a new one.")
-    _button("Explain again", why, explain, key="explain-again")
-
-
-def _button(label: str, why: Why, explain: Explain, *, key: str) -> None:
+def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
+    """Show a button that has a triple explained."""
     st.button(label, key=key, type="primary", on_click=_start, args=(explain, why))
 
 
@@ -157,28 +148,3 @@ def _start(explain: Explain, why: Why) -> None:
         explain(why)
     except ClewError as error:
         st.toast(markup.markdown(str(error)), icon="⚠️")
-
-
-def explanation(job: Job) -> None:
-    """Say in words what a finished trace found, and link to all of it."""
-    if job.state != "done":
-        return
-    run_id = traced_run(job)
-    if not run_id:
-        states.note("It is done; its explanation is the newest on the page Influence.")
-        return
-    with states.guarded("What the explanation says"):
-        files = report_of_run(run_id)
-        test = triple_at(report_head(files), 0)
-        said = evidence(test, facts_of(files, 0), paths_of(files, 0))
-        st.markdown(markup.markdown(said))
-    links.to("influence", "Read the explanation", run=run_id)
-
-
-def traced_run(job: Job) -> str:
-    """Return the id of the trace run that a job names, empty if it names none."""
-    for event in job.events():
-        if isinstance(run_id := event.get("run_id"), str):
-            return run_id
-    found = RUN_ID.findall(job.output())
-    return found[0] if found else ""

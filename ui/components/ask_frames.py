@@ -120,13 +120,11 @@ def predictions(job: Job) -> None:
         st.markdown(markup.markdown(_held(intervals, unit)))
     shown = _of_group(frame)
     st.altair_chart(chart(shown, title), width="stretch")
-    st.dataframe(
-        shown.rename(columns=lambda name: name.replace("_", " ").capitalize()),
-        hide_index=True,
-        height=260,
-    )
+    of_target = {name: exports.heading(name, unit) for name in ("prediction", "lower", "upper")}
+    headings = {name: of_target.get(name, exports.heading(name)) for name in frame.columns}
+    st.dataframe(shown.rename(columns=headings), hide_index=True, height=260)
     with st.container(horizontal=True):
-        exports.button("CSV", frame.to_csv(index=False), "predictions.csv", "text/csv")
+        exports.table(frame.rename(columns=headings), "predictions.csv")
         parquet = io.BytesIO()
         frame.to_parquet(parquet, index=False)
         kind = "application/vnd.apache.parquet"

@@ -5,7 +5,7 @@ import streamlit as st
 from clew.ui.components import states
 from clew.ui.data.models import Entry, ModelNames, complete
 
-MAX_LISTED = 2000
+MAX_LISTED = 10_000
 """Entries that the browser gets; of a larger graph, what a person types is looked up here."""
 MAX_MATCHES = 12
 SEPARATOR = "\n"
@@ -75,11 +75,14 @@ def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
 
 
 def entry_text(entry: Entry) -> str:
-    """Return an entity as a person reads it: the synonym that names it, and its kind, if any."""
+    """Return an entity as a person reads it: its kind, if any, and the synonym that names it.
+
+    The kind comes first, for lists have no headings and cut what is long.
+    """
     text = shown(entry.name, entry.label)
     if entry.synonym:
         text = f"{entry.synonym} = {text}"
-    return f"{text} · {entry.kind}" if entry.kind else text
+    return f"{entry.kind}: {text}" if entry.kind else text
 
 
 def shown(name: str, label: str) -> str:

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Mapping
 
+import pandas as pd
 import streamlit as st
 
 from clew.ui.components import glossary
-from clew.ui.data.comparison import Comparison, to_csv, to_latex, to_markdown
+from clew.ui.data.comparison import Comparison, csv_text, to_csv, to_latex, to_markdown
 from clew.ui.data.sharing import SharedExplanation, html_report, trapi_json
 
 
@@ -34,6 +35,19 @@ def explanation(shown: SharedExplanation) -> None:
     button("Report to mail (HTML)", lambda: html_report(shown), f"{name}.html", "text/html")
     button("TRAPI message (JSON)", lambda: trapi_json(shown), f"{name}.json", "application/json")
     st.caption("The report is one file: picture, paths, facts, how far to trust them.")
+
+
+def table(frame: pd.DataFrame, name: str) -> None:
+    """Offer a table as CSV under its headings; no spreadsheet takes a text in it for a formula."""
+    rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+    headings = [str(column) for column in frame.columns]
+    button("CSV", lambda: csv_text(headings, rows), name, "text/csv")
+
+
+def heading(column: str, unit: str = "") -> str:
+    """Return the name of a column as people read it, with its unit if it has one."""
+    words = column.replace("_", " ").capitalize()
+    return f"{words} [{unit}]" if unit else words
 
 
 def button(label: str, content: str | bytes | Callable[[], str], name: str, kind: str) -> None:

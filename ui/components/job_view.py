@@ -72,7 +72,7 @@ def _share(events: list[dict[str, Any]]) -> float:
 
 def _last_line(job: Job) -> str:
     lines = [line for line in job.log().replace("\r", "\n").splitlines() if line.strip()]
-    return markup.markdown(lines[-1][:200]) if lines else "starting …"
+    return markup.markdown(lines[-1][:200]) if lines else "working …"
 
 
 def _log(job: Job) -> None:

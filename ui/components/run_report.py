@@ -13,7 +13,7 @@ from clew.ui.data.run_page import (
     RunData,
     RunFile,
 )
-from clew.ui.data.runs import RunRecord, headline_key, state_of
+from clew.ui.data.runs import RunRecord, headline_key, state_of, variants_of
 
 ROW_HEIGHT = 36
 MAX_HEIGHT = 430
@@ -44,11 +44,12 @@ GROUPS = {
 def summary(run: RunRecord, data: list[RunData]) -> None:
     """Show what the run is, on what data and which machine."""
     state = state_of(run)
+    tags = dict(run.tags) | {names.TAG_VARIANT: variants_of([run])[run.run_id]}
     rows = [
         ("State", f"{palette.STATE_SYMBOLS[state]} {state}"),
         ("Started (UTC)", utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S")),
         ("Took", duration(run)),
-        *((label, run.tags.get(tag, "")) for label, tag in FACTS),
+        *((label, tags.get(tag, "")) for label, tag in FACTS),
         *((f"Data, {found.context}", _data_text(found, run)) for found in data),
         ("Run id", run.run_id),
     ]
@@ -190,16 +191,17 @@ def relations(frame: pd.DataFrame) -> None:
     for name in hits:
         label = glossary.words(names.metric("test", name)).label.partition(",")[0]
         columns[name] = st.column_config.NumberColumn(label, format="%.3f", width="small")
-    shown = frame[[*columns]]
+    headings = {name: str(config["label"]) for name, config in columns.items()}
+    shown = frame[[*columns]].rename(columns=headings)
     st.dataframe(
         shown,
         alt="Ranks by relation",
         hide_index=True,
-        column_config=columns,
+        column_config={headings[name]: config for name, config in columns.items()},
         row_height=ROW_HEIGHT,
         height=min(38 + ROW_HEIGHT * len(shown), MAX_HEIGHT),
     )
-    exports.button("CSV", shown.to_csv(index=False), "ranks_by_relation.csv", "text/csv")
+    exports.table(shown, "ranks_by_relation.csv")
 
 
 def relatives(found: Lineage) -> None:

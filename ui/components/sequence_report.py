@@ -30,13 +30,16 @@ def show(report: SequenceInfluenceReport, picture: Path | None) -> None:
     )
     numbers(report)
     windows = windows_of(report)
+    headings = {str(name): exports.heading(str(name)) for name in windows}
+    headings["target"] = exports.heading("target", report.unit)
+    windows = windows.rename(columns=headings)
     if windows.empty:
         states.note("No training window was scored.")
         return
     left, right = st.columns([1, 1.2])
     with left:
-        table(windows, report.unit)
-        exports.button("CSV", windows.to_csv(index=False), "windows.csv", "text/csv")
+        table(windows)
+        exports.table(windows, "windows.csv")
     with right:
         if picture is None:
             states.note("The picture of the frames is missing from this report.")
@@ -57,19 +60,10 @@ def numbers(report: SequenceInfluenceReport) -> None:
     prediction.notes(report.settings)
 
 
-def table(windows: pd.DataFrame, unit: str) -> None:
+def table(windows: pd.DataFrame) -> None:
     """Show the windows in a table."""
-    signs = [palette.sign_symbol(value) for value in windows["influence"]]
-    shown = windows.rename(
-        columns={
-            "influence": "Influence",
-            "cosine": "Cosine",
-            "last_frame": "Last frame",
-            "group": "Group",
-            "target": f"Target [{unit}]" if unit else "Target",
-        }
-    )
-    shown.insert(0, "±", signs)
+    shown = windows.copy()
+    shown.insert(0, "±", [palette.sign_symbol(value) for value in windows["Influence"]])
     st.dataframe(
         shown,
         alt="Training windows behind the prediction",

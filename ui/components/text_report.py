@@ -66,7 +66,7 @@ def show(report: TextInfluenceReport, *, key: str) -> None:
     left, right = st.columns([1.15, 1])
     with left:
         table(shown, column, key=f"{key}-{hash(wanted)}")
-        exports.button("CSV", windows.to_csv(index=False), "windows.csv", "text/csv")
+        exports.table(windows.rename(columns=exports.heading), "windows.csv")
     chosen = _chosen(shown)
     with right:
         reading(report, chosen, column)

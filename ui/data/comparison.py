@@ -28,6 +28,7 @@ from clew.runs.reading.comparison import (
 from clew.runs.reading.metrics import Pick, pick_values, smooth
 from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
+    csv_text,
     delta_text,
     number_text,
     ratio_text,
@@ -47,6 +48,7 @@ __all__ = [
     "Pick",
     "Preset",
     "Statistic",
+    "csv_text",
     "delta_text",
     "differing_parameters",
     "distinct_labels",

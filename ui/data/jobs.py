@@ -7,6 +7,7 @@ Its output goes to files, which the pages read as they grow.
 
 import atexit
 import json
+import re
 import shutil
 import signal
 import tempfile
@@ -32,6 +33,8 @@ TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
 PROMPT_FILE = "prompt.txt"
 PREDICTIONS_FILE = "predictions.parquet"
+FIRST_ANSWER_FILE = "first_answer.json"
+RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
 
 JobState = Literal["running", "done", "refused", "failed", "cancelled"]
 End = Literal["head", "tail"]
@@ -136,6 +139,14 @@ class Job:
             content = json.loads(self.output())
             return content if isinstance(content, dict) else None
         return None
+
+    def run_id(self) -> str:
+        """Return the id of the run that it made, as it printed it; empty if it named none."""
+        for event in self.events():
+            if isinstance(run_id := event.get("run_id"), str):
+                return run_id
+        found = RUN_ID.search(self.output())
+        return found[0] if found else ""
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Wait for its end, or for so many seconds."""
@@ -316,11 +327,19 @@ def predictions_of(job: Job) -> pd.DataFrame:
 def trace(model: str, why: Why) -> Job:
     """Start tracing a triple to its training facts; the triple goes by file, whatever is in it."""
     triple = (why.head, why.relation, why.tail)
+    arguments = [f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"]
+    arguments += [f"--first-answer={{folder}}/{FIRST_ANSWER_FILE}", "--json"]
     return jobs().start(
-        ["tracin", f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"],
+        ["tracin", *arguments],
         title=f"Explain {' · '.join(triple)}",
         files={"test.txt": "\t".join(triple) + "\n"},
     )
+
+
+def first_answer_of(job: Job) -> Path | None:
+    """Return what the facts near a triple say, while all of them are compared; None if nothing."""
+    path = job.folder / FIRST_ANSWER_FILE
+    return path if path.is_file() else None
 
 
 def plan(

@@ -14,6 +14,7 @@ from clew.ui.components import (
     job_view,
     markup,
     states,
+    why,
 )
 from clew.ui.data import jobs, models
 from clew.ui.data.jobs import End, Why
@@ -109,19 +110,19 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
         ask_controls.examples(models.examples(model), vocabulary)
         return
 
-    def explain(why: Why) -> None:
-        job = jobs.trace(models.champion_uri(model), why)
+    def explain(meant: Why) -> None:
+        job = jobs.trace(models.champion_uri(model), meant)
         address.write("why", job.job_id)
-        address.write("for", [why.end, why.head if why.end == "head" else why.tail])
+        address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 
     job_view.show(answer_id, result=lambda job: answers.answers(job, vocabulary, explain))
     if why_id := address.text("why"):
         st.header("Why?", anchor=False)
         meant = _meant()
         if jobs.find(why_id) is None and meant is not None:
-            answers.explain_again(meant, explain)
+            why.explain_again(meant, explain)
         else:
-            job_view.show(why_id, result=answers.explanation)
+            job_view.show(why_id, progress=why.first_answer, result=why.explanation)
 
 
 def _meant() -> Why | None:

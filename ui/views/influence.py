@@ -40,7 +40,7 @@ from clew.ui.data.influence import (
     value_column,
 )
 from clew.ui.data.paths import scored as scored_facts
-from clew.ui.data.runs import RunRecord
+from clew.ui.data.runs import RunRecord, variants_of
 from clew.ui.data.sharing import kinds_of, shared
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
@@ -176,7 +176,8 @@ def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRe
     if place is None:
         states.note("That run does not explain this triple.")
         return
-    labels = {run.run_id: run.tags.get("clew.variant") or run.name for run in runs}
+    variants = variants_of(runs)
+    labels = {run.run_id: variants[run.run_id] or run.name for run in runs}
     names = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
     if names[0] == names[1]:
         names = ("this run", "the other run")

@@ -12,6 +12,7 @@ from clew.ui.components import (
     influence_charts,
     links,
     markup,
+    retraining,
     review_controls,
     review_queue,
     review_tables,
@@ -19,6 +20,7 @@ from clew.ui.components import (
 )
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data.influence import report_head, report_of_run, same_test, trace_runs
+from clew.ui.data.retraining import explained_runs, train_without
 from clew.ui.data.reviews import (
     Decision,
     Disagreement,
@@ -99,6 +101,8 @@ def render() -> None:
             ],
             runs,
         )
+        with states.guarded("The training without these facts"):
+            retraining.outcome()
 
 
 def _summary(
@@ -204,10 +208,29 @@ def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin, settling)
         exports.button("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
+        with states.guarded("The trainings to repeat"):
+            _train_again(explained_runs([*found, *settling], runs), content, key=name)
     states.note(
-        "Lines of head, relation and tail under the data set's own names, after two lines that say "
-        "from which data they are. To train without these facts:"
+        "The list has lines of head, relation and tail under the data set's own names, after two "
+        "lines that say from which data they are. To train another configuration without these "
+        "facts:"
     )
     st.code(
         "clew train --config CONFIG data.exclude=wrong_facts.tsv", language="bash", wrap_lines=True
     )
+
+
+def _train_again(models: Sequence[RunRecord], listed: str, *, key: str) -> None:
+    """Let a person train one of the explained models again, without the facts of a list."""
+    if not models:
+        states.note("None of the models that were explained is in the store as a run to repeat.")
+        return
+    wanted = retraining.choose(models, key=key)
+    if wanted is None:
+        return
+    try:
+        job = train_without(wanted, listed)
+    except ClewError as error:
+        states.problem("The training", str(error), done="started")
+        return
+    retraining.started(job, wanted)

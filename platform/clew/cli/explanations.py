@@ -9,7 +9,15 @@ import click
 from pydantic import Field, field_validator
 
 from clew.cli.cluster_options import ClusterOptions
-from clew.cli.options import Configured, JsonFlag, ModelReference, Option, Options, command
+from clew.cli.options import (
+    HIDDEN,
+    Configured,
+    JsonFlag,
+    ModelReference,
+    Option,
+    Options,
+    command,
+)
 from clew.cli.progress import progress_bar
 from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
@@ -41,6 +49,9 @@ class TracinOptions(ExplainOptions):
     """File of triples, or head,relation,tail."""
     output: Path | None = None
     """Folder for three result files, or a single .json, .csv or .parquet file."""
+    first_answer: Annotated[Path | None, HIDDEN] = None
+    """Before all training triples are scored, write to this JSON file what those with an entity of
+    the test triple say."""
 
 
 @command(TracinOptions)
@@ -55,6 +66,7 @@ def tracin(options: TracinOptions) -> int:
         options.overrides,
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
         output=options.output,
+        first_answer=options.first_answer,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())

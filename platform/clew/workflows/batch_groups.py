@@ -12,8 +12,8 @@ from clew.influence.link_prediction.report import ReportSource
 from clew.link_prediction.triples import Triples
 from clew.workflows.batch_results import Outcome, OutputFolder
 from clew.workflows.given_triples import GivenTriple
+from clew.workflows.trace_facts import explain
 from clew.workflows.trace_source import TraceSource
-from clew.workflows.tracin import explain
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,11 @@
 """Explain predictions: TracIn of all training triples on some test triples, recorded as a run."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from clew import names
 from clew.files import working_folder
@@ -21,6 +18,7 @@ from clew.runs.reading.validations import find_validation
 from clew.training.checkpoints import CheckpointRecord
 from clew.training.precision import device_name
 from clew.workflows.given_triples import read_test_triples, usable
+from clew.workflows.trace_facts import Progress, explain, write_first_answer
 from clew.workflows.trace_output import check_output, check_place, copy_files
 from clew.workflows.trace_run import trace_run
 from clew.workflows.trace_source import (
@@ -29,12 +27,11 @@ from clew.workflows.trace_source import (
     average_setting,
     open_trace_source,
 )
-from clew.workflows.trace_unrolled import explain_unrolled, unrolled_settings
+from clew.workflows.trace_unrolled import unrolled_settings
 
 logger = logging.getLogger(__name__)
 
 SHOWN_PROPONENTS = 3
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -91,6 +88,7 @@ def tracin(
     *,
     files: GivenFiles | None = None,
     output: Path | None = None,
+    first_answer: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> TraceResult:
     """Explain test triples by all training triples, and record it as a run of kind `trace`.
@@ -102,6 +100,8 @@ def tracin(
         overrides: Settings of the explanation, `influence.key` to value.
         files: Files that must be the model's own.
         output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
+        first_answer: JSON file for what the training triples near the test triples say, which is
+            written before all of them are scored.
         progress: Called with the number of training triples done and in total.
 
     Raises:
@@ -113,6 +113,8 @@ def tracin(
         settings = settings_of(source, tests)
         described = report_source(source, settings)
         check_output(output, described, tests)
+        if first_answer is not None:
+            write_first_answer(first_answer, source, described, tests)
         with (
             open_trace_run(source, f"tracin {source.task.dataset}") as tracker,
             working_folder("influence") as temporary,
@@ -125,32 +127,6 @@ def tracin(
             if output is not None:
                 copy_files(folder, output)
         return TraceResult(report, tracker.run_id, output)
-
-
-def explain(
-    source: TraceSource,
-    tests: Triples,
-    *,
-    candidates: np.ndarray | None = None,
-    progress: Progress = lambda done, total: None,
-) -> Findings:
-    """Compute everything that a report of these test triples says."""
-    tracer = source.tracer
-    began = time.perf_counter()
-    if tracer.settings.score == "unrolled":
-        explanations = explain_unrolled(source, tests, progress)
-    else:
-        explanations = tracer.explain(tests, candidates=candidates, progress=progress)
-    scores, ranks = tracer.scores_and_ranks(tests)
-    counts = np.full(len(tests), len(source.task.graph.train))
-    return Findings(
-        tests=tests,
-        explanations=explanations,
-        scores=scores,
-        ranks=ranks,
-        candidates=counts if candidates is None else candidates.sum(1),
-        seconds=time.perf_counter() - began,
-    )
 
 
 def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:

@@ -56,6 +56,12 @@ def test_identical_runs_are_told_apart_by_their_id() -> None:
     assert labels == {"aaaaaaaa": "fp32 · seed 0 · aaaaaa", "bbbbbbbb": "fp32 · seed 0 · bbbbbb"}
 
 
+def test_a_path_is_called_by_its_last_part() -> None:
+    runs = [run("a", exclude=None), run("b", exclude="/data/left_out/wrong.tsv")]
+    labels = comparison.distinct_labels(runs)
+    assert labels == {"a": "fp32 · exclude None", "b": "fp32 · exclude wrong.tsv"}
+
+
 def test_changes_against_the_reference() -> None:
     runs = [run("a"), run("a2", seed=1), run("b", "fp16"), run("b2", "fp16", seed=1)]
     groups = comparison.group_runs(runs, by_seed=True)

@@ -128,7 +128,8 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     for run in runs:
         start = plain[run.run_id]
         settings = [
-            f"{key.rpartition('.')[2]} {differing[key][run.run_id] or '–'}" for key in shown
+            f"{key.rpartition('.')[2]} {_file_name(differing[key][run.run_id]) or '–'}"
+            for key in shown
         ]
         labels[run.run_id] = " · ".join([start, *settings] if _shared(plain, start) else [start])
     for addition in ("seed", "id"):
@@ -138,6 +139,11 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
                 seed = f"seed {run.params.get(SEED, '?')}"
                 labels[run.run_id] += f" · {seed if addition == 'seed' else run.run_id[:6]}"
     return labels
+
+
+def _file_name(value: str) -> str:
+    """Return a value, of an absolute path the last part alone."""
+    return value.rpartition("/")[2] if value.startswith("/") else value
 
 
 def _shared(labels: Mapping[str, str], label: str) -> bool:

@@ -1,0 +1,80 @@
+"""Why, on the page Ask: the facts near a triple first, all of them when they are compared."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from clew.ui.data import jobs
+from clew.ui.data.jobs import Why
+from tests.recorded import MODEL, Recorded
+from tests.ui.commands_here import CommandsHere
+from tests.ui.conftest import no_surprise, shown
+
+WHY = Why("eicosanoid", "affects", "steroid", "tail")
+NUM_FACTS = 5216
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandsHere:
+    return CommandsHere(tmp_path / "jobs", monkeypatch)
+
+
+def below_why(job_id: str) -> None:
+    from clew.ui.components import job_view, why
+
+    job_view.show(job_id, progress=why.first_answer, result=why.explanation)
+
+
+def look(job_id: str) -> AppTest:
+    return no_surprise(AppTest.from_function(below_why, args=(job_id,)).run())
+
+
+def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
+    recorded: Recorded, tmp_path: Path, use: Callable[[str], None], commands: CommandsHere
+) -> None:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    job = jobs.trace(f"models:/{MODEL}@champion", WHY)
+    assert "First answer" not in shown(look(job.job_id)), "there is none yet"
+
+    commands.run_last(report=False)
+    text = shown(look(job.job_id))
+    near = count_near(store)
+    assert (
+        f"First answer**, of the {near:,} training facts that hold eicosanoid or steroid. The "
+        f"other {NUM_FACTS - near:,} are still being compared"
+    ) in text
+    facts = text.count("clew-relation")
+    assert facts == 5
+    assert "Whole answer" not in text
+
+    job.process.report(0, 0)
+    text = shown(look(job.job_id))
+    assert f"Whole answer**, of all {NUM_FACTS:,} training facts." in text
+    assert "strongest fact" in text
+    assert "First answer" not in text
+    assert text.count("clew-relation") == 5
+
+
+def count_near(store: Recorded) -> int:
+    from tests.recorded import UMLS
+
+    lines = (UMLS / "train.txt").read_text(encoding="utf-8").splitlines()
+    ends = [{line.split("\t")[0], line.split("\t")[2]} for line in lines]
+    return sum(bool(each & {WHY.head, WHY.tail}) for each in ends)
+
+
+def test_what_was_cancelled_says_that_the_others_were_not_compared(
+    recorded: Recorded, tmp_path: Path, use: Callable[[str], None], commands: CommandsHere
+) -> None:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    job = jobs.trace(f"models:/{MODEL}@champion", WHY)
+    commands.run_last(report=False)
+    job.cancelled = True
+    job.process.report(0, 130)
+    text = shown(look(job.job_id))
+    assert "First answer" in text
+    assert "were not compared" in text

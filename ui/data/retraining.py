@@ -1,0 +1,109 @@
+"""A run's configuration, trained again without the facts that count as wrong; what that changed."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from clew import names
+from clew.errors import DataError, described
+from clew.files import write_whole
+from clew.folders import expanded
+from clew.runs import store
+from clew.runs.reading.reviews import OfRun
+from clew.runs.reading.runs import read_config
+from clew.ui.data import jobs
+from clew.ui.data.jobs import Job
+from clew.ui.data.runs import RunRecord, runs_by_id
+
+FOLDER = Path("runs/left_out")
+"""Keeps the lists, below the folder that commands run in."""
+CONFIG_FILE = "config.yaml"
+MEASURES = (names.MRR, *(names.hits_at(k) for k in (1, 3, 10)), names.MEAN_RANK)
+SUFFIX = " without the facts marked wrong"
+"""Of the names of such runs."""
+
+
+def explained_runs(things: Iterable[OfRun], runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """Return the trainings whose explanations reviews or decisions are about, the newest first.
+
+    Args:
+        things: The reviews or decisions.
+        runs: The runs of these explanations.
+    """
+    sources = {run.run_id: run.tags.get(names.TAG_SOURCE_RUN, "") for run in runs}
+    found = runs_by_id(sorted({sources[thing.run_id] for thing in things} - {""}))
+    return sorted(found, key=lambda run: -run.started_ms)
+
+
+def train_without(run: RunRecord, listed: str) -> Job:
+    """Start training a run's configuration again without the facts of a list.
+
+    The list stays in a file, because whatever works on the new run reads its data again.
+
+    Args:
+        run: The training to repeat.
+        listed: The list, as `data.exclude` takes it.
+
+    Raises:
+        TrackingError: the run keeps no configuration.
+        DataError: the run left facts out itself, and their list cannot be read.
+        UsageError: too many commands are running.
+    """
+    with tempfile.TemporaryDirectory(prefix="clew-config-") as folder:
+        config = read_config(run.run_id, Path(folder), store.tracking_uri())
+    data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
+    data["exclude"] = str(_kept(listed, data.get("exclude")))
+    title = f"{(run.name or run.run_id[:8]).removesuffix(SUFFIX)}{SUFFIX}"
+    tracking["run_name"] = title
+    return jobs.jobs().start(
+        ["train", f"--config={{folder}}/{CONFIG_FILE}"],
+        title=f"Train {title}",
+        files={CONFIG_FILE: yaml.safe_dump(config, sort_keys=False)},
+    )
+
+
+def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    if not isinstance(section, dict):
+        raise DataError(f"run {run.run_id}: its configuration has no section {name}; train anew")
+    return section
+
+
+def _kept(listed: str, earlier: str | None) -> Path:
+    """Write a list to a file named after its content, behind the facts that were left out before.
+
+    These say of which data they are, for both: the new ones are of the data without them.
+    """
+    if earlier:
+        facts = [line for line in listed.split("\n") if not line.startswith(names.LIST_ORIGIN)]
+        listed = f"{_earlier_list(earlier).rstrip()}\n" + "\n".join(facts)
+    digest = hashlib.sha256(listed.encode()).hexdigest()[:12]
+    path = store.project_root() / FOLDER / f"wrong_facts_{digest}.tsv"
+    write_whole(path, listed)
+    return path
+
+
+def _earlier_list(path: str) -> str:
+    try:
+        return (store.project_root() / expanded(path)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: the facts that this run left out cannot be read ({described(error)}); put "
+            "the list back, or repeat a run on all facts"
+        ) from None
+
+
+def before_and_after(before: RunRecord, after: RunRecord) -> pd.DataFrame:
+    """Return the test metrics of two runs: a row each, its key as index, `before` and `after`."""
+    keys = (names.metric("test", name) for name in MEASURES)
+    rows = {
+        key: (before.metrics[key], after.metrics[key])
+        for key in keys
+        if key in before.metrics and key in after.metrics
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after"])
