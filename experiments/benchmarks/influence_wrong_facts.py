@@ -53,6 +53,8 @@ SMALL = {
 SHARE = 0.05
 ROUNDS = 3
 
+FIGURES = ("found", "average precision", "AUC")
+
 Row = dict[str, object]
 Line = tuple[str, str, str]
 
@@ -163,8 +165,7 @@ def measure(seed: int) -> Iterator[Row]:
 def row(seed: int, left_out: str, result: TrainResult) -> Row:
     """Return a training's quality, and no figures of a ranking."""
     quality = dict(zip(("valid MRR", "test MRR"), true_quality(str(result.run_id)), strict=True))
-    nothing = dict.fromkeys(("found", "average precision", "AUC"), float("nan"))
-    return {"round": seed, "left out": left_out, **quality, **nothing}
+    return {"round": seed, "left out": left_out, **quality, **dict.fromkeys(FIGURES)}
 
 
 def main() -> None:
