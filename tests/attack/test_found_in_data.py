@@ -8,12 +8,14 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
+import tokenizers
 import torch
 
 from clew.errors import NonFiniteLossError
 from clew.image_sequences.files import read_frames
 from clew.image_sequences.requests import WindowPredictor
 from clew.language_modeling.generation import Sampling
+from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.kgx import read_kgx
 from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
@@ -96,6 +98,13 @@ def test_a_zarr_array_without_axes(tmp_path: Path) -> None:
     group.create_array("images", data=np.zeros(()))
     group.create_array("target", data=np.zeros(3))
     refused(lambda: read_frames(tmp_path / "x.zarr"), r"images have shape \(\)")
+
+
+def test_a_tokenizer_whose_token_for_the_unknown_is_none(tmp_path: Path) -> None:
+    model = tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizers.Tokenizer(model).to_str())
+    refused(lambda: FileTokenizer(path).encode(b"b"), "cannot encode 'b'")
 
 
 def test_a_prompt_may_hold_what_separates_lines_elsewhere(tmp_path: Path) -> None:

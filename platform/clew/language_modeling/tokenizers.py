@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clew.errors import DataError, described
+from clew.errors import DataError, described, quoted
 from clew.extras import extra
 from clew.files import write_whole
 from clew.folders import expanded
@@ -159,19 +159,27 @@ class FileTokenizer:
 
     def _encodings(self, text: str) -> Iterator[tuple[str, Any]]:
         """Yield the text in parts with their encodings, none of which has an end-of-text token."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         if self.end_of_text not in encoding.ids:
             yield text, encoding
             return
         # The vocabulary has it as an ordinary word, which a text may hold: not in two halves.
         for part in _WITHIN_END_OF_TEXT.split(text):
-            encoding = self._tokenizer.encode(part, add_special_tokens=False)
+            encoding = self._encoding(part)
             if self.end_of_text in encoding.ids:
                 raise DataError(
                     f"{self._path}: this tokenizer makes {END_OF_TEXT}, which separates documents, "
                     "of other text (of what it does not know?); take one that keeps it apart"
                 )
             yield part, encoding
+
+    def _encoding(self, text: str) -> Any:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # the library raises no other kind
+            raise DataError(
+                f"{self._path}: this tokenizer cannot encode {quoted(text)} ({described(error)})"
+            ) from None
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of tokens."""
