@@ -9,7 +9,15 @@ import click
 from pydantic import Field, field_validator
 
 from clew.cli.cluster_options import ClusterOptions
-from clew.cli.options import Configured, JsonFlag, ModelReference, Option, Options, command
+from clew.cli.options import (
+    Configured,
+    JsonFlag,
+    ModelReference,
+    Option,
+    Options,
+    command,
+    is_main_process,
+)
 from clew.cli.progress import progress_bar
 from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
@@ -57,7 +65,8 @@ def tracin(options: TracinOptions) -> int:
         output=options.output,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    if is_main_process():
+        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 
@@ -99,7 +108,8 @@ def batch_tracin(options: BatchTracinOptions) -> int:
     )
     progress = progress_bar("tests", as_json=options.as_json)
     result = workflow.batch_tracin(request, cluster=options.cluster_request(), progress=progress)
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    if is_main_process():
+        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 

@@ -126,20 +126,6 @@ def row_bias(table: nn.Embedding) -> nn.Parameter:
     return mark(bias, table.shard) if isinstance(table, ShardedTable) else bias
 
 
-def own_rows(table: nn.Embedding) -> slice:
-    """Return the rows of a table that this process has."""
-    if isinstance(table, ShardedTable):
-        return slice(table.shard.start, table.shard.stop)
-    return slice(0, table.num_embeddings)
-
-
-def sum_over_rows(table: nn.Embedding, tensor: Tensor) -> Tensor:
-    """Return the sum of what the processes found for their rows of a table."""
-    if isinstance(table, ShardedTable):
-        return table.exchange.sum(tensor, "ranks")
-    return tensor
-
-
 def draw_normal(table: nn.Embedding, std: float) -> None:
     """Draw all rows of a table from a normal distribution."""
     if isinstance(table, ShardedTable):
