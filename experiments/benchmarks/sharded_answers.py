@@ -139,6 +139,7 @@ if __name__ == "__main__":
         report_child({})
     elif sys.argv[1:2] == ["child"]:
         graph, model = few(int(sys.argv[2])), Path(sys.argv[3])
+        graph.entities.id_of_text("0")  # the index of names is no part of the table: once for all
         report_child(largest_figures(int(sys.argv[4]), lambda _: measure(graph, model)))
     else:
         main(
