@@ -71,7 +71,6 @@ def write(graph: KnowledgeGraph, folder: Path) -> None:
 
 def measure(graph: KnowledgeGraph, model: Path) -> dict[str, float]:
     """Answer and explain as one of the processes, and return its figures."""
-    keep_allocator_pages()
     figures: dict[str, float] = {}
     with joined_world() as joined:
         world = joined.sharing_tables() if joined.size > 1 else joined
@@ -100,6 +99,7 @@ def answer(graph: KnowledgeGraph, folder: Path) -> float:
 
 def explain(graph: KnowledgeGraph, folder: Path) -> float:
     """Explain a triple; return the size of the process's table."""
+    keep_allocator_pages()  # as the command does
     config = configuration()
     tracer = Tracer(
         LinkPrediction(graph, config),

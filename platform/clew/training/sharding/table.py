@@ -48,10 +48,11 @@ class ShardedTable(nn.Embedding):
         dim = self.embedding_dim
         first, last = self.shard.start * dim, self.shard.stop * dim
         total, own, start = self.num_embeddings * dim, self.weight.view(-1), 0
+        numbers = own.new_empty(min(total, _BLOCK + 16))
         while start < total:
             # The last block takes what is left: fewer than sixteen numbers are drawn otherwise.
             count = _BLOCK if total - start >= _BLOCK + 16 else total - start
-            block = own.new_empty(count).normal_(0.0, std)
+            block = numbers[:count].normal_(0.0, std)
             low, high = max(first, start), min(last, start + count)
             if low < high:
                 own[low - first : high - first] = block[low - start : high - start]
