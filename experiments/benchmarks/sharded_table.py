@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -113,10 +114,11 @@ def train(graph: KnowledgeGraph, processes: int, folder: Path) -> dict[str, floa
     }
 
 
-def child(entities: int, processes: int) -> None:
-    """Train in some processes and report the largest of each figure."""
+def largest_figures(
+    processes: int, measure: Callable[[Path], dict[str, float]]
+) -> dict[str, float]:
+    """Measure in some processes, and return the largest of each figure; all get one folder."""
     torch.set_num_threads(1)
-    graph = graph_of(entities)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -126,13 +128,13 @@ def child(entities: int, processes: int) -> None:
                 continue
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": "0"}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            figures = train(graph, processes, Path(folder) / "run")
+            figures = measure(Path(folder) / "run")
             (Path(folder) / f"{rank}.json").write_text(json.dumps(figures))
             os._exit(0)
         for _ in range(processes):
             os.wait()
         found = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-    report_child({key: max(figures[key] for figures in found) for key in found[0]})
+    return {key: max(figures[key] for figures in found) for key in found[0]}
 
 
 def main(entities: int, processes: str) -> None:
@@ -156,7 +158,8 @@ def main(entities: int, processes: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child(int(sys.argv[2]), int(sys.argv[3]))
+        graph, count = graph_of(int(sys.argv[2])), int(sys.argv[3])
+        report_child(largest_figures(count, lambda folder: train(graph, count, folder)))
     else:
         main(
             int(sys.argv[1]) if len(sys.argv) > 1 else ENTITIES,

@@ -17,6 +17,7 @@ from clew.cli.options import (
     Option,
     Options,
     command,
+    is_main_process,
 )
 from clew.cli.progress import progress_bar
 from clew.config.services import Question, TestLoss
@@ -69,7 +70,8 @@ def tracin(options: TracinOptions) -> int:
         first_answer=options.first_answer,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    if is_main_process():
+        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 
@@ -111,7 +113,8 @@ def batch_tracin(options: BatchTracinOptions) -> int:
     )
     progress = progress_bar("tests", as_json=options.as_json)
     result = workflow.batch_tracin(request, cluster=options.cluster_request(), progress=progress)
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    if is_main_process():
+        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 

@@ -9,7 +9,15 @@ from typing import Annotated, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, ModelReference, Option, Options, command, dashed
+from clew.cli.options import (
+    JsonFlag,
+    ModelReference,
+    Option,
+    Options,
+    command,
+    dashed,
+    is_main_process,
+)
 from clew.cli.progress import progress_bar
 
 GRAPH = ("head", "relation", "tail", "input", "top_k", "filter_known", "conformal")
@@ -106,7 +114,8 @@ def _answer(options: PredictOptions) -> None:
         filter_known=options.filter_known,
         level=options.conformal,
     )
-    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    if is_main_process():
+        click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 def _continue(options: PredictOptions) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from clew.errors import CheckpointError, ConfigError, DataError
@@ -15,10 +14,8 @@ from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.conformal import AnswerSet, AnswerSets
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.query_scores import Known, QueryScores, normalisers
+from clew.link_prediction.query_scores import Known, QueryScores
 from clew.link_prediction.vocabulary import Vocabulary
-
-EntityScores = Float[Tensor, "entity"]
 
 
 class Predictor(QueryScores):
@@ -102,12 +99,14 @@ class Predictor(QueryScores):
         known = self.known_answers(entities, relations)
         candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
         answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
-        counts = [None] * len(questions) if known is None else known.sum(1).tolist()
+        counts = [None] * len(questions)
+        if known is not None:
+            counts = self.rows.sum(known.sum(1), "answers").tolist()
         found = []
         for row, question in enumerate(questions):
             place = None
             if question.about is not None:
-                place = self._place(scores[row], candidates[row], question.about)
+                place = self._place(scores[[row]], candidates[[row]], question.about)
             prediction = Prediction(question.query, answers[row], counts[row], place)
             if level is not None:
                 prediction = self._with_set(prediction, candidates[[row]], question, level)
@@ -120,7 +119,7 @@ class Predictor(QueryScores):
         """Return a prediction that says which of its entities are in the answer set."""
         assert self.answer_sets is not None
         guarantee = self.answer_sets.guarantee(question.relation, level)
-        normaliser = float(normalisers(candidates))
+        normaliser = float(self.normalisers(candidates))
         is_candidate = candidates > -torch.inf
         inside = is_candidate & (normaliser - candidates.double() <= guarantee.threshold)
         answers = tuple(
@@ -135,16 +134,20 @@ class Predictor(QueryScores):
             if place.known:  # it is a candidate here
                 normaliser = float(np.logaddexp(normaliser, place.score))
             place = replace(place, in_set=normaliser - place.score <= guarantee.threshold)
-        answer_set = AnswerSet(int(inside.sum()), int(is_candidate.sum()), guarantee)
+        counts = torch.stack([inside.sum(), is_candidate.sum()])
+        size, num_candidates = self.rows.sum(counts, "answers").tolist()
+        answer_set = AnswerSet(size, num_candidates, guarantee)
         return replace(prediction, answers=answers, place=place, answer_set=answer_set)
 
     def _best(
         self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
     ) -> list[tuple[Answer, ...]]:
         """Return the best of the shown entities for each query, fewer where some are hidden."""
-        best, ids = shown.topk(min(top_k, shown.shape[1]), dim=1)
+        best, ids = self.rows.strongest(shown, top_k)
         probabilities = self._probabilities(candidates, ids)
-        flags = None if known is None else known.gather(1, ids).tolist()
+        flags = None
+        if known is not None:
+            flags = self.rows.at(known.byte(), _each(ids), ids).bool().tolist()
         width, named = ids.shape[1], self.entities.named(ids.flatten().numpy())
         return [
             tuple(
@@ -161,22 +164,24 @@ class Predictor(QueryScores):
             for row, row_scores in enumerate(best.tolist())
         ]
 
-    def _place(self, scores: EntityScores, candidates: EntityScores, entity: int) -> Place:
-        """Return where an entity stands; it is a candidate even if it is known."""
-        own, is_hidden = scores[entity], bool(candidates[entity] == -torch.inf)
-        candidates = candidates.clone()
-        candidates[entity] = own
-        above, equal = (candidates > own).sum(), (candidates == own).sum() - 1
-        probabilities = self._probabilities(candidates[None], torch.tensor([[entity]]))
+    def _place(self, scores: Scores, candidates: Scores, entity: int) -> Place:
+        """Return where an entity stands for one query; it is a candidate even if it is known."""
+        asked = torch.tensor([0]), torch.tensor([entity])
+        own, as_candidate = (self.rows.at(values, *asked) for values in (scores, candidates))
+        candidates = candidates.index_put(self.rows.own(*asked), own)
+        compared = candidates > own, candidates == own, candidates > -torch.inf
+        counts = torch.stack([found.sum() for found in compared])
+        above, equal, num_candidates = self.rows.sum(counts, "answers").tolist()
+        probabilities = self._probabilities(candidates, torch.tensor([[entity]]))
         ((name, label),) = self.entities.named(np.array([entity]))
         return Place(
-            rank=1 + float(above) + 0.5 * float(equal),
-            num_candidates=int((candidates > -torch.inf).sum()),
+            rank=1.0 + above + 0.5 * (equal - 1),
+            num_candidates=num_candidates,
             name=name,
             label=label,
             score=float(own),
             probability=probabilities[0][0] if probabilities else None,
-            known=None if self.known is None else is_hidden,
+            known=None if self.known is None else float(as_candidate) == -np.inf,
         )
 
     def _probabilities(self, candidates: Scores, ids: Tensor) -> list[list[float | None]] | None:
@@ -184,7 +189,8 @@ class Predictor(QueryScores):
         if self.calibration is None:
             return None
         scaled = candidates / self.calibration.temperature
-        shown = scaled.gather(1, ids) - scaled.logsumexp(dim=1, keepdim=True)
+        normaliser = self.rows.log_sum(scaled.logsumexp(dim=1))
+        shown = self.rows.at(scaled, _each(ids), ids) - normaliser[:, None]
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]
 
     def resolve(self, query: Query) -> "Resolved":
@@ -217,6 +223,11 @@ class Resolved:
     """Relation; r + R asks for heads of r."""
     about: int | None
     """The entity to place."""
+
+
+def _each(ids: Tensor) -> Tensor:
+    """Return the number of the query that each row of answers belongs to, `(batch, 1)`."""
+    return torch.arange(len(ids))[:, None]
 
 
 def _check_sizes(model: GraphModel, entities: Vocabulary, relations: Vocabulary) -> None:

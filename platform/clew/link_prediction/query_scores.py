@@ -2,6 +2,9 @@
 
 The head of (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs a model
 that was trained with inverse relations. Everything is computed on the CPU in float32.
+
+Where processes share the entity table, each has the scores of its own rows, and all of them answer
+the same queries together: scores, known answers and candidates have a column for each own row.
 """
 
 from collections.abc import Iterator, Sized
@@ -24,7 +27,7 @@ CHUNK_MIB = 64.0
 MAX_CALIBRATION_QUERIES = 2048
 MAX_HELD_OUT_TRIPLES = 20_000
 
-Known = Bool[Tensor, "batch entity"]
+Known = Bool[Tensor, "batch own"]
 Ids = Int64[np.ndarray, " query"]
 Normalisers = Float[Tensor, "batch"]
 
@@ -40,6 +43,7 @@ class QueryScores:
 
     def __init__(self, model: GraphModel, num_relations: int, known: FilterIndex | None) -> None:
         self.model = model.eval()
+        self.rows = model.table_rows
         self.num_entities = model.entity.num_embeddings
         self.num_relations = num_relations
         self.known = known
@@ -47,7 +51,7 @@ class QueryScores:
 
     def chunks(self, queries: Sized) -> Iterator[slice]:
         """Cut queries into slices whose scores fit into the byte budget."""
-        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.num_entities))
+        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.rows.most))
         for start in range(0, len(queries), size):
             yield slice(start, start + size)
 
@@ -59,24 +63,40 @@ class QueryScores:
 
     @torch.no_grad()
     def scores(self, queries: Queries) -> Scores:
-        """Return the score of every entity, `(batch, entity)`.
+        """Return the score of every own entity, `(batch, own)`.
 
         Raises:
-            CheckpointError: A score is NaN or infinite.
+            CheckpointError: A score is NaN or infinite, here or in another process.
         """
         scores = self.model.scores(queries)
-        if not all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores)):
+        finite = all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores))
+        if int(self.rows.sum(torch.tensor([not finite], dtype=torch.long), "checks")):
             raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
         return scores
 
-    def known_answers(self, entities: Ids, relations: Ids) -> Known | None:
-        """Return which entities are known answers, if the training triples are available."""
+    def known_answers(
+        self, entities: Ids, relations: Ids, *, but: Ids | None = None
+    ) -> Known | None:
+        """Return which own entities are known answers, if the training triples are available.
+
+        Args:
+            entities: The end that each query gives.
+            relations: Its relation.
+            but: An answer of each query that does not count as known.
+        """
         if self.known is None:
             return None
-        rows, answers = self.known.lookup(entities, relations)
-        flags = torch.zeros(len(entities), self.num_entities, dtype=torch.bool)
-        flags[torch.from_numpy(rows), torch.from_numpy(answers)] = True
+        row, answer = self.known.lookup(entities, relations)
+        if but is not None:
+            others = answer != but[row]
+            row, answer = row[others], answer[others]
+        flags = torch.zeros(len(entities), self.rows.count, dtype=torch.bool)
+        flags[self.rows.own(torch.from_numpy(row), torch.from_numpy(answer))] = True
         return flags
+
+    def normalisers(self, candidates: Scores) -> Normalisers:
+        """Return log sum exp of all candidates' scores of each query, `(batch,)`, in float64."""
+        return self.rows.log_sum(candidates.double().logsumexp(dim=1))
 
     def calibrate(self, triples: Triples) -> Calibration | None:
         """Fit the temperature to both ends of held-out triples; return None without triples.
@@ -102,11 +122,12 @@ class QueryScores:
             triples = triples[generator.choice(len(triples), MAX_HELD_OUT_TRIPLES, replace=False)]
         entities, relations, answers = self._questions(triples)
         found = [torch.empty(0, dtype=torch.float64)]
-        bar = tqdm(total=len(answers), unit=" queries", delay=1.0, disable=None, leave=False)
+        silent = True if self.rows.shard.rank else None
+        bar = tqdm(total=len(answers), unit=" queries", delay=1.0, disable=silent, leave=False)
         with bar:
             for scores, own in self._held_out(entities, relations, answers)():
-                chosen = scores.gather(1, own[:, None])[:, 0]
-                found.append(normalisers(scores) - chosen.double())
+                chosen = self.rows.at(scores, torch.arange(len(own)), own)
+                found.append(self.normalisers(scores) - chosen.double())
                 bar.update(len(own))
         return Surprises(relations, torch.cat(found).numpy())
 
@@ -128,15 +149,9 @@ class QueryScores:
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for rows, queries in zip(self.chunks(entities), encoded, strict=True):
                 scores = self.scores(queries)
-                known = self.known_answers(entities[rows], relations[rows])
+                known = self.known_answers(entities[rows], relations[rows], but=answers[rows])
                 if known is not None:
-                    known[torch.arange(len(known)), own[rows]] = False
                     scores.masked_fill_(known, -torch.inf)
                 yield scores, own[rows]
 
         return batches
-
-
-def normalisers(candidates: Scores) -> Normalisers:
-    """Return log sum exp of the candidates' scores of each query, `(batch,)`, in float64."""
-    return candidates.double().logsumexp(dim=1)

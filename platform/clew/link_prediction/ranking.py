@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float64
-from torch import Tensor, nn
+from torch import Tensor
 
 from clew.errors import NonFiniteLossError
 from clew.layers.shapes import Queries, Scores
@@ -29,7 +29,6 @@ from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.query_groups import (
     Coordinates,
-    PairIds,
     QueryGroup,
     Questions,
     query_groups,
@@ -37,7 +36,7 @@ from clew.link_prediction.query_groups import (
 )
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
-from clew.training.sharding.table import own_rows, sum_over_rows
+from clew.training.sharding.table_rows import TableRows
 
 Ranks = Float64[np.ndarray, " query"]
 Tiles = Callable[[int], Iterator[Scores]]
@@ -47,36 +46,6 @@ Tiles = Callable[[int], Iterator[Scores]]
 _MINIMUM_ROWS = 64
 _MINIMUM_CHUNK = 2048
 _BYTES_PER_SCORE = 8  # a float32 score and the result of comparing it
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The entities whose scores this process compares with those of the answers."""
-
-    table: nn.Embedding
-    rows: slice
-    """Own rows of the table."""
-
-    @classmethod
-    def of(cls, table: nn.Embedding) -> "Candidates":
-        """Return all entities, or those of this process where the table is sharded."""
-        return cls(table, own_rows(table))
-
-    @property
-    def are_some(self) -> bool:
-        """Whether other processes have entities too."""
-        num_own: int = self.rows.stop - self.rows.start
-        return num_own < self.table.num_embeddings
-
-    def are(self, entity: PairIds) -> np.ndarray:
-        """Return which entities are candidates of this process."""
-        own: np.ndarray = (entity >= self.rows.start) & (entity < self.rows.stop)
-        return own
-
-    def own(self, row: PairIds, entity: PairIds) -> tuple[PairIds, PairIds]:
-        """Return those pairs (query, entity) whose entity is an own row, by its number there."""
-        own = self.are(entity)
-        return row[own], entity[own] - self.rows.start
 
 
 @dataclass(frozen=True)
@@ -126,7 +95,7 @@ def _rank_by_query(
     table = model.entity.weight
     ranks = np.empty(len(questions.answer))
     rows = _rows_at_once(len(table), settings)
-    candidates = Candidates.of(model.entity)
+    candidates = model.table_rows
     for group in query_groups(questions, known, rows):
         # Not `model(...)`: a compiled forward would be compiled again for the sizes used here.
         queries = model.forward(
@@ -148,7 +117,7 @@ def _rank_by_candidate(
     table, bias = model.entity.weight, model.tail_bias()
     device, ranks = table.device, np.empty(len(questions.answer))
     rows = _rows_at_once(len(table), settings)
-    candidates = Candidates.of(model.entity)
+    candidates = model.table_rows
     for inverse in np.unique(questions.relation):
         asked = np.flatnonzero(questions.relation == inverse)
         relation = int(inverse) - known.num_relations // 2
@@ -181,26 +150,25 @@ def _encode(model: GraphModel, heads: Tensor, relation: int, settings: RankingSe
 def _ranks(
     tiles: Tiles,
     group: QueryGroup,
-    candidates: Candidates,
+    candidates: TableRows,
     device: torch.device,
     settings: RankingSettings,
 ) -> Ranks:
     """Return the realistic rank of each answer of a group."""
     fitting = settings.chunk_bytes // (_BYTES_PER_SCORE * len(group.entity))
-    num_entities = candidates.rows.stop - candidates.rows.start
-    size = min(max(fitting, _MINIMUM_CHUNK), num_entities)
+    size = min(max(fitting, _MINIMUM_CHUNK), candidates.count)
     hidden = Coordinates(*candidates.own(*group.hidden), size=size, device=device)
     answers = Coordinates(*candidates.own(group.row, group.answer), size=size, device=device)
-    answer_layer = to_tensor(group.layer[candidates.are(group.answer)], device)
+    answer_layer = to_tensor(candidates.own(group.layer, group.answer)[0], device)
     own = torch.zeros(len(group.entity), int(group.layer.max()) + 1, device=device)
     layer = to_tensor(group.layer, device)
     # An answer is also compared with chunks before its own, and with other processes' entities.
-    beforehand = size < num_entities or candidates.are_some
+    beforehand = size < candidates.num_rows
     if beforehand:
         for number, scores in enumerate(tiles(size)):
             at, row, column = answers.within(number)
             own[row, answer_layer[at]] = scores[row, column]
-        own = sum_over_rows(candidates.table, own)
+        own = candidates.sum(own, "ranks")
     above = torch.zeros(own.shape, dtype=torch.float64, device=device)
     depths = np.bincount(group.layer).tolist()
     for number, scores in enumerate(tiles(size)):
@@ -211,7 +179,7 @@ def _ranks(
         _, row, column = hidden.within(number)
         scores[row, column] = -torch.inf
         _count_above(scores, own, depths, above)
-    above = sum_over_rows(candidates.table, above)
+    above = candidates.sum(above, "ranks")
     ranks = 1.0 + 0.5 * above[to_tensor(group.row, device), layer]
     return ranks.cpu().numpy()
 

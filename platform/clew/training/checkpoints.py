@@ -29,7 +29,6 @@ import pydantic
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clew.errors import CheckpointError, OutOfMemoryError, described, quoted
@@ -46,7 +45,7 @@ from clew.training.checkpoint_files import (
 )
 from clew.training.devices import free_gib
 from clew.training.progress import Count, TrainingValues, Weight
-from clew.training.sharding.files import read_rows, rows_files, split_rows
+from clew.training.sharding.files import read_file, read_rows, rows_files, split_rows
 from clew.training.sharding.rows import RowShard, row_shards
 
 SCHEMA_VERSION = 1
@@ -221,14 +220,14 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
 
     Args:
         path: The file.
-        own: Which rows to read of sharded tables, by parameter; None: all.
+        own: Which rows to read of tables, by parameter; None: all.
     """
     manifest = read_manifest(path.parent)
     files = [path.parent / name for name in rows_files(manifest.sha256)]
     for file in (path, *files):
         _require_unchanged(file, manifest)
     try:
-        tensors = load_file(path)
+        tensors = read_file(path, own or {})
         if files and path.name in KINDS:
             _require_room(path, files if not own else [])
             rows = read_rows(files, KINDS[path.name], own or None)
@@ -237,8 +236,8 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
                 logger.info("%s: gathered from %d shards, %.2f GiB", path, len(files), gib)
             tensors |= rows
         return tensors
-    except CheckpointError:
-        raise
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     except (SafetensorError, ValueError, RuntimeError) as error:
         reason = described(error)
         raise CheckpointError(

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 LISTEN_SECONDS = 3.0
+TRAINING_LEFT = "training stopped, and checkpoints written before are whole: continue with --resume"
 LOST = ("connection", "timed out", "timeout", "gloo", "nccl", "peer", "socket")
 """What collectives' errors speak of when it is the other side that failed."""
 
@@ -60,8 +61,12 @@ def require_same(world: World, facts: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def naming_lost_peers(world: World) -> Iterator[None]:
+def naming_lost_peers(world: World, left: str = TRAINING_LEFT) -> Iterator[None]:
     """Say in one line which process died or hangs where a collective fails.
+
+    Args:
+        world: The processes.
+        left: What is left of what they did, and what to do.
 
     Raises:
         PeerError: a process is lost.
@@ -78,10 +83,7 @@ def naming_lost_peers(world: World) -> Iterator[None]:
         silent = beats.silent()
         names = " and ".join(f"rank {rank}" for rank in silent) or "another process"
         did = "died or hangs" if silent else "has left, or takes no part"
-        raise PeerError(
-            f"rank {world.rank} of {world.size}: {names} {did}; training stopped, and checkpoints "
-            "written before are whole: continue with --resume"
-        ) from error
+        raise PeerError(f"rank {world.rank} of {world.size}: {names} {did}; {left}") from error
     finally:
         beats.stop()
 

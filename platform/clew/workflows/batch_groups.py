@@ -1,11 +1,16 @@
-"""The work of a batch explanation: test triples in groups, each result on the disk at once."""
+"""The work of a batch explanation: test triples in groups, each result on the disk at once.
 
+Where processes share the entity table, all of them explain every group, and the main one writes.
+"""
+
+import json
 import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
-from clew.errors import ClewError, Interrupted, described
+from clew.errors import ClewError, Interrupted, NonFiniteLossError, described
 from clew.folders import cache_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import ReportSource
@@ -17,6 +22,8 @@ from clew.workflows.trace_source import TraceSource
 
 logger = logging.getLogger(__name__)
 
+Waiting = list[tuple[GivenTriple, np.ndarray]]
+"""Test triples to explain, with their candidates."""
 Progress = Callable[[int, int], None]
 
 
@@ -41,20 +48,28 @@ class BatchTrace:
 
     def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
         """Return the outcome of every test triple, in order."""
-        outcomes, waiting = self.look(tests)
+        outcomes, waiting = self._look_together(tests)
         progress(len(outcomes), len(tests))
         for start in range(0, len(waiting), self.group_size):
             for outcome in self._group(waiting[start : start + self.group_size]):
                 outcomes[outcome.index] = outcome
             progress(len(outcomes), len(tests))
-        return [outcomes[test.index] for test in tests]
+        return [outcomes[index] for index in sorted(outcomes)]
 
-    def look(
-        self, tests: Sequence[GivenTriple]
-    ) -> tuple[dict[int, Outcome], list[tuple[GivenTriple, np.ndarray]]]:
+    def _look_together(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
+        """Return what `look` does in the main process; the others learn from it what waits."""
+        world = self._source.world
+        known, waiting = self.look(tests if world.is_main else [])
+        indices = json.dumps([test.index for test, _ in waiting])
+        chosen = set(json.loads(world.broadcast_text(indices, torch.device("cpu"))))
+        if not world.is_main:
+            waiting = [(t, self._candidates(t.ids)) for t in tests if t.ids and t.index in chosen]
+        return known, waiting
+
+    def look(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
         """Return what is known before any computing, by index; and the rest, with candidates."""
         known: dict[int, Outcome] = {}
-        waiting: list[tuple[GivenTriple, np.ndarray]] = []
+        waiting: Waiting = []
         for test in tests:
             outcome, candidates = self._look(test)
             if outcome is not None:
@@ -71,8 +86,7 @@ class BatchTrace:
         folder = self.output.finished(test.index, test.text)
         if folder is not None:
             return self.output.kept(test.index, test.text, folder), nothing
-        head, _, tail = test.ids
-        candidates = self._neighbourhood.candidates(head, tail, self._filtering)
+        candidates = self._candidates(test.ids)
         if not len(candidates):
             f = self._filtering
             message = (
@@ -82,13 +96,21 @@ class BatchTrace:
             return Outcome(test.index, test.text, "failed", message), candidates
         return None, candidates
 
+    def _candidates(self, ids: tuple[int, int, int]) -> np.ndarray:
+        return self._neighbourhood.candidates(ids[0], ids[2], self._filtering)
+
     def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
-        """Explain a group together; if that fails, one by one, to find out which fails."""
+        """Explain a group together; if that fails, one by one, to find out which fails.
+
+        Only what fails in all processes alike can be tried again: scores that are not finite.
+        """
         try:
             return self._explain(group)
         except (Interrupted, KeyboardInterrupt):
             raise
         except (ClewError, RuntimeError, MemoryError) as error:
+            if self._source.world.size > 1 and not isinstance(error, NonFiniteLossError):
+                raise
             if len(group) > 1:
                 return [outcome for item in group for outcome in self._group([item])]
             test = group[0][0]
@@ -102,7 +124,8 @@ class BatchTrace:
         findings = explain(self._source, ids_of([test for test, _ in group]), candidates=mask)
         outcomes = []
         for row, (test, _) in enumerate(group):
-            self.output.write(test.index, test.text, self._report, findings.only(row))
+            if self._source.world.is_main:
+                self.output.write(test.index, test.text, self._report, findings.only(row))
             numbers = (
                 int(findings.candidates[row]),
                 float(findings.scores[row]),

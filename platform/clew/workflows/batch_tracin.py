@@ -17,6 +17,7 @@ from clew import names
 from clew.errors import ConfigError, DataError
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.runs.influence_report import InfluenceReport
+from clew.training.peers import require_same
 from clew.workflows.batch_cluster import described_source, run_on_cluster
 from clew.workflows.batch_groups import BatchTrace, ids_of, unusable
 from clew.workflows.batch_request import BatchRequest
@@ -25,10 +26,13 @@ from clew.workflows.cluster import opened_cluster
 from clew.workflows.cluster_nodes import ClusterRequest
 from clew.workflows.given_triples import read_test_triples
 from clew.workflows.outputs import check_folder
+from clew.workflows.shared_table import digest, sharing_the_table
 from clew.workflows.trace_source import open_trace_source
 from clew.workflows.tracin import deviation, open_trace_run, settings_of, speed
 
 Progress = Callable[[int, int], None]
+KEPT = "finished test triples are kept: start again to add the others"
+"""What is left when a process is lost."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ def batch_tracin(
 ) -> BatchResult:
     """Explain test triples from a file, each by its candidates; record it as a run of kind `trace`.
 
+    The processes that torchrun started explain together, each with its own rows of the entities;
+    the main one records and writes.
+
     Args:
         request: What to explain, and where results go.
         cluster: Where to work; None: in this process.
@@ -86,8 +93,14 @@ def batch_tracin(
     """
     check_folder("--output-dir", request.output_dir)
     with ExitStack() as stack:
+        world = stack.enter_context(sharing_the_table(KEPT))
+        if cluster and world.size > 1:
+            raise ConfigError(
+                f"--cluster is given, but torchrun started {world.size} processes; leave one of "
+                "them out"
+            )
         source = stack.enter_context(
-            open_trace_source(request.model, request.overrides, files=request.files)
+            open_trace_source(request.model, request.overrides, files=request.files, world=world)
         )
         if source.tracer.settings.score == "unrolled":
             raise ConfigError(
@@ -98,11 +111,13 @@ def batch_tracin(
         tests = request.chosen(read_test_triples(request.test_triples, labelled))
         if not len(ids_of(tests)):
             raise DataError(_none_explained(request, [unusable(test) for test in tests]))
+        require_same(world, {"test triples": digest([[t.text, t.ids] for t in tests])})
         settings = settings_of(source, ids_of(tests))
         report, scores_depend_on = described_source(source, request, settings)
         nodes = stack.enter_context(opened_cluster(cluster)) if cluster else None
         output = OutputFolder(request.folder(scores_depend_on))
-        output.prepare(scores_depend_on)
+        if world.is_main:
+            output.prepare(scores_depend_on)
         batch = BatchTrace(source, report, output)
         tracker = stack.enter_context(open_trace_run(source, f"batch_tracin {source.task.dataset}"))
         if nodes is None:
@@ -111,6 +126,8 @@ def batch_tracin(
             outcomes = run_on_cluster(
                 nodes, request, batch, tests, settings=settings, progress=progress
             )
+        if not world.is_main:
+            return BatchResult(tuple(outcomes), None, output.root, batch.seconds)
         output.summarise(outcomes)
         if all(outcome.status == "failed" for outcome in outcomes):
             raise DataError(_none_explained(request, outcomes))

@@ -24,6 +24,7 @@ from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
 from clew.workflows.queries import ASKED, Asked
+from clew.workflows.shared_table import digest, require_same_question, sharing_the_table
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,9 @@ def predict(
 ) -> PredictResult:
     """Answer queries with a trained model.
 
+    The processes that torchrun started answer together, each from its own rows of the entities;
+    all of them get the same result.
+
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         queries: What is asked.
@@ -77,8 +81,11 @@ def predict(
         UsageError: the model or a name cannot be found; near matches are proposed. Or an answer
             set is asked for, and the model's data are not here to calibrate one.
     """
-    with open_model(model) as source:
+    with sharing_the_table() as world, open_model(model) as source:
         predictor, notes = open_predictor(source)
+        request = digest([[vars(item.query) for item in queries], top_k, filter_known, level])
+        facts = _facts(predictor) | {"request": request}
+        require_same_question(world, [source.checkpoint], len(predictor.entities), facts)
         questions = [question for item in queries for question in _questions(item, predictor)]
         if not predictor.has_inverses and any(q.query.is_triple for q in queries):
             notes.append(
@@ -100,6 +107,15 @@ def predict(
             temperature=calibration.temperature if calibration else None,
             notes=tuple(notes),
         )
+
+
+def _facts(predictor: Predictor) -> dict[str, object]:
+    """Return what beside the checkpoint must be the same in all processes."""
+    known = predictor.known
+    return {
+        "number of known answers": "unknown" if known is None else len(known.tails),
+        "calibration": digest([predictor.calibration, predictor.answer_sets is None]),
+    }
 
 
 def _questions(item: Asked, predictor: Predictor) -> list[Query]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from clew.training.checkpoints import (
     read_manifest,
     read_record,
 )
+from clew.training.distributed import World
 from clew.training.history import last_step
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
@@ -45,9 +46,16 @@ from clew.workflows.model_source import (
     refuse_empty,
     title_of,
 )
+from clew.workflows.shared_table import digest, require_same_question
 from clew.workflows.tasks import build_task
 
 logger = logging.getLogger(__name__)
+
+NEED_WHOLE_TABLE = {
+    "preconditioned": "the optimizer's state of the whole entity table",
+    "unrolled": "the whole model, whose training it repeats",
+}
+"""What forms of the score need in one process."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,8 @@ class TraceSource:
     tracer: Tracer
     runs: tuple[str, ...] = ()
     """Of an ensemble: what each of its runs is called, the first one included."""
+    world: World = field(default_factory=World)
+    """The processes that explain together; each has its own rows of the entities."""
 
     @property
     def loaded(self) -> LoadedModel:
@@ -102,7 +112,11 @@ class TraceSource:
 
 @contextmanager
 def open_trace_source(
-    reference: str, overrides: Mapping[str, Any], *, files: GivenFiles | None = None
+    reference: str,
+    overrides: Mapping[str, Any],
+    *,
+    files: GivenFiles | None = None,
+    world: World | None = None,
 ) -> Iterator[TraceSource]:
     """Find a model's checkpoints, read its data and load it all.
 
@@ -111,6 +125,7 @@ def open_trace_source(
             separated by commas, are an ensemble.
         overrides: Settings of the explanation, `influence.key` to value.
         files: Files that must be the model's own.
+        world: The processes that explain together; None: this one alone.
 
     Raises:
         UsageError: the checkpoints or the data are missing or do not belong together.
@@ -120,7 +135,8 @@ def open_trace_source(
     with ExitStack() as stack:
         opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in references]
         require_ensemble([model for model, _ in opened])
-        yield _load([model for model, _ in opened], [r for _, r in opened], files or GivenFiles())
+        models, runs = zip(*opened, strict=True)
+        yield _load(models, runs, files or GivenFiles(), world or World())
 
 
 @contextmanager
@@ -164,7 +180,10 @@ def open_checkpoints(
 
 
 def _load(
-    models: Sequence[ModelSource], runs: Sequence[tuple[CheckpointRecord, ...]], files: GivenFiles
+    models: Sequence[ModelSource],
+    runs: Sequence[tuple[CheckpointRecord, ...]],
+    files: GivenFiles,
+    world: World,
 ) -> TraceSource:
     model, config = models[0], over_all_entities(models[0].config)
     prepare_process(config)
@@ -175,16 +194,38 @@ def _load(
         )
     check_fingerprint(model, task.data_fingerprint)
     files.check(task.graph, model)
+    _check_processes(world, config, task, [record.path for run in runs for record in run])
     tracer = Tracer(
         task,
         config,
         settings=config.influence,
         checkpoints=runs[0],
         further_runs=runs[1:],
-        device=resolve_device("cpu" if config.training.device == "cpu" else "auto"),
+        device=resolve_device(
+            "cpu" if config.training.device == "cpu" else "auto", world.local_rank
+        ),
     )
     names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
-    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs)
+    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs, world)
+
+
+def _check_processes(
+    world: World, config: RunConfig, task: LinkPrediction, checkpoints: Sequence[Path]
+) -> None:
+    """Refuse processes that would explain something else, and forms that they cannot compute.
+
+    Raises:
+        ConfigError: a process differs, or the form needs the whole entity table.
+    """
+    score = config.influence.score
+    if world.size > 1 and score in NEED_WHOLE_TABLE:
+        raise ConfigError(
+            f"influence.score is {score}, which needs {NEED_WHOLE_TABLE[score]} in one process, "
+            f"but {world.size} processes share the table; start without torchrun, or choose raw, "
+            "cosine, deflated or kronecker"
+        )
+    facts = {"settings of the explanation": digest(config.influence.model_dump(mode="json"))}
+    require_same_question(world, checkpoints, task.graph.num_entities, facts)
 
 
 def over_all_entities(config: RunConfig) -> RunConfig:

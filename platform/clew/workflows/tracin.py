@@ -9,15 +9,22 @@ from typing import Any
 
 from clew import names
 from clew.files import working_folder
-from clew.influence.link_prediction.report import Findings, ReportSource, write_report
+from clew.influence.link_prediction.report import (
+    Findings,
+    ReportSource,
+    build_report,
+    write_report,
+)
 from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
 from clew.runs.reading.validations import find_validation
 from clew.training.checkpoints import CheckpointRecord
+from clew.training.peers import require_same
 from clew.training.precision import device_name
 from clew.workflows.given_triples import read_test_triples, usable
+from clew.workflows.shared_table import digest, sharing_the_table
 from clew.workflows.trace_facts import Progress, explain, write_first_answer
 from clew.workflows.trace_output import check_output, check_place, copy_files
 from clew.workflows.trace_run import trace_run
@@ -93,6 +100,9 @@ def tracin(
 ) -> TraceResult:
     """Explain test triples by all training triples, and record it as a run of kind `trace`.
 
+    The processes that torchrun started explain together, each with its own rows of the entities;
+    the main one records and writes.
+
     Args:
         model: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
             separated by commas, are an ensemble.
@@ -108,8 +118,12 @@ def tracin(
         UsageError: the model, its checkpoints, its data or the triples cannot be used.
     """
     check_place(output)
-    with open_trace_source(model, overrides, files=files) as source:
+    with (
+        sharing_the_table() as world,
+        open_trace_source(model, overrides, files=files, world=world) as source,
+    ):
         tests = usable(read_test_triples(test, source.task.graph), test)
+        require_same(world, {"test triples": digest(tests.tolist())})
         settings = settings_of(source, tests)
         described = report_source(source, settings)
         check_output(output, described, tests)
@@ -121,6 +135,8 @@ def tracin(
         ):
             folder = temporary / names.ARTIFACT_INFLUENCE
             findings = explain(source, tests, progress=progress)
+            if not world.is_main:
+                return TraceResult(build_report(described, findings), None, output)
             report = write_report(folder, described, findings)
             tracker.metrics(speed(findings) | deviation(settings), source.model.manifest.step)
             tracker.artifact(folder)
@@ -175,7 +191,10 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
 
 @contextmanager
 def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
-    """Open a run of kind `trace` that is linked to the run it explains."""
+    """Open a run of kind `trace` that is linked to the run it explains; in the main process."""
+    if not source.world.is_main:
+        yield Tracker()
+        return
     tags = {names.TAG_VARIANT: variant(source)}
     with trace_run(source.model, source.loaded, run_name, tags) as tracker:
         tracker.params(

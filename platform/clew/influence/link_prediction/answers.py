@@ -40,12 +40,13 @@ def scores_and_ranks(
 def _ranked(
     model: GraphModel, rows: DeltaRows, part: slice, known: FilterIndex
 ) -> tuple[np.ndarray, np.ndarray]:
-    head, relation, tail = rows.head[part], rows.relation[part], rows.tail[part].cpu().numpy()
-    every = model.scores(model(head, relation)).double().cpu().numpy()
-    row = np.arange(len(every))
-    own = every[row, tail]
-    every[known.lookup(head.cpu().numpy(), relation.cpu().numpy())] = -np.inf
-    every[row, tail] = -np.inf
-    better = (every > own[:, None]).sum(1)
-    ranks: np.ndarray = 1.0 + better + 0.5 * (every == own[:, None]).sum(1)
-    return own, ranks
+    head, relation, tail = rows.head[part], rows.relation[part], rows.tail[part].cpu()
+    every = model.scores(model(head, relation)).double().cpu()
+    entities, row = model.table_rows, torch.arange(len(every))
+    own = entities.at(every, row, tail)
+    known_row, answer = known.lookup(head.cpu().numpy(), relation.cpu().numpy())
+    every[entities.own(torch.from_numpy(known_row), torch.from_numpy(answer))] = -torch.inf
+    every[entities.own(row, tail)] = -torch.inf
+    compared = every > own[:, None], every == own[:, None]
+    better, equal = entities.sum(torch.stack([found.sum(1) for found in compared]), "ranks")
+    return own.numpy(), (1.0 + better + 0.5 * equal).numpy()

@@ -84,7 +84,6 @@ class ConvETrunk:
 
     def __post_init__(self) -> None:
         model = self.model
-        self.table = model.entity.weight.detach()
         self.relations = model.relation.weight.detach()
         self.input, self.feature, self.projection = (
             Affine.of(norm)
@@ -118,7 +117,8 @@ class ConvETrunk:
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return xh, qh and f of queries by name, and their h."""
-        stacked = torch.cat([self.table[head], self.relations[relation]], dim=1)
+        rows = self.model.entity(head).detach()
+        stacked = torch.cat([rows, self.relations[relation]], dim=1)
         image = (stacked - self.input.mean) / self.input.deviation
         features = self._features(image)
         projected = self.product.affine(features, self._dense, self.dense_bias)

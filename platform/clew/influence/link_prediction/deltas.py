@@ -38,6 +38,7 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
+from clew.training.sharding.table_rows import TableRows
 
 
 @dataclass(frozen=True)
@@ -76,39 +77,43 @@ class LossForm:
         """Read the form from the configuration of the training run."""
         return cls(loss.function, loss.label_smoothing, loss.kind == "kvs_all")
 
-    def base_(self, scores: Float[Tensor, "query entity"]) -> Float[Tensor, "query entity"]:
-        """Turn scores into P, in place."""
+    def base_(
+        self, scores: Float[Tensor, "query own"], entities: TableRows
+    ) -> Float[Tensor, "query own"]:
+        """Turn scores of the entities that this process has into P, in place."""
         if self.function == "binary_cross_entropy":
             scores.sigmoid_()
         else:
-            scores.sub_(scores.logsumexp(1, keepdim=True)).exp_()
+            scores.sub_(entities.log_sum(scores.logsumexp(1))[:, None]).exp_()
         if self.label_smoothing:
-            scores.sub_(self.label_smoothing / scores.shape[1])
+            scores.sub_(self.label_smoothing / entities.num_rows)
         return scores
 
     def filtered(
         self,
-        scores: Float[Tensor, "query entity"],
+        scores: Float[Tensor, "query own"],
+        entities: TableRows,
         known: tuple[Tensor, Tensor],
         query: Int[Tensor, "row"],
         rows: "DeltaRows",
-    ) -> tuple[Float[Tensor, "query entity"], "DeltaRows"]:
+    ) -> tuple[Float[Tensor, "query own"], "DeltaRows"]:
         """Return F of queries, and their rows with the coefficients of the filtered loss.
 
         Args:
             scores: Scores of the queries.
+            entities: The entities that this process has.
             known: Their known answers, as query and entity.
             query: Query of each row.
             rows: The rows.
         """
-        own = scores[query, rows.tail]
-        others = scores.index_put(known, scores.new_tensor(-torch.inf))
-        is_known = others[query, rows.tail] == -torch.inf
+        own = entities.at(scores, query, rows.tail)
+        others = scores.index_put(entities.own(*known), scores.new_tensor(-torch.inf))
+        is_known = entities.at(others, query, rows.tail) == -torch.inf
         one = torch.ones_like(own)
         if self.function == "binary_cross_entropy":
             beta = torch.where(is_known, 1.0 - own.sigmoid(), one)
             return others.sigmoid(), replace(rows, alpha=one, beta=beta)
-        total = others.logsumexp(1)
+        total = entities.log_sum(others.logsumexp(1))
         beta = torch.where(is_known, (total[query] - own).sigmoid(), one)
         base = (others - total[:, None]).exp()
         base[total == -torch.inf] = 0.0  # every entity is a known answer

@@ -109,7 +109,7 @@ class Geometry:
             coordinates=self._coordinates(queries, trunk),
         )
         if self.scored is not None:
-            queries.base.mul_(self.scored)
+            queries.base.mul_(self.scored[trunk.model.table_rows.place])
             deltas = replace(deltas, beta=deltas.beta * self.scored[deltas.tail])
         gradients = replace(
             gradients,

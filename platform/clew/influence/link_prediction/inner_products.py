@@ -76,18 +76,21 @@ class Grid:
 
     def base_dot(self, b: Tensor) -> Tensor:
         """Return `(a, b)`, computed once per pair of queries."""
-        products = self.trunk.product(self.left.queries.base, b.T)
+        own = self.trunk.product(self.left.queries.base, b.T)
+        products = self.trunk.model.table_rows.sum(own, "products")
         columns = products[:, self.right.queries.base_row[self.right.query]]
         return columns[self.left.queries.base_row[self.left.query]]
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
         """Return `(a, b)`."""
         queries = self.left.queries
-        return queries.base[:, entity_b][queries.base_row[self.left.query]]
+        found = self.trunk.model.table_rows.at(queries.base, EVERY, entity_b)
+        return found[queries.base_row[self.left.query]]
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
         """Return `(a, b)`."""
-        return base_b[:, entity_a][self.right.queries.base_row[self.right.query]].T
+        found = self.trunk.model.table_rows.at(base_b, EVERY, entity_a)
+        return found[self.right.queries.base_row[self.right.query]].T
 
     def a(self, values: Tensor) -> Tensor:
         """Return `(a, 1)`."""
@@ -142,16 +145,18 @@ class Aligned:
         """Return `(row,)`."""
         left, right = self.left.queries, self.right.queries
         i, j = left.base_row[self.left.query], right.base_row[self.right.query]
-        return _dots(left.base, b, i, j)
+        return self.trunk.model.table_rows.sum(_dots(left.base, b, i, j), "products")
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
         """Return `(row,)`."""
         queries = self.left.queries
-        return queries.base[queries.base_row[self.left.query], entity_b]
+        place = queries.base_row[self.left.query]
+        return self.trunk.model.table_rows.at(queries.base, place, entity_b)
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
         """Return `(row,)`."""
-        return base_b[self.right.queries.base_row[self.right.query], entity_a]
+        place = self.right.queries.base_row[self.right.query]
+        return self.trunk.model.table_rows.at(base_b, place, entity_a)
 
     def a(self, values: Tensor) -> Tensor:
         """Return `(row,)`."""
@@ -235,21 +240,22 @@ class Kernel:
 
     def _from_lengths(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         """Return what the bias -|W_e|^2 of a squared distance adds to `entity_output`."""
-        table = self.trunk.model.entity.weight.detach()
-        scale = None if self.scale is None else self.scale.table
-        scaled = table if scale is None else table * scale.columns
-        weighted_a = self._weighted(a, scaled, torch.zeros_like(table[:, 0]))
-        weighted_b = self._weighted(b, scaled, 4.0 * (table * scaled).sum(1))
-        rows = None if scale is None else scale.rows
+        weighted_a, weighted_b = self._weighted(a, 0.0), self._weighted(b, 4.0)
+        rows = None if self.scale is None else self.scale.table.rows
         products = self._delta_dot(replace(meet, left=weighted_a), weighted_a, b, rows)
         return products.add_(self._delta_dot(meet, a, weighted_b, rows))
 
-    def _weighted(self, rows: FactoredRows, table: Tensor, lengths: Tensor) -> FactoredRows:
-        """Return rows whose delta of entity e is multiplied by lengths[e] - 2 h . table[e]."""
-        queries, tail = rows.queries, rows.rows.tail
-        weights = self.trunk.product(queries.hidden[queries.base_query], table.T)
-        base = queries.base * weights.mul_(-2.0).add_(lengths)
-        at_tail = lengths[tail] - 2.0 * (queries.hidden[rows.query] * table[tail]).sum(1)
+    def _weighted(self, rows: FactoredRows, factor: float) -> FactoredRows:
+        """Return rows whose delta of entity e is multiplied by factor |W_e|^2 - 2 h . W_e."""
+        queries, entity = rows.queries, self.trunk.model.entity
+        table, tails = entity.weight.detach(), entity(rows.rows.tail).detach()
+        scaled, scaled_tails = table, tails
+        if self.scale is not None:
+            scaled, scaled_tails = (x * self.scale.table.columns for x in (table, tails))
+        weights = self.trunk.product(queries.hidden[queries.base_query], scaled.T)
+        base = queries.base * weights.mul_(-2.0).add_(factor * (table * scaled).sum(1))
+        at_tail = factor * (tails * scaled_tails).sum(1)
+        at_tail -= 2.0 * (queries.hidden[rows.query] * scaled_tails).sum(1)
         return replace(
             rows,
             rows=replace(rows.rows, beta=rows.rows.beta * at_tail),
@@ -311,7 +317,8 @@ class Kernel:
 
     def _curvature(self, entity: Tensor, values: Tensor) -> Tensor:
         """Return 2 W_e . value of each row: what a squared distance takes off h . value."""
-        return 2.0 * (self.trunk.model.entity.weight.detach()[entity] * values).sum(1)
+        rows: Tensor = self.trunk.model.entity(entity).detach()
+        return 2.0 * (rows * values).sum(1)
 
     def _entity_input(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
         model, scale = self.trunk.model, self.scale

@@ -17,6 +17,7 @@ from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
+from clew.training.sharding.table_rows import TableRows
 
 GRADIENTS = ("projected", "head", "relation")
 SCORES_AT_ONCE = 2**22
@@ -71,13 +72,14 @@ def kronecker(
         settings: How moments are estimated.
     """
     queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
-    num_entities, num_rows = len(scorer.table), len(query)
+    entities, num_rows = trunk.model.table_rows, len(query)
     moments: dict[str, Tensor] = {}
-    variance = torch.zeros(num_entities, dtype=torch.float64, device=query.device)
+    variance = torch.zeros(entities.count, dtype=torch.float64, device=query.device)
     generator = torch.Generator().manual_seed(settings.seed)
-    for index in torch.split(query, max(1, min(ROW_CHUNK, SCORES_AT_ONCE // num_entities))):
+    at_once = max(1, min(ROW_CHUNK, SCORES_AT_ONCE // entities.num_rows))
+    for index in torch.split(query, at_once):
         hidden = queries.hidden[index]
-        delta, of_entity = drawn_delta(scorer.scores(hidden), function, generator)
+        delta, of_entity = drawn_delta(scorer.scores(hidden), entities, function, generator)
         variance += of_entity.double().sum(0)
         pulled = scorer.pull(delta, hidden)
         gradients = trunk.backward(queries, index, pulled, deep=True, small=False)
@@ -97,7 +99,7 @@ def kronecker(
         for name, moment in moments.items()
     }
     of_queries = whitening(_second_moment(queries.hidden * weight), settings.damping)
-    heads = _share(rows.head, num_entities)
+    heads = _share(rows.head, entities.num_rows)
     relations = _share(rows.relation, trunk.model.relation.num_embeddings)
     return Geometry(
         hidden=of_queries.to(dtype),
@@ -105,29 +107,38 @@ def kronecker(
         projected=roots.get("projected"),
         head=roots["head"],
         relation=roots["relation"],
-        scored=_damped_root(variance / num_rows, settings.damping).to(dtype),
+        scored=_damped_root(entities.whole(variance) / num_rows, settings.damping).to(dtype),
         looked_up=_damped_root(heads, settings.damping).to(dtype),
         related=_damped_root(relations, settings.damping).to(dtype),
     )
 
 
 def drawn_delta(
-    scores: Float[Tensor, "row entity"], function: LossFunction, generator: torch.Generator
-) -> tuple[Float[Tensor, "row entity"], Float[Tensor, "row entity"]]:
+    scores: Float[Tensor, "row own"],
+    entities: TableRows,
+    function: LossFunction,
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "row own"], Float[Tensor, "row own"]]:
     """Return dL / ds of labels drawn from the model, and the variance of each of its entries.
 
     Binary cross entropy draws the label of every entity, softmax cross entropy one entity a row.
-    Numbers are drawn on the CPU in float32, in the order of the rows, whatever the model's type.
+    Numbers are drawn on the CPU in float32, in the order of the rows, whatever the model's type;
+    processes that share the table all draw those of every entity.
     """
-    rows, entities = scores.shape
+    rows = len(scores)
     if function == "binary_cross_entropy":
         chance = scores.sigmoid()
-        drawn = torch.rand(rows, entities, generator=generator).to(scores.device) < chance
+        numbers = torch.rand(rows, entities.num_rows, generator=generator)[:, entities.place]
+        drawn = numbers.to(scores.device) < chance
         return chance - drawn.to(chance.dtype), chance * (1.0 - chance)
-    chance = scores.softmax(1)
-    place = torch.rand(rows, 1, generator=generator).to(chance)
-    entity = torch.searchsorted(chance.cumsum(1), place, right=True).clamp_max(entities - 1)
-    delta = chance.scatter_add(1, entity, torch.full_like(place, -1.0))
+    chance = entities.softmax(scores)
+    place = torch.rand(rows, generator=generator).to(chance)
+    first, last = entities.span(chance.sum(1))
+    inner = (place - first)[:, None]
+    entity = torch.searchsorted(chance.cumsum(1), inner, right=True)
+    is_own = (place >= first) & (place < last)
+    entity = entity.clamp_max(entities.count - 1)
+    delta = chance.scatter_add(1, entity, -is_own.to(chance.dtype)[:, None])
     return delta, chance * (1.0 - chance)
 
 

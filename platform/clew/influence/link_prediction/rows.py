@@ -88,23 +88,25 @@ class RowBuilder:
             base = self._base(head[needed], relation[needed], scores)
         else:
             known = _coordinates(self.answers, head, relation)
-            base, rows = self.form.filtered(scores, known, query, rows)
+            entities = self.trunk.model.table_rows
+            base, rows = self.form.filtered(scores, entities, known, query, rows)
         pulled = torch.zeros_like(hidden)
         pulled[needed] = self.scorer.pull(base, hidden[needed])
         if not len(needed):
-            base, needed = base.new_zeros(1, len(self.scorer.table)), base_row[:1]
+            base, needed = base.new_zeros(1, base.shape[1]), base_row[:1]
         return Queries(head, relation, activations, hidden, base, base_row, needed, pulled), rows
 
     def _base(self, head: Tensor, relation: Tensor, scores: Tensor) -> Tensor:
         """Return B of queries: P, or Y if a query has several known tails."""
-        base = self.form.base_(scores)
+        entities = self.trunk.model.table_rows
+        base = self.form.base_(scores, entities)
         if self.known is None:
             return base
         row, tail = _coordinates(self.known, head, relation)
         several = torch.bincount(row, minlength=len(base)) > 1
         base[several] = 0.0
         listed = several[row]
-        base[row[listed], tail[listed]] = 1.0
+        base[entities.own(row[listed], tail[listed])] = 1.0
         return base
 
     def _gradients(

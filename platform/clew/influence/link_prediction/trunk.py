@@ -38,8 +38,8 @@ class Queries:
     activations: Activations
     hidden: Float[Tensor, "query dim"]
     """h, the query vector"""
-    base: Float[Tensor, "dense entity"]
-    """P or Y of the queries that need it, see `base_row`."""
+    base: Float[Tensor, "dense own"]
+    """P or Y of the queries that need it, see `base_row`; for the entities of this process."""
     base_row: Int[Tensor, "query"]
     base_query: Int[Tensor, "dense"]
     """Query of each row of `base`."""
@@ -156,34 +156,34 @@ class Scorer:
     """The products with the entity table, the same for every model.
 
     A squared distance has the biases -|W_e|^2 and -|h|^2 / 4, so that ds_e / dh = W_e - h / 2.
+    Where processes share the table, each has the products with its rows, and sums are added up.
     """
 
     def __init__(self, model: GraphModel, product: MatrixProduct) -> None:
         self._model, bias = model, model.tail_bias()
-        self.table = model.entity.weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self._product, self._prepared = product, product.prepare(self.table)
+        self._product, self._prepared = product, product.prepare(model.entity.weight.detach())
 
-    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n entity"]:
+    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n own"]:
         """Return s from h."""
         scores = self._product.affine(hidden, self._prepared, self.bias)
         bias = self._model.query_bias(hidden)
         return scores if bias is None else scores.add_(bias[:, None])
 
     def pull(
-        self, base: Float[Tensor, "n entity"], hidden: Float[Tensor, "n dim"]
+        self, base: Float[Tensor, "n own"], hidden: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "n dim"]:
         """Return the gradient of B . s with respect to h: W^T B, for a distance less half h."""
         pulled = self._product(base, self._prepared)
         if self._model.squared_distance:
             pulled -= 0.5 * base.sum(1, keepdim=True) * hidden
-        return pulled
+        return self._model.table_rows.sum(pulled, "pulled")
 
     def slope(
         self, entity: Int[Tensor, "n"], hidden: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "n dim"]:
         """Return the gradient of the score of one entity a row with respect to h."""
-        rows = self.table[entity]
+        rows: Tensor = self._model.entity(entity).detach()
         return rows - 0.5 * hidden if self._model.squared_distance else rows
 
 

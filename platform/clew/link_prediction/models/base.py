@@ -27,6 +27,7 @@ from clew.config.graph_models import GraphModelSettings
 from clew.layers.products import linear
 from clew.layers.shapes import EntityBias, Ids, Queries, QueryBias, Scores
 from clew.training.sharding.table import entity_table, row_bias
+from clew.training.sharding.table_rows import TableRows
 
 Embeddings = Float[Tensor, "batch dim"]
 RelationEmbeddings = Float[Tensor, "batch relation_dim"]
@@ -65,6 +66,11 @@ class GraphModel(nn.Module, ABC):
     def head_table(self) -> nn.Embedding:
         """Return the table with the rows of heads: the entity table, unless a model has two."""
         return self.entity
+
+    @property
+    def table_rows(self) -> TableRows:
+        """Return which rows of the entity table this process has."""
+        return TableRows.of(self.entity)
 
     @abstractmethod
     def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:

@@ -77,7 +77,7 @@ class Exchange:
 
     def log_sum(self, own: Tensor) -> Tensor:
         """Return log of the sum over processes of exp, element by element."""
-        top = own.clone()
+        top = own.clamp_min(torch.finfo(own.dtype).min)  # of nothing the logarithm is -inf
         dist.all_reduce(top, op=dist.ReduceOp.MAX)
         self._count("normalisers", top, 2 * (self.size - 1) / self.size)
         return top + self.sum((own - top).exp(), "normalisers").log()

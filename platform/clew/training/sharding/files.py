@@ -4,12 +4,14 @@
                                `average/<parameter>`: own rows of what is sharded, in their order
 
 What is not sharded is in the usual files, which the main process writes, with the digests of all
-in the manifest. Reading takes any number of processes: each gathers the rows that it asks for.
+in the manifest. Reading takes any number of processes: each gets the rows that it asks for, from
+these files or from the one of a whole table, and never holds others.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor, cat
@@ -69,7 +71,7 @@ def read_rows(
         wanted: Which rows of each parameter; None: all of them.
     """
     parts: dict[str, list[Tensor]] = {}
-    seen: dict[str, int] = {}
+    seen, shards = dict[str, int](), dict[str, RowShard]()
     for path in paths:
         with safe_open(path, "pt") as file:
             for key in file.keys():  # noqa: SIM118 (no mapping)
@@ -81,7 +83,44 @@ def read_rows(
                 low, high = first, first + count
                 if wanted is not None:
                     shard = wanted.get(name) or wanted[name.rpartition("/")[0]]
-                    low, high = max(low, shard.start), min(high, shard.stop)
+                    low, high, shards[name] = max(low, shard.start), min(high, shard.stop), shard
                 if low < high:
                     parts.setdefault(name, []).append(rows[low - first : high - first])
+    for name, shard in shards.items():
+        _require_rows(name, seen[name], shard)
     return {name: cat(found) for name, found in parts.items()}
+
+
+def read_file(path: Path, wanted: Mapping[str, RowShard]) -> dict[str, Tensor]:
+    """Return the tensors of a file that one process wrote; of tables, the wanted rows alone.
+
+    Args:
+        path: The file.
+        wanted: Which rows of each parameter; of parameters that are not in it, all.
+    """
+    with safe_open(path, "pt") as file:
+        return {key: _rows_of(file, key, wanted) for key in file.keys()}  # noqa: SIM118
+
+
+def _rows_of(file: Any, key: str, wanted: Mapping[str, RowShard]) -> Tensor:
+    shard = wanted.get(key) or wanted.get(key.rpartition("/")[0])
+    shape = file.get_slice(key).get_shape()
+    if shard is None or not shape:
+        whole: Tensor = file.get_tensor(key)
+        return whole
+    _require_rows(key, shape[0], shard)
+    own: Tensor = file.get_slice(key)[shard.start : shard.stop]
+    return own
+
+
+def _require_rows(name: str, count: int, shard: RowShard) -> None:
+    """Refuse the rows of a table of another size.
+
+    Raises:
+        CheckpointError: it has more or fewer rows.
+    """
+    if count != shard.num_rows:
+        raise CheckpointError(
+            f"{name} has {count} rows, the model needs {shard.num_rows}; the checkpoint belongs "
+            "to another model"
+        )

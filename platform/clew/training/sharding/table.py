@@ -48,10 +48,11 @@ class ShardedTable(nn.Embedding):
         dim = self.embedding_dim
         first, last = self.shard.start * dim, self.shard.stop * dim
         total, own, start = self.num_embeddings * dim, self.weight.view(-1), 0
+        numbers = own.new_empty(min(total, _BLOCK + 16))
         while start < total:
             # The last block takes what is left: fewer than sixteen numbers are drawn otherwise.
             count = _BLOCK if total - start >= _BLOCK + 16 else total - start
-            block = own.new_empty(count).normal_(0.0, std)
+            block = numbers[:count].normal_(0.0, std)
             low, high = max(first, start), min(last, start + count)
             if low < high:
                 own[low - first : high - first] = block[low - start : high - start]
@@ -124,20 +125,6 @@ def row_bias(table: nn.Embedding) -> nn.Parameter:
     """Return a bias of zero for every row that a process has of a table."""
     bias = nn.Parameter(torch.zeros(len(table.weight)))
     return mark(bias, table.shard) if isinstance(table, ShardedTable) else bias
-
-
-def own_rows(table: nn.Embedding) -> slice:
-    """Return the rows of a table that this process has."""
-    if isinstance(table, ShardedTable):
-        return slice(table.shard.start, table.shard.stop)
-    return slice(0, table.num_embeddings)
-
-
-def sum_over_rows(table: nn.Embedding, tensor: Tensor) -> Tensor:
-    """Return the sum of what the processes found for their rows of a table."""
-    if isinstance(table, ShardedTable):
-        return table.exchange.sum(tensor, "ranks")
-    return tensor
 
 
 def draw_normal(table: nn.Embedding, std: float) -> None:
