@@ -226,7 +226,7 @@ def test_a_cluster_that_cannot_do_the_work_is_one_line(
     monkeypatch.setattr(clusters, "FULL_SECONDS", 1.0)
     with taken(ray_cluster.address):
         assert "is full: a task needs 1 CPU, and " in refusal()
-    other = cluster_nodes.Node("Clew 01234567", describe_machine())
+    other = cluster_nodes.ClusterNode("Clew 01234567", describe_machine())
     with monkeypatch.context() as patch:
         patch.setattr(cluster_nodes, "describe", lambda: other)
         assert re.search(r"node .+ runs Clew \w{8} with torch .+, this command Clew 0", refusal())

@@ -11,7 +11,7 @@ import streamlit as st
 from clew.errors import UsageError
 from clew.ui.components import address, exports, markup, palette, sign_in, states
 from clew.ui.data import jobs
-from clew.ui.data.jobs import FramesQuestion, Job
+from clew.ui.data.jobs import AskedFrames, Job
 
 PATH = "ask-path"
 HDF5 = ("h5", "hdf5")
@@ -35,7 +35,7 @@ class Upload(Protocol):
         ...
 
 
-def question(*, again: bool) -> FramesQuestion | None:
+def question(*, again: bool) -> AskedFrames | None:
     """Let a person choose frames; return them when they send them, or `again` those of a path.
 
     Where people sign in they cannot name a place on the server: they may have no right to read it.
@@ -54,11 +54,11 @@ def question(*, again: bool) -> FramesQuestion | None:
     )
     sent = st.button("Predict", type="primary", key="ask", disabled=not (path or chosen))
     if again and linked:
-        return FramesQuestion(linked, {}, CONFIDENCES[share])
+        return AskedFrames(linked, {}, CONFIDENCES[share])
     if not sent:
         return None
     address.write("frames", path or None)
-    return FramesQuestion(path, uploaded(chosen), CONFIDENCES[share])
+    return AskedFrames(path, uploaded(chosen), CONFIDENCES[share])
 
 
 def _frames(linked: str) -> tuple[str, Sequence[Upload]]:

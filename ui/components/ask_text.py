@@ -4,7 +4,7 @@ import streamlit as st
 
 from clew.ui.components import address, exports, markup
 from clew.ui.data import jobs
-from clew.ui.data.jobs import Job, TextQuestion
+from clew.ui.data.jobs import AskedText, Job
 
 PROMPT = "ask-prompt"
 MOST_TOKENS = 5000
@@ -16,7 +16,7 @@ _TEXT = (
 )
 
 
-def question(*, again: bool) -> TextQuestion | None:
+def question(*, again: bool) -> AskedText | None:
     """Let a person give a prompt; return it when they send it, or `again` what the address asks."""
     linked = address.text("prompt")
     if PROMPT not in st.session_state:
@@ -57,11 +57,11 @@ def question(*, again: bool) -> TextQuestion | None:
     )
     sent = st.button("Continue", type="primary", key="ask", disabled=not prompt)
     if again and linked:
-        return TextQuestion(linked, tokens, temperature, top_p, seed)
+        return AskedText(linked, tokens, temperature, top_p, seed)
     if not sent:
         return None
     address.write("prompt", prompt if len(prompt) <= MOST_IN_ADDRESS else None)
-    return TextQuestion(prompt, tokens, temperature, top_p, seed)
+    return AskedText(prompt, tokens, temperature, top_p, seed)
 
 
 def written(job: Job) -> None:

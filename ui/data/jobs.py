@@ -55,7 +55,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class TextQuestion:
+class AskedText:
     """A text for a language model to continue, and how."""
 
     prompt: str
@@ -66,7 +66,7 @@ class TextQuestion:
 
 
 @dataclass(frozen=True)
-class FramesQuestion:
+class AskedFrames:
     """Frames for a model of image sequences: a path on the server, or the files of an upload."""
 
     path: str
@@ -286,7 +286,7 @@ def predict(model: str, asked: Question) -> Job:
     return jobs().start(["predict", *arguments], title=f"Ask {model}")
 
 
-def continue_text(model: str, asked: TextQuestion) -> Job:
+def continue_text(model: str, asked: AskedText) -> Job:
     """Start continuing a prompt, which goes by file, whatever is in it; the text is its output."""
     arguments = [f"--model={model}", f"--prompt-file={{folder}}/{PROMPT_FILE}"]
     arguments += [f"--max-tokens={asked.max_tokens}", f"--temperature={asked.temperature}"]
@@ -300,7 +300,7 @@ def prompt_of(job: Job) -> str:
     return _text(job.folder / PROMPT_FILE)
 
 
-def predict_frames(model: str, asked: FramesQuestion) -> Job:
+def predict_frames(model: str, asked: AskedFrames) -> Job:
     """Start predicting frames; the values go to a file in the job's folder."""
     frames = asked.path
     if asked.files:

@@ -28,7 +28,7 @@ QUALIFIER_ENDS = ("_qualifier", "qualified_predicate")
 FORMATS = ("tsv", "jsonl")
 
 
-class Node(BaseModel):
+class KgxNode(BaseModel):
     """A node; other columns are passed over."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
@@ -54,7 +54,7 @@ class Node(BaseModel):
         return list(found.values())
 
 
-class Edge(BaseModel):
+class KgxEdge(BaseModel):
     """An edge; columns other than qualifiers are passed over."""
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
@@ -120,7 +120,7 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
     ids = array("q")
     for file in edge_files:
         for number, record in _records(file, ("subject", "predicate", "object")):
-            edge = _checked(Edge, record, file, number)
+            edge = _checked(KgxEdge, record, file, number)
             relation = edge.qualified if qualifiers else edge.predicate
             for text in (edge.subject, relation, edge.object):
                 _refuse_unwritable(text, file, number)
@@ -148,7 +148,7 @@ def _read_nodes(
     synonyms: dict[str, list[str]] = {}
     for file in files:
         for number, record in _records(file, ("id",)):
-            node = _checked(Node, record, file, number)
+            node = _checked(KgxNode, record, file, number)
             names[node.id] = printable(" ".join((node.name or "").split()))
             kind = most_specific(node.category) or ""
             kinds[node.id] = printable(" ".join(kind.removeprefix(PREFIX).split()))

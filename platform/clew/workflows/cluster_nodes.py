@@ -44,7 +44,7 @@ class CommandSettings:
 
 
 @dataclass(frozen=True)
-class Node:
+class ClusterNode:
     """What a node says of itself."""
 
     code: str
@@ -89,7 +89,7 @@ def require_server(address: str, hosts: set[str]) -> None:
         )
 
 
-def require_same_code(nodes: Mapping[str, Node]) -> tuple[Machine, ...]:
+def require_same_code(nodes: Mapping[str, ClusterNode]) -> tuple[Machine, ...]:
     """Return the machines.
 
     Raises:
@@ -110,14 +110,14 @@ def origin() -> CommandSettings:
     return CommandSettings(os.getcwd(), given | {"MLFLOW_TRACKING_URI": tracking_uri()})
 
 
-def describe() -> Node:
+def describe() -> ClusterNode:
     """Describe code and machine of this process."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     code = f"Clew {digest.hexdigest()[:8]} with torch {version('torch')}, Python {python_version()}"
-    return Node(code, describe_machine(torch_version=version("torch")))
+    return ClusterNode(code, describe_machine(torch_version=version("torch")))
 
 
 def carry_out(
