@@ -140,8 +140,8 @@ def _fault_in(content: object) -> str | None:
     if not isinstance(content.get("params") or {}, dict):
         return "params is no JSON object"
     table = content.get("dataframe_split")
-    for key in ("columns", "index") if isinstance(table, dict) else ():
-        labels = table.get(key) or []
+    for key in ("columns", "index"):
+        labels = (table.get(key) if isinstance(table, dict) else None) or []
         if not isinstance(labels, list) or any(isinstance(each, dict | list) for each in labels):
             return f"{key} of dataframe_split is no list of names"
     return None
