@@ -29,7 +29,6 @@ from clew.workflows.challenge import (
 from clew.workflows.gate import Gate
 from clew.workflows.model_source import open_run_best
 from clew.workflows.resume import require_dead
-from clew.workflows.servables import SERVABLE_TASKS
 
 __all__ = ["PromotionRequest", "PromotionResult", "promote", "promote_best_of", "rollback"]
 
@@ -82,11 +81,6 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     maximize = maximizes(metric)
     with working_folder("promote", holds=f"run {run.run_id}") as folder:
         candidate = open_run_best(run.run_id, folder)
-        if candidate.manifest.task not in SERVABLE_TASKS:
-            raise ConfigError(
-                f"run {run.run_id} is {candidate.manifest.task}; only "
-                f"{', '.join(sorted(SERVABLE_TASKS))} models can be registered and served"
-            )
         name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
         if request.dry_run:
             state = registry.state(name)
