@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -20,7 +21,7 @@ def main() -> None:
 
     A SIGTERM ends a command as Ctrl-C does, so that its run is closed and does not look alive.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _end_once)
     end_with_parent()
     collect_garbage_rarely()
     prepare_environment()
@@ -35,6 +36,15 @@ def main() -> None:
         sys.exit(_report(f"CLEW_LOG_LEVEL is {level!r}; {expected}", UsageError.exit_code))
     logging.getLogger("clew").setLevel(level.upper())
     sys.exit(run(sys.argv[1:]))
+
+
+def _end_once(_number: int, _frame: FrameType | None) -> None:
+    """End a command at its first SIGTERM; a later one would interrupt what it closes.
+
+    Of a parent that is killed, Linux sends one for each of its threads (see `end_with_parent`).
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def prepare_environment() -> None:

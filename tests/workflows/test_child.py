@@ -77,8 +77,11 @@ def test_a_kill_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
 
 
 STUDY = """
-import sys
+import signal, sys
 from clew.workflows import child
+
+# What a shell starts in the background ignores SIGINT, and so does all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 child._run([sys.executable, "training.py"], "training")
 """
 TRAINING = """
