@@ -36,7 +36,7 @@ class BatchTrace:
         report: ReportSource,
         output: OutputFolder,
     ) -> None:
-        self._source, self._report, self.output = source, report, output
+        self.source, self.report, self.output = source, report, output
         self._neighbourhood = Neighbourhood.cached(report.graph, cache_folder("neighbourhoods"))
         self._filtering = Filtering.from_config(source.model.config.influence)
         self.seconds = 0.0
@@ -44,7 +44,7 @@ class BatchTrace:
     @property
     def group_size(self) -> int:
         """Test triples that are computed together."""
-        return self._source.model.config.influence.tests_per_group
+        return self.source.model.config.influence.tests_per_group
 
     def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
         """Return the outcome of every test triple, in order."""
@@ -58,7 +58,7 @@ class BatchTrace:
 
     def _look_together(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
         """Return what `look` does in the main process; the others learn from it what waits."""
-        world = self._source.world
+        world = self.source.world
         known, waiting = self.look(tests if world.is_main else [])
         indices = json.dumps([test.index for test, _ in waiting])
         chosen = set(json.loads(world.broadcast_text(indices, torch.device("cpu"))))
@@ -109,7 +109,7 @@ class BatchTrace:
         except (Interrupted, KeyboardInterrupt):
             raise
         except (ClewError, RuntimeError, MemoryError) as error:
-            if self._source.world.size > 1 and not isinstance(error, NonFiniteLossError):
+            if self.source.world.size > 1 and not isinstance(error, NonFiniteLossError):
                 raise
             if len(group) > 1:
                 return [outcome for item in group for outcome in self._group([item])]
@@ -118,14 +118,14 @@ class BatchTrace:
             return [Outcome(test.index, test.text, "failed", described(error))]
 
     def _explain(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
-        mask = np.zeros((len(group), len(self._source.task.graph.train)), bool)
+        mask = np.zeros((len(group), len(self.source.task.graph.train)), bool)
         for row, (_, candidates) in enumerate(group):
             mask[row, candidates] = True
-        findings = explain(self._source, ids_of([test for test, _ in group]), candidates=mask)
+        findings = explain(self.source, ids_of([test for test, _ in group]), candidates=mask)
         outcomes = []
         for row, (test, _) in enumerate(group):
-            if self._source.world.is_main:
-                self.output.write(test.index, test.text, self._report, findings.only(row))
+            if self.source.world.is_main:
+                self.output.write(test.index, test.text, self.report, findings.only(row))
             numbers = (
                 int(findings.candidates[row]),
                 float(findings.scores[row]),

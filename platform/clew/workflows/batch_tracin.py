@@ -5,7 +5,7 @@ work, and they are shared. Each test triple has its own result on the disk befor
 begins, so a killed run loses at most a group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from clew import names
 from clew.errors import ConfigError, DataError
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
+from clew.runs.base import Tracker
 from clew.runs.influence_report import InfluenceReport
 from clew.training.peers import require_same
 from clew.workflows.batch_cluster import described_source, run_on_cluster
@@ -128,22 +129,31 @@ def batch_tracin(
             )
         if not world.is_main:
             return BatchResult(tuple(outcomes), None, output.root, batch.seconds)
-        output.summarise(outcomes)
-        if all(outcome.status == "failed" for outcome in outcomes):
-            raise DataError(_none_explained(request, outcomes))
-        folder = output.join(_frame(report, batch.seconds))
-        tracker.artifact(folder)
-        tracker.artifact(output.root / "summary.json", "influence")
-        if any(outcome.status == "done" for outcome in outcomes):
-            measured = _speed(outcomes, batch.seconds) | deviation(settings)
-            tracker.metrics(measured, source.model.manifest.step)
-        return BatchResult(
-            tuple(outcomes),
-            tracker.run_id,
-            output.root,
-            batch.seconds,
-            tuple(names.average_notes(settings)),
-        )
+        _record(tracker, request, batch, outcomes, settings)
+        notes = tuple(names.average_notes(settings))
+        return BatchResult(tuple(outcomes), tracker.run_id, output.root, batch.seconds, notes)
+
+
+def _record(
+    tracker: Tracker,
+    request: BatchRequest,
+    batch: BatchTrace,
+    outcomes: Sequence[Outcome],
+    settings: Mapping[str, Any],
+) -> None:
+    """Join what was explained, and record it.
+
+    Raises:
+        DataError: nothing was.
+    """
+    batch.output.summarise(outcomes)
+    if all(outcome.status == "failed" for outcome in outcomes):
+        raise DataError(_none_explained(request, outcomes))
+    tracker.artifact(batch.output.join(_frame(batch.report, batch.seconds)))
+    tracker.artifact(batch.output.root / "summary.json", "influence")
+    if any(outcome.status == "done" for outcome in outcomes):
+        measured = _speed(outcomes, batch.seconds) | deviation(settings)
+        tracker.metrics(measured, batch.source.model.manifest.step)
 
 
 def _frame(report: ReportSource, seconds: float) -> InfluenceReport:
