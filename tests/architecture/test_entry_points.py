@@ -9,7 +9,8 @@ import click
 import pytest
 import yaml
 
-from clew.cli import cli
+from clew.__main__ import run
+from clew.cli import UNDER_TORCHRUN, cli
 from clew.cli.reference import PROGRAM, written_files
 from clew.config.flags import flagged_fields
 from clew.errors import ConfigError
@@ -203,3 +204,13 @@ def test_a_value_that_is_not_valid_is_one_line(words: list[str], message: str) -
     with pytest.raises((ConfigError, click.ClickException)) as raised:
         cli.main(words, standalone_mode=False)
     assert message in str(getattr(raised.value, "message", raised.value))
+
+
+@pytest.mark.parametrize("command", sorted(set(cli.commands) - set(UNDER_TORCHRUN)))
+def test_a_command_of_one_process_refuses_torchrun(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run([command, "--help"]) == 2
+    assert f"clew {command} works in one process" in capsys.readouterr().err

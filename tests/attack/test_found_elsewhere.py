@@ -20,7 +20,7 @@ from clew.runs.influence_report import read_influence_outline
 from clew.runs.messages import MESSAGES, Unreadable
 from clew.runs.reading.run_files import read_by_relation
 from clew.runs.reading.studies import read_study
-from clew.runs.request_door import Door, _fault_in
+from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in, close_door
 from clew.runs.window_report import TextInfluenceReport
 from clew.training.checkpoints import MANIFEST_FILE, read_manifest
 from clew.training.history import last_step
@@ -213,3 +213,12 @@ def test_an_answer_that_is_no_object(text: str) -> None:
     assert code == "BAD_REQUEST"
     require_one_line(line)
     assert io.StringIO(line).readline() == line
+
+
+@pytest.mark.parametrize("given", ["x", "inf", "nan", "0", "-1", "1e999"])
+def test_a_limit_of_requests_that_is_no_size(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVED_PATH, "model")
+    monkeypatch.setenv(LIMIT_VARIABLE, given)
+    with pytest.raises(SystemExit, match=f"CLEW_REQUEST_MIB='{given}'; expected MiB") as caught:
+        close_door("rows")
+    require_one_line(str(caught.value))

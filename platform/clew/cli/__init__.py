@@ -5,16 +5,27 @@ schema. Every command except `runs`, `sync` and `ui` is also an entry point of M
 underscores in place of dashes in the parameter names; `demo` is the entry point `main`.
 """
 
+import os
+
 import click
 
 from clew import __version__
 from clew.cli import explanations, models, predictions, project, training
+from clew.errors import UsageError
+
+UNDER_TORCHRUN = ("train", "predict", "tracin", "batch-tracin")
+"""Commands whose processes work together; of another one, each would do the whole work."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Train models with measured optimizations; trace predictions to their training examples."""
+    command = context.invoked_subcommand
+    alone = "RANK" not in os.environ or os.environ.get("WORLD_SIZE") == "1"
+    if not alone and command not in UNDER_TORCHRUN:
+        raise UsageError(f"clew {command} works in one process; start it without torchrun")
 
 
 for verb in (

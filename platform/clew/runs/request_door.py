@@ -33,9 +33,13 @@ def close_door(expects: str) -> None:
 
     Args:
         expects: What a request should hold, for people.
+
+    Raises:
+        SystemExit: `CLEW_REQUEST_MIB` is not a usable number; the server ends with this line.
     """
     if SERVED_PATH not in os.environ:
         return
+    limit_bytes = _limit_bytes(os.environ.get(LIMIT_VARIABLE) or str(LIMIT_MIB))
     import fastapi
 
     class Guarded(fastapi.FastAPI):
@@ -43,9 +47,21 @@ def close_door(expects: str) -> None:
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
-            self.add_middleware(Door, expects=expects)
+            self.add_middleware(Door, expects=expects, limit_bytes=limit_bytes)
 
     fastapi.FastAPI = Guarded  # type: ignore[misc]
+
+
+def _limit_bytes(given: str) -> int:
+    try:
+        limit = int(float(given) * 2**20)
+    except (ValueError, OverflowError):
+        limit = 0
+    if limit < 1:
+        raise SystemExit(
+            f"clew: {LIMIT_VARIABLE}={given!r}; expected MiB above 0, such as {LIMIT_MIB}"
+        )
+    return limit
 
 
 class Door:
@@ -54,11 +70,13 @@ class Door:
     Args:
         app: The scoring server.
         expects: What a request should hold, for people.
+        limit_bytes: The largest request.
     """
 
-    def __init__(self, app: Application, expects: str) -> None:
-        self._app, self._expects = app, expects
-        self._limit_bytes = int(float(os.environ.get(LIMIT_VARIABLE, LIMIT_MIB)) * 2**20)
+    def __init__(
+        self, app: Application, expects: str, limit_bytes: int = LIMIT_MIB * 2**20
+    ) -> None:
+        self._app, self._expects, self._limit_bytes = app, expects, limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

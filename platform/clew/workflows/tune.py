@@ -189,8 +189,6 @@ def _check(request: TuneRequest) -> None:
             "data.leave_one_group_out=false, data.hold_out_validation=true and "
             "evaluation.every_epochs=1"
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("clew tune trains in one process; start it without torchrun")
 
 
 def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str:
