@@ -5,19 +5,26 @@
 `nano` (10.1 million parameters) and a transformer of 10.7 million, bytes, bfloat16 products,
 AdamW; a step is forward, backward and optimizer, on as many tokens as a step of `nano` has (4,096)
 or one window where that is longer. A step of the transformer on 32,768 tokens takes minutes: it
-ends at windows of 4,096. No data set is needed. Each case has a process of its own; the
-first step does not count.
+ends at windows of 4,096. Products are those of one step of `nano`, recorded with their sizes,
+strides and types, and done again with nothing between them: the rate that a step could reach.
+No data set is needed. Each case has a process of its own; the first step does not count.
 """
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.language_modeling.loss import summed_loss
 from clew.language_modeling.model import EigenstateLM
+from clew.layers.emulated_half import products_in
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import count_parameters
 from experiments.benchmarks.harness import (
@@ -35,6 +42,7 @@ STEP_TOKENS = 4096
 LONG = 32_768
 CASES = (
     ("nano", 512, 8),
+    ("products", 512, 8),
     ("transformer", 512, 8),
     ("nano", 4096, 4),
     ("transformer", 4096, 4),
@@ -43,11 +51,45 @@ CASES = (
 """Model, tokens in a window, steps that count."""
 
 
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_linear_pointwise"}
+
+
+class RecordedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the matrix products that torch does, and does them again on other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[Callable[[], Any]] = []
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Do one operation, and record it if it is a product."""
+        if operator.overloadpacket.__name__ in PRODUCTS:
+            form = tree_map_only(Tensor, _same_form, (args, kwargs or {}))
+            self._calls.append(partial(operator, *form[0], **form[1]))
+        return operator(*args, **(kwargs or {}))
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def again(self) -> None:
+        """Do all of them."""
+        for call in self._calls:
+            call()
+
+
+def _same_form(tensor: Tensor) -> Tensor:
+    with _disable_current_modes():
+        form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return form.normal_()
+
+
 def build(name: str) -> EigenstateLM | Transformer:
     """Build a model by name."""
-    if name == "nano":
-        return EigenstateLM(VOCABULARY, EigenstateLMModel(preset="nano"))
-    return Transformer(VOCABULARY)
+    if name == "transformer":
+        return Transformer(VOCABULARY)
+    return EigenstateLM(VOCABULARY, EigenstateLMModel(preset="nano"))
 
 
 def child(name: str, window: int, steps: int) -> None:
@@ -58,10 +100,16 @@ def child(name: str, window: int, steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     batch = max(1, STEP_TOKENS // window)
     tokens = torch.randint(VOCABULARY, (batch, window + 1))
+    step = partial(train_step, model, optimizer, tokens)
+    if name == "products":
+        with RecordedProducts() as products:
+            step()
+        assert len(products) > 0
+        step = products.again
     seconds = []
     for _ in range(1 + steps):
         started = time.perf_counter()
-        train_step(model, optimizer, tokens)
+        step()
         seconds.append(time.perf_counter() - started)
     report_child(
         {
@@ -75,20 +123,21 @@ def child(name: str, window: int, steps: int) -> None:
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    tokens: torch.Tensor,
+    tokens: Tensor,
     *,
     max_grad_norm: float | None = None,
 ) -> None:
     """Take one optimizer step on windows `(batch, window + 1)`."""
     assert isinstance(model.embedding, nn.Embedding)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        total = summed_loss(
-            model(tokens[:, :-1]),
-            model.embedding.weight,
-            tokens[:, 1:].contiguous(),
-            chunk_bytes=64 * 2**20,
-        )
-    (total / tokens[:, 1:].numel()).backward()
+    with products_in(torch.bfloat16, torch.device("cpu")):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            total = summed_loss(
+                model(tokens[:, :-1]),
+                model.embedding.weight,
+                tokens[:, 1:].contiguous(),
+                chunk_bytes=64 * 2**20,
+            )
+        (total / tokens[:, 1:].numel()).backward()
     if max_grad_norm is not None:
         nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
