@@ -12,6 +12,7 @@ import tokenizers
 import torch
 
 from clew.errors import NonFiniteLossError
+from clew.image_sequences import hdf5_store
 from clew.image_sequences.files import read_frames
 from clew.image_sequences.requests import WindowPredictor
 from clew.language_modeling.generation import Sampling
@@ -21,6 +22,18 @@ from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packe
 from clew.link_prediction.triple_files import GraphFiles
 from clew.workflows.trace_text import read_texts
 from tests.attack.cases import refused
+from tests.image_sequences.sequence_files import sequence_columns, write_hdf5
+
+
+def test_texts_in_hdf5_that_are_searched_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_hdf5(tmp_path / "frames.h5", sequence_columns())
+    whole = path.read_bytes()
+    second = whole.index(b"GCOL") + 40  # the heap's own 16 bytes, 24 of its first text
+    path.write_bytes(whole[:second] + b'"' + whole[second:])
+    monkeypatch.setattr(hdf5_store, "MAX_PROCESSOR_SECONDS", 0.2)
+    refused(lambda: read_frames(path), "HDF5 fails to read it")
 
 
 @pytest.mark.parametrize(

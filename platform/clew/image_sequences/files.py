@@ -25,18 +25,16 @@ import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError, described, quoted
-from clew.extras import extra
 from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
+from clew.image_sequences import hdf5_store, zarr_store
+from clew.image_sequences.hdf5_store import HDF5Frames
 from clew.image_sequences.stores import (
     ArrayFrames,
     ChannelAxis,
     FileFrames,
-    FrameLayout,
-    HDF5Frames,
-    check_pixels,
     open_array,
 )
-from clew.image_sequences.zarr_store import ZARR_SUFFIX, ZarrFrames, is_zarr, read_columns
+from clew.image_sequences.zarr_store import ZARR_SUFFIX, ZarrFrames, is_zarr
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 METADATA_FILE = "sequences.json"
@@ -232,41 +230,21 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 def _read_hdf5(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    with extra("images"):
-        import h5py
-
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise DataError(f"{path}: not a readable HDF5 file ({described(error)})") from None
-    with file:
-        try:
-            links = set(file)  # a link that leads nowhere among them
-            sets = {name: file.get(name) for name in ("images", *COLUMNS) if name in links}
-            wrong = [name for name, found in sets.items() if not isinstance(found, h5py.Dataset)]
-            if wrong or "images" not in sets or sets["images"].shape is None:
-                raise DataError(
-                    f"{path}: no data set {(*wrong, 'images')[0]} (it has "
-                    f"{', '.join(file)[:200] or 'nothing'})"
-                )
-            images = sets.pop("images")
-            check_pixels(path, images.dtype)
-            columns = {name: _plain(path, found[()]) for name, found in sets.items()}
-            metadata = {name: _plain(path, value) for name, value in file.attrs.items()}
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError, MemoryError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"{path}: a data set cannot be read ({described(error)})") from None
-        layout = FrameLayout.of(path, tuple(images.shape), channels)
-        return HDF5Frames(path, layout), columns, metadata
+    images = HDF5Frames(path, channels)
+    columns, metadata = hdf5_store.read_columns(path, COLUMNS)
+    return images, _all_plain(path, columns), _all_plain(path, metadata)
 
 
 def _read_zarr(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
     images = ZarrFrames(path, channels)  # first, for what follows relies on their shape
-    columns, metadata = read_columns(path, COLUMNS)
-    return images, {name: _plain(path, values) for name, values in columns.items()}, metadata
+    columns, metadata = zarr_store.read_columns(path, COLUMNS)
+    return images, _all_plain(path, columns), metadata
+
+
+def _all_plain(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _plain(path, value) for name, value in values.items()}
 
 
 def _plain(path: Path, value: Any) -> Any:

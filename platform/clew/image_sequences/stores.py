@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 
 from clew.errors import DataError, described
-from clew.extras import extra
 
 ChannelAxis = Literal["first", "last"]
 FrameShape = tuple[int, int, int, int]
@@ -153,35 +152,3 @@ class FileFrames:
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""
         return self.layout.frames(np.stack([open_array(self.paths[int(i)]) for i in frames]))
-
-
-@dataclass
-class HDF5Frames:
-    """The data set `images` of an HDF5 file, opened once in each process."""
-
-    path: Path
-    layout: FrameLayout
-    _file: Any = field(default=None, init=False, repr=False)
-
-    @property
-    def shape(self) -> FrameShape:
-        """Return (frame, channel, height, width)."""
-        return self.layout.shape
-
-    def read(self, frames: np.ndarray) -> np.ndarray:
-        """Return frames as float32, `(frame, channel, height, width)`."""
-        with extra("images"):
-            import h5py
-
-        # HDF5 reads ascending indices, each once.
-        ordered, place = np.unique(frames, return_inverse=True)
-        try:
-            if self._file is None:
-                self._file = h5py.File(self.path, "r")
-            return self.layout.frames(self._file["images"][ordered][place])
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError, MemoryError) as error:
-            raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the open file behind: each process opens its own."""
-        return self.__dict__ | {"_file": None}
