@@ -17,7 +17,7 @@ from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
-from clew.training.sharding.table_rows import TableRows
+from clew.training.sharding.rows import OwnRows
 
 GRADIENTS = ("projected", "head", "relation")
 SCORES_AT_ONCE = 2**22
@@ -115,7 +115,7 @@ def kronecker(
 
 def drawn_delta(
     scores: Float[Tensor, "row own"],
-    entities: TableRows,
+    entities: OwnRows,
     function: LossFunction,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "row own"], Float[Tensor, "row own"]]:
