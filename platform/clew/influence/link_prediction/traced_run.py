@@ -25,7 +25,7 @@ from clew.influence.link_prediction.inner_products import (
 from clew.influence.link_prediction.moments import MomentSettings, deflated, kronecker
 from clew.influence.link_prediction.preconditioner import Preconditioner, read_preconditioner
 from clew.influence.link_prediction.rows import FactoredRows, RowBuilder
-from clew.influence.link_prediction.trunk import AutogradTrunk, Scorer, Trunk
+from clew.influence.link_prediction.trunk import Scorer, Trunk
 from clew.influence.link_prediction.tucker_trunk import TuckERTrunk
 from clew.influence.summation import Norms, Products, checked_weights
 from clew.layers.products import MatrixProduct
@@ -96,6 +96,8 @@ class GraphModelCheckpoint:
         if self._geometry is not None:
             parts = tuple(part for part in parts if part in COVERED_PARTS)
             features = self._geometry.features or unchanged
+        self.parts = parts
+        """Names of the selected parts."""
         self._trunk, self._rows = trunk, rows
         builder = RowBuilder(trunk, scorer, rows.form, options.depth, small=parts[-1] in OTHERS)
         self._builder = replace(builder, known=rows.known, terms=rows.terms)
@@ -105,11 +107,6 @@ class GraphModelCheckpoint:
             self.tests = self._changed(of_tests.build(rows.test))
             self.test_squared_norm = self._norms(self.tests)
             """Squared gradient norms of the test triples, `(test,)`."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the selected parts."""
-        return self._kernel.parts
 
     @torch.no_grad()
     def products(self, train: np.ndarray, *, norms: bool) -> Products:
@@ -167,6 +164,8 @@ class TracedRun:
         self.config, self.settings = config, settings
         self.checkpoints, self.device = checkpoints, device
         self.weights = checked_weights(checkpoints)
+        self.operand = half_precision_type(settings, device)
+        """Half-precision type of the operands; None: float32."""
         self.models = [self._load(task, record) for record in checkpoints]
         self._forms: list[Preconditioner | Geometry | None] = []
         if settings.score == "preconditioned":
@@ -181,16 +180,7 @@ class TracedRun:
     def depth(self) -> int:
         """Number of selected layers, counted from the output."""
         settings = self.settings
-        return (
-            min(settings.num_last_layers, EVERY_LAYER)
-            if settings.use_last_layers_only
-            else EVERY_LAYER
-        )
-
-    @property
-    def operand(self) -> torch.dtype | None:
-        """Half-precision type of the operands; None: float32."""
-        return half_precision_type(self.settings, self.device)
+        return settings.num_last_layers if settings.use_last_layers_only else EVERY_LAYER
 
     def kernels(self, rows: TripleRows, *, half: bool = True) -> list[GraphModelCheckpoint]:
         """Return the inner products at each checkpoint; `half` allows half precision."""
@@ -230,7 +220,7 @@ class TracedRun:
         return read_preconditioner(
             record.path,
             model,
-            build_trunk(model).layout(model),
+            build_trunk(model).layout,
             step=record.step,
             beta2=optimizer.beta2,
             epsilon=optimizer.epsilon,
@@ -246,4 +236,4 @@ def build_trunk(
         return ConvETrunk(model, product, keep_features)
     if isinstance(model, TuckER):
         return TuckERTrunk(model, product, keep_features)
-    return AutogradTrunk(model, product, keep_features)
+    return Trunk(model, product, keep_features)
