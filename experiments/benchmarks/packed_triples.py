@@ -32,7 +32,7 @@ from clew.training.loaders import (
     BLOCKS_TOGETHER,
     BatchLoader,
     epoch_microbatches,
-    epoch_order,
+    order_pieces,
 )
 from experiments.benchmarks.harness import print_table, report_child, run_child, write_results
 
@@ -124,10 +124,10 @@ def mixing(block: int) -> dict[str, float]:
     for epoch in range(MIXED_EPOCHS):
         batches = epoch_microbatches(MIXED, settings, epoch)
         means += [quantity[batch].mean() for batch in batches]
-        order = epoch_order(MIXED, seed=0, epoch=epoch, block=block)
+        order = np.concatenate(list(order_pieces(MIXED, seed=0, epoch=epoch, block=block)))
         found = np.flatnonzero(is_first[order])
         places += np.bincount(found * 100 // MIXED, minlength=100) / len(found) / MIXED_EPOCHS
-    first = epoch_order(MIXED, seed=0, epoch=0, block=block)
+    first = np.concatenate(list(order_pieces(MIXED, seed=0, epoch=0, block=block)))
     return {
         "block": block,
         "variance": float(np.var(means)) * BATCH,

@@ -31,7 +31,7 @@ from clew.config.services import TrackingConfig
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses import fused_one_vs_all
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
-from clew.link_prediction.losses.slopes import Slopes
+from clew.link_prediction.losses.score_tiles import Slopes
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.runs.hardware import process_peak_gib, reset_process_peak

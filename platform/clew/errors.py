@@ -19,10 +19,11 @@
 A message is one line: what was given, what was expected, what to do.
 """
 
+import difflib
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
@@ -147,6 +148,8 @@ def printable(text: str) -> str:
 
 
 SHOWN_CHARACTERS = 120
+LONGEST_NAME = 200
+"""Characters of a name that are compared with the valid ones."""
 
 
 def quoted(value: object) -> str:
@@ -155,6 +158,13 @@ def quoted(value: object) -> str:
     if len(shown) > SHOWN_CHARACTERS:
         shown = shown[:SHOWN_CHARACTERS] + "…"
     return repr(shown) if isinstance(value, str) else shown
+
+
+def valid_names(given: str, names: Sequence[str]) -> str:
+    """Return the end of an error message: a similar name, if any, and all valid names."""
+    near = difflib.get_close_matches(given[:LONGEST_NAME], names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}valid: {', '.join(names)}"
 
 
 _DISK = {

@@ -32,7 +32,7 @@ BROKEN = [
     ("platform/clew/helpers.py", "ANSWER = 42", "Folders import downwards"),
     ("platform/clew/training/__init__.py", "import mlflow", "MLflow is known to"),
     ("platform/clew/config/__init__.py", "import torch", "A configuration is checked"),
-    ("platform/clew/runs/reading/__init__.py", "import clew.layers.shapes", "never reach torch"),
+    ("platform/clew/runs/reading/__init__.py", "import clew.layers.products", "never reach torch"),
     ("platform/clew/runs/base.py", "import mlflow", "seam is free of MLflow"),
     ("platform/clew/workflows/__init__.py", "import streamlit", "Streamlit is known"),
     ("platform/clew/ui/views/__init__.py", "import clew.runs.reading", "Only clew.ui.data reads"),

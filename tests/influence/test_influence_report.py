@@ -46,7 +46,7 @@ def findings(complete: bool) -> Findings:
             scored(np.array([[3, 1], [5, -1]]), np.array([[2.0, 0.5], [0.25, 0.0]])),
             scored(np.array([[2, 0], [7, 6]]), np.array([[-3.0, -1e-9], [-2.0, -1.0]])),
         )
-    explanation = Explanation(*lists, complete, np.array([4.0, 5.0]), CONVE_PARTS, 8)
+    explanation = Explanation(*lists, complete, np.array([4.0, 5.0]), CONVE_PARTS)
     return Findings(
         tests=np.array([[0, 1, 4], [7, 0, 6]], np.int32),
         explanations=[explanation],
@@ -128,7 +128,7 @@ def test_without_details_and_cosine(tmp_path):
     bare = Scored(
         np.array([[1, 2]]), np.array([[1.0, -1.0]]), np.empty((0, 1, 2)), np.empty((0, 1, 2)), None
     )
-    explanation = Explanation(bare, bare, True, np.array([1.0]), CONVE_PARTS, 2)
+    explanation = Explanation(bare, bare, True, np.array([1.0]), CONVE_PARTS)
     one = Findings(
         np.array([[0, 0, 1]], np.int32),
         [explanation],
@@ -156,7 +156,7 @@ def test_thirty_thousand_scores_for_each_of_some_tests(tmp_path, monkeypatch):
     order = np.tile(np.arange(count), (tests, 1))
     values = np.sort(generator.normal(size=(tests, count)), axis=1)[:, ::-1].copy()
     lists = scored(order, values)
-    explanation = Explanation(lists, lists, True, np.ones(tests), CONVE_PARTS, 1)
+    explanation = Explanation(lists, lists, True, np.ones(tests), CONVE_PARTS)
     every = Findings(
         train[:tests], [explanation], np.zeros(tests), np.ones(tests), np.full(tests, count), 1.0
     )

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clew.layers import emulated_half
-from clew.layers.emulated_half import EmulatedProducts, products_in
-from clew.layers.products import MatrixProduct
+from clew.layers import products
+from clew.layers.products import EmulatedProducts, MatrixProduct, products_in
 
 CPU = torch.device("cpu")
 HALF = torch.bfloat16
@@ -81,7 +80,7 @@ def test_float32_products_are_left_alone() -> None:
 def test_only_a_cpu_without_instructions_needs_it(
     has_instructions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(emulated_half, "has_bfloat16_products", lambda: has_instructions)
+    monkeypatch.setattr(products, "has_bfloat16_products", lambda: has_instructions)
     assert isinstance(products_in(HALF, CPU), EmulatedProducts) is not has_instructions
     for dtype, device in ((None, CPU), (torch.float16, CPU), (HALF, torch.device("cuda"))):
         assert not isinstance(products_in(dtype, device), EmulatedProducts)

@@ -12,7 +12,6 @@ import torch
 from clew.errors import CheckpointError, ConfigError
 from clew.link_prediction.task import LinkPrediction
 from clew.training.checkpoints import MODEL_FILE, OPTIMIZER_FILE, copy_weights, load_tensors
-from clew.training.loaders import epoch_order, microbatch_indices
 from clew.training.sharding.traffic import lookup_bytes, loss_bytes
 from tests.link_prediction.sharded_runs import (
     ENTITIES,
@@ -22,6 +21,7 @@ from tests.link_prediction.sharded_runs import (
     graph,
     run_all,
 )
+from tests.training.plain_order import epoch_order, microbatches
 
 pytestmark = pytest.mark.slow
 
@@ -136,9 +136,7 @@ def test_received_bytes_are_those_of_the_formula(trained: Path) -> None:
     source = LinkPrediction(graph(), config).train_examples()
     order = epoch_order(len(source), seed=0, epoch=0)
     size = config.training.batch_size
-    plans = [
-        microbatch_indices(order, batch_size=size, rank=rank, world_size=2) for rank in range(2)
-    ]
+    plans = [microbatches(order, batch_size=size, rank=rank, world_size=2) for rank in range(2)]
     expected: Counter[str] = Counter()
     half = ENTITIES // 2
     for own, other in zip(*plans, strict=True):

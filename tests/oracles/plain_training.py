@@ -11,8 +11,8 @@ from clew.config.optimizer import Adagrad, Adam, AdamW
 from clew.config.schema import RunConfig
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import add_inverses
-from clew.training.loaders import epoch_order, microbatch_indices
 from clew.training.seeding import seed_everything
+from tests.training.plain_order import epoch_order, microbatches
 
 
 def train_plainly(config: RunConfig, task: LinkPrediction, weights: Tensor) -> torch.nn.Module:
@@ -27,7 +27,7 @@ def train_plainly(config: RunConfig, task: LinkPrediction, weights: Tensor) -> t
     average = {name: p.detach().clone() for name, p in parameters.items()}
     source, step = task.train_examples(), 0
     plans = [
-        microbatch_indices(
+        microbatches(
             epoch_order(len(source), seed=settings.seed, epoch=epoch),
             batch_size=settings.batch_size,
         )

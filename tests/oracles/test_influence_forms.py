@@ -41,8 +41,7 @@ from clew.layers.products import MatrixProduct
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.training.checkpoints import list_checkpoints, load_model
-from clew.training.sharding.rows import RowShard
-from clew.training.sharding.table_rows import TableRows
+from clew.training.sharding.rows import OwnRows, RowShard
 from tests.oracles.test_influence_sum import DoubleTask, fixture_of, matrix
 
 ENTITIES, RELATIONS = 7, 3
@@ -373,7 +372,7 @@ def test_labels_are_drawn_as_the_model_believes():
     torch.manual_seed(0)
     scores = torch.randn(1, 6, dtype=torch.float64).expand(20_000, 6)
     for function in ("binary_cross_entropy", "softmax_cross_entropy"):
-        entities = TableRows(RowShard(scores.shape[1], rank=0, size=1))
+        entities = OwnRows(RowShard(scores.shape[1], rank=0, size=1))
         generator = torch.Generator().manual_seed(1)
         delta, variance = drawn_delta(scores, entities, function, generator)
         assert delta.mean(0).abs().max() < 0.02

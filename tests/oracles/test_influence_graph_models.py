@@ -22,7 +22,7 @@ from clew.config.graph_models import (
     TransEModel,
     TuckERModel,
 )
-from clew.influence.link_prediction.conve_trunk import LAYOUT
+from clew.influence.link_prediction.conve_trunk import ConvETrunk
 from clew.influence.link_prediction.deltas import (
     Directions,
     LossForm,
@@ -37,7 +37,6 @@ from clew.influence.link_prediction.traced_run import build_trunk
 from clew.influence.link_prediction.trunk import (
     NETWORK_PART,
     SCORER_PARTS,
-    AutogradTrunk,
     Scorer,
     Trunk,
 )
@@ -276,7 +275,7 @@ def test_aligned_and_preconditioned_pairs_of_every_kind(kind, form):
         scale[name] = rank_one(moments[name], epsilon)
     scale["scorer"] = scale["entity.weight"]
     trunk, train, test = build(model, form, 2)
-    preconditioner = Preconditioner.from_moments(moments, trunk.layout(model), epsilon=epsilon)
+    preconditioner = Preconditioner.from_moments(moments, trunk.layout, epsilon=epsilon)
     kernel = Kernel(trunk, trunk.parts(3), preconditioner)
     grid = kernel(Grid(trunk, train, test), train, test)
     expected = brute_force(*both_gradients(model, form, 2), scale)
@@ -288,7 +287,7 @@ def test_aligned_and_preconditioned_pairs_of_every_kind(kind, form):
 @pytest.mark.parametrize("form", FORMS[1:6:2], ids=str)
 def test_the_trunk_of_tucker_agrees_with_the_one_for_every_model(form):
     model = simple("tucker")
-    generic, train, test = build(model, form, 2, trunk=AutogradTrunk(model))
+    generic, train, test = build(model, form, 2, trunk=Trunk(model))
     ours = Kernel(generic, generic.parts(3))(Grid(generic, train, test), train, test)
     for keep in (True, False):
         trunk, train, test = build(model, form, 2, keep=keep)
@@ -300,7 +299,7 @@ def test_the_trunk_of_tucker_agrees_with_the_one_for_every_model(form):
 @pytest.mark.parametrize("form", FORMS[1:6:2], ids=str)
 def test_the_trunk_for_every_model_agrees_with_the_fast_one_of_conve(form):
     model = network()
-    trunk = AutogradTrunk(model)
+    trunk = Trunk(model)
     generic, train, test = build(model, form, 2, trunk=trunk)
     ours = Kernel(generic, generic.parts(3))(Grid(generic, train, test), train, test)
     aligned = Kernel(generic, generic.parts(3))(Aligned(generic, train, train), train, train)
@@ -361,9 +360,9 @@ def test_preconditioned_second_side(form, biased):
     scale = {n: 1 / (v.sqrt() + epsilon) for n, v in moments.items()}
     scale["projection.weight"] = rank_one(moments["projection.weight"], epsilon)
     scale["entity.weight"] = scale["scorer"] = rank_one(moments["entity.weight"], epsilon)
-    scale |= {n: torch.zeros_like(scale[n]) for n in LAYOUT.without_effect if n in scale}
+    scale |= {n: torch.zeros_like(scale[n]) for n in ConvETrunk.layout.without_effect if n in scale}
     trunk, train, test = build(model, form, 2)
-    preconditioner = Preconditioner.from_moments(moments, LAYOUT, epsilon=epsilon)
+    preconditioner = Preconditioner.from_moments(moments, ConvETrunk.layout, epsilon=epsilon)
     ours = Kernel(trunk, CONVE_PARTS, preconditioner)(Grid(trunk, train, test), train, test)
     a = [triple_gradient(model, form, t, TRAIN, 2) for t in TRAIN[:6]]
     b = [triple_gradient(model, form, t, None, 2) for t in TEST]

@@ -15,11 +15,12 @@ from clew.config.graph_models import GRAPH_MODELS
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
-from clew.influence.kernel import InfluenceError
+from clew.influence.kernel import FactoredGradients, InfluenceError
 from clew.influence.link_prediction.tracin import Tracer, tiles
 from clew.influence.reference import example_gradients, tracin_reference
 from clew.influence.scores import Everything, Explanation, Strongest
-from clew.influence.task_checkpoint import TaskCheckpoint, last_layers
+from clew.influence.windows.checkpoint import WindowCheckpoint, last_layers
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
@@ -193,7 +194,8 @@ def test_every_graph_model_agrees_with_the_plain_reference_and_the_generic_engin
         model = small.task.build_model()
         load_model(record.path, model)
         rows, tests = small.task.train_examples(), own_rows(small.task, small.tests)
-        generic = TaskCheckpoint(small.task, model, rows, tests)
+        gradients = FactoredGradients(small.task, model, rows)
+        generic = WindowCheckpoint(gradients, rows, [tests], MatrixProduct())
         products = generic.products(np.arange(2 * TRIPLES), norms=False).by_part.sum(0)
         summed = products.view(2, 12, 2, TRIPLES).sum((0, 2)).numpy()
         total += record.learning_rate_weight * summed
@@ -314,9 +316,9 @@ def test_generic_engine_agrees_with_the_kernel(small):
     records = list_checkpoints(small.folder)
     model = small.task.build_model()
     load_model(records[-1].path, model)
-    generic = TaskCheckpoint(
-        small.task, model, small.task.train_examples(), own_rows(small.task, small.tests)
-    )
+    train, tests = small.task.train_examples(), own_rows(small.task, small.tests)
+    gradients = FactoredGradients(small.task, model, train)
+    generic = WindowCheckpoint(gradients, train, [tests], MatrixProduct())
     rows = generic.products(np.arange(2 * TRIPLES), norms=True)
     total = rows.by_part.sum(0).view(2, 12, 2, TRIPLES).sum((0, 2)).numpy()
     tracer = small.tracer(records[-1:], top_k=0)
@@ -324,14 +326,8 @@ def test_generic_engine_agrees_with_the_kernel(small):
     np.testing.assert_allclose(ours, total, rtol=1e-9, atol=1e-9)
     assert rows.squared_norm is not None
     assert len(generic.test_squared_norm) == 24
-    assert generic.squared_norms(np.arange(3)).shape == (3,)
-    few = TaskCheckpoint(
-        small.task,
-        model,
-        small.task.train_examples(),
-        own_rows(small.task, small.tests),
-        select=last_layers(model, 2),
-    )
+    gradients = FactoredGradients(small.task, model, train, select=last_layers(model, 2))
+    few = WindowCheckpoint(gradients, train, [tests], MatrixProduct())
     assert set(few.parts) == {"projection", "projection_norm"}
 
 

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from clew.config.load import from_mapping
+from clew.influence.kernel import FactoredGradients
 from clew.influence.reference import example_gradients
-from clew.influence.task_checkpoint import TaskCheckpoint
+from clew.influence.windows.checkpoint import WindowCheckpoint
 from clew.language_modeling.task import LanguageModeling
+from clew.layers.products import MatrixProduct
 from clew.workflows.tasks import build_task
 
 
@@ -70,8 +72,9 @@ def test_every_parameter_is_factored_and_the_products_are_exact(
     model = task.build_model().double()
     source = task.train_examples()
     train, tests = np.arange(5), np.array([7, 3])
-    kernel = TaskCheckpoint(task, model, source, source.batch(tests))
-    assert not kernel.gradients.explicit_parameters
+    gradients = FactoredGradients(task, model, source)
+    assert not gradients.explicit_parameters
+    kernel = WindowCheckpoint(gradients, source, [source.batch(tests)], MatrixProduct())
     found = kernel.products(train, norms=True)
     left = example_gradients(task, model, source.batch(tests))
     right = example_gradients(task, model, source.batch(train))
@@ -87,7 +90,8 @@ def test_a_step_on_a_window_moves_another_ones_loss_by_the_influence(tmp_path: P
     model = task.build_model().double().eval()
     source = task.train_examples()
     trained, tested = source.batch(np.array([0])), source.batch(np.array([5]))
-    kernel = TaskCheckpoint(task, model, source, tested)
+    factors = FactoredGradients(task, model, source)
+    kernel = WindowCheckpoint(factors, source, [tested], MatrixProduct())
     influence = kernel.products(np.array([0]), norms=False).by_part.sum().item()
     before = task.loss(model, tested).total.item()
     gradients = torch.autograd.grad(task.loss(model, trained).total, list(model.parameters()))

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.link_prediction.losses import fused_one_vs_all
-from clew.link_prediction.losses.entity_chunks import MINIMUM_CHUNK, chunk_size
 from clew.link_prediction.losses.one_vs_all import (
     LossFunction,
     OneVsAll,
     one_vs_all_loss,
     one_vs_all_row_losses,
 )
+from clew.link_prediction.losses.score_tiles import MINIMUM_CHUNK, chunk_size
 
 FUNCTIONS = get_args(LossFunction)
 
@@ -280,7 +280,7 @@ def test_large_scores_are_exact_and_finite(function, implementation):
 
 def test_float16_products_keep_small_slopes(monkeypatch):
     """Slopes of 1e-7 are lost in float16 unless they are stored times a gain."""
-    monkeypatch.setattr(fused_one_vs_all, "_operand_type", lambda table: torch.float16)
+    monkeypatch.setattr(fused_one_vs_all, "operand_type", lambda table: torch.float16)
     problem, exact = (Problem(3, 12, 4, dtype=d) for d in (torch.float32, torch.float64))
     for one in (problem, exact):
         one.bias.data.fill_(-16.0)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from clew.layers import patch_convolution
-from clew.layers.patch_convolution import projected_maps
 from clew.layers.training_mode import observed_statistics
+from clew.link_prediction.models import patch_convolution
+from clew.link_prediction.models.patch_convolution import projected_maps
 
 
 def layers(channels, kernel, *, size=(8, 6), bias, dtype):

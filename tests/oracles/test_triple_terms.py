@@ -10,11 +10,12 @@ from torch import Tensor
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.influence.kernel import FactoredGradients
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.task_checkpoint import TaskCheckpoint
+from clew.influence.windows.checkpoint import WindowCheckpoint
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.losses.triple_terms import TripleTerms
-from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.base import Factorization, GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
 from clew.training.checkpoints import list_checkpoints, load_model
@@ -218,12 +219,12 @@ def test_preconditioned_influence_refuses_what_it_cannot_factor(tmp_path):
 
 def test_the_generic_engine_takes_the_whole_loss():
     task, model = task_of("complex", TERMS["both"])
-    tests = own_rows(task, task.graph.test)
-    generic = TaskCheckpoint(task, model, task.train_examples(), tests)
+    train, tests = task.train_examples(), own_rows(task, task.graph.test)
+    gradients = FactoredGradients(task, model, train)
+    generic = WindowCheckpoint(gradients, train, [tests], MatrixProduct())
     ours = generic.products(np.arange(10), norms=False).by_part.sum(0)
-    batch = task.train_examples().batch(np.arange(10))
-    train, test = (
+    left, right = (
         torch.stack([gradient(model, loss) for loss in task.example_losses(model, rows)])
-        for rows in (batch, tests)
+        for rows in (tests, train.batch(np.arange(10)))
     )
-    torch.testing.assert_close(ours, test @ train.T, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours, left @ right.T, rtol=1e-9, atol=1e-9)

@@ -2,8 +2,7 @@
 
 COMPARISON = """
 import torch
-from clew.link_prediction.losses.entity_chunks import Workspace
-from clew.link_prediction.losses.slopes import Slopes
+from clew.link_prediction.losses.score_tiles import Slopes, Workspace
 from clew.link_prediction.losses.triton_slopes import TritonSlopes
 
 def close(a, b, tolerance):

@@ -13,8 +13,7 @@ from torch import nn
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.influence.link_prediction.fact_losses import TripleFacts, triples_loss
-from clew.influence.link_prediction.unrolled import UnrolledTracer
+from clew.influence.link_prediction.unrolled import TripleFacts, UnrolledTracer, triples_loss
 from clew.influence.unrolled.engine import Unrolling
 from clew.influence.unrolled.facts import ExampleFacts
 from clew.influence.unrolled.progress_files import KeptInFile, Nowhere

@@ -16,7 +16,7 @@ from clew.influence.windows.index_files import FOLDER, INDEX_FILE, WINDOWS_FILE
 from clew.influence.windows.projections import SharedDirections
 from clew.influence.windows.tracer import WindowTracer
 from clew.language_modeling.tokens import TokenBatch, continuation_batch
-from clew.layers import emulated_half
+from clew.layers import products
 from clew.layers.products import MatrixProduct
 from clew.training.checkpoints import list_checkpoints
 from tests.oracles.test_text_influence import CPU, trained
@@ -89,7 +89,7 @@ def test_half_precision_is_used_where_it_is_asked_for_and_its_error_measured(
 ):
     # The model knows its text by heart, so that one bit of one score moves a loss near zero by a
     # tenth. The bounds are for one order of sums: that of torch's own products.
-    monkeypatch.setattr(emulated_half, "has_bfloat16_products", lambda: True)
+    monkeypatch.setattr(products, "has_bfloat16_products", lambda: True)
     tests = texts_of(trained)
     exact = tracer_of(trained, trained[1]).explain(tests, top_k=3)
     tracer = tracer_of(trained, trained[1], half=torch.bfloat16)

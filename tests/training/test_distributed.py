@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from clew.errors import ConfigError
 from clew.training.distributed import joined_world
-from clew.training.loaders import epoch_order, microbatch_indices
+from tests.training.plain_order import epoch_order, microbatches
 
 WORKER = """
 import sys
@@ -128,9 +128,9 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_share_each_global_microbatch(num_examples: int, world_size: int) -> None:
     order = epoch_order(num_examples, seed=3, epoch=1)
-    wide = microbatch_indices(order, batch_size=4 * world_size)
+    wide = microbatches(order, batch_size=4 * world_size)
     shares = [
-        microbatch_indices(order, batch_size=4, rank=rank, world_size=world_size)
+        microbatches(order, batch_size=4, rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     everything = np.concatenate([part for share in shares for part in share])

@@ -15,10 +15,9 @@ from clew.training.loaders import (
     BatchLoader,
     batches_per_epoch,
     epoch_microbatches,
-    epoch_order,
-    microbatch_indices,
     order_pieces,
 )
+from tests.training.plain_order import epoch_order, microbatches
 
 
 class SaysWho:
@@ -171,7 +170,7 @@ def test_microbatches_are_the_same_whether_the_order_is_whole_or_in_pieces(
         order = epoch_order(num_examples, seed=4, epoch=1, block=block)
         for rank in range(world_size):
             world = {"rank": rank, "world_size": world_size}
-            whole = microbatch_indices(order, batch_size=50, **world)
+            whole = microbatches(order, batch_size=50, **world)
             dealt = list(epoch_microbatches(num_examples, settings, 1, **world))
             assert [part.tolist() for part in dealt] == [part.tolist() for part in whole]
             assert len(dealt) == batches_per_epoch(num_examples, 50, world_size)

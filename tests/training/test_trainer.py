@@ -11,8 +11,8 @@ import torch
 
 from clew.errors import ConfigError, NonFiniteLossError
 from clew.training.checkpoints import list_checkpoints, read_manifest
-from clew.training.loaders import epoch_order
 from clew.training.trainer import Trainer
+from tests.training.plain_order import epoch_order
 
 EPOCH = "train/epoch"
 

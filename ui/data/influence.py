@@ -16,13 +16,14 @@ from clew.errors import DataError
 from clew.runs import store
 from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.agreement import Agreement, agreement
+from clew.runs.reading.paths import FactPath, find_paths
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
+from clew.runs.reading.wording import scored
 from clew.runs.window_report import TEXT_INFLUENCE_JSON
-from clew.ui.data.paths import FactPath, find_paths
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
-__all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement"]
+__all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement", "scored"]
 
 NUM_TRACE_RUNS = 200
 Side = Literal["all", "proponents", "opponents"]

@@ -35,11 +35,11 @@ from clew.ui.data.influence import (
     report_of_run,
     report_of_upload,
     same_test,
+    scored,
     trace_runs,
     triple_at,
     value_column,
 )
-from clew.ui.data.paths import scored as scored_facts
 from clew.ui.data.runs import RunRecord, variants_of
 from clew.ui.data.sharing import kinds_of, shared
 
@@ -155,12 +155,11 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
         return
     chart = influence_charts.group_bars(groups)
     st.altair_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
-    scored = scored_facts(test, found)
-    if scored > len(found):
+    absent = scored(test, found) - len(found)
+    if absent > 0:
         states.note(
-            f"Sums of the {len(found):,} facts that this report holds; the other "
-            f"{scored - len(found):,} that were scored are not in it. A report made with --top-k=0 "
-            "holds all."
+            f"Sums of the {len(found):,} facts that this report holds; the other {absent:,} that "
+            "were scored are not in it. A report made with --top-k=0 holds all."
         )
 
 

@@ -21,12 +21,13 @@ class Section(BaseModel):
     @classmethod
     def _is_plain_text(cls, value: Any) -> Any:
         """Refuse text that can be no name and no path, and that no file can hold."""
-        if isinstance(value, str) and ("\0" in value or not _can_be_written(value)):
+        if isinstance(value, str) and ("\0" in value or not can_be_written(value)):
             raise ValueError("expected text that a file can hold, without NUL and half characters")
         return value
 
 
-def _can_be_written(text: str) -> bool:
+def can_be_written(text: str) -> bool:
+    """Return whether a text has bytes: an argument of other bytes, or JSON, may hold halves."""
     try:
         text.encode()
     except UnicodeEncodeError:  # one half of a character

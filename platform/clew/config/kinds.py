@@ -5,7 +5,7 @@ from typing import Any
 
 from clew.config.eigenstate import PRESET_COMPANIONS
 from clew.config.graph_models import GRAPH_MODELS
-from clew.config.suggestions import valid_names
+from clew.errors import valid_names
 
 
 @dataclass(frozen=True)

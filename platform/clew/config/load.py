@@ -12,9 +12,8 @@ from clew.config.flat_keys import spread_flat_keys
 from clew.config.kinds import TASK_KINDS, TaskKind
 from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
-from clew.config.suggestions import valid_names
 from clew.config.yaml_text import parse_yaml, read_yaml
-from clew.errors import ConfigError, quoted, reason_of
+from clew.errors import ConfigError, quoted, reason_of, valid_names
 
 Overrides = Mapping[str, Any]
 

@@ -8,8 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from clew.config.suggestions import valid_names
-from clew.errors import ConfigError, quoted
+from clew.errors import ConfigError, quoted, valid_names
 from clew.folders import expanded
 
 logger = logging.getLogger(__name__)

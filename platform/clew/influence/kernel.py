@@ -22,11 +22,10 @@ from clew.influence.factors import (
     Factor,
     Factors,
     explicit_sum,
-    inner_products,
     squared_norms,
 )
 from clew.influence.reference import example_gradients
-from clew.layers.emulated_half import products_in
+from clew.layers.products import products_in
 from clew.training.loaders import ExampleSource
 from clew.training.task import B, Task
 
@@ -219,11 +218,6 @@ class FactoredGradients(Generic[B]):
             f"gradients of {', '.join(wrong)} differ between a batch and its single examples; the "
             "examples of a batch must not influence each other in evaluation mode"
         )
-
-
-def influence_by_part(train: Factors, test: Factors) -> dict[str, Tensor]:
-    """Return the inner products of gradients, `(test, train)`, for each parameter."""
-    return {name: inner_products(train[name], test[name]) for name in train}
 
 
 def squared_norm(factors: Factors) -> Tensor:

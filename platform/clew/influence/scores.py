@@ -99,7 +99,6 @@ class Explanation:
     self_influence: Float[np.ndarray, "test"]
     """NaN where the score has none."""
     parts: tuple[str, ...]
-    num_pairs: int
 
     def only(self, test: int) -> "Explanation":
         """Return the explanation of one test example."""
@@ -221,6 +220,29 @@ def side_by_side(*parts: Scored) -> Scored:
         by_part=np.concatenate([part.by_part for part in parts], axis=2),
         cosine=np.concatenate(cosines, axis=1) if cosines else None,
         by_run=np.concatenate(runs, axis=2) if runs else None,
+    )
+
+
+def strongest(by_interval: np.ndarray, count: int, *, sign: int, every: bool = False) -> Scored:
+    """Return the strongest unrolled scores of one sign of each test; ties go to the smaller index.
+
+    Args:
+        by_interval: Influence `(interval, test, fact)`.
+        count: Facts to keep.
+        sign: 1 for proponents, -1 for opponents.
+        every: Whether to keep facts of the other sign too.
+    """
+    whole = by_interval.sum(0)
+    order = np.argsort(-sign * whole, axis=1, kind="stable")[:, :count]
+    influence = np.take_along_axis(whole, order, 1)
+    missing = np.zeros_like(order, bool) if every else sign * influence <= 0
+    kept = np.take_along_axis(by_interval, order[None], 2).astype(np.float32)
+    return Scored(
+        train=np.where(missing, -1, order),
+        influence=np.where(missing, 0.0, influence),
+        by_checkpoint=np.where(missing[None], np.float32(0.0), kept),
+        by_part=np.zeros((0, *order.shape), np.float32),
+        cosine=None,
     )
 
 

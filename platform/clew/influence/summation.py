@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clew.errors import CheckpointError
 from clew.influence.scores import (
     Everything,
     Explanation,
@@ -21,6 +22,7 @@ from clew.influence.scores import (
     Tile,
     require_finite,
 )
+from clew.training.checkpoints import CheckpointRecord
 from clew.training.memory import MemoryCleanup
 
 logger = logging.getLogger(__name__)
@@ -176,6 +178,21 @@ class MeanOfRuns:
         return total
 
 
+def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
+    """Return the checkpoints' learning-rate weights; none at all, or nothing but 0, is an error."""
+    if not checkpoints:
+        raise CheckpointError(
+            "the run has no checkpoints; influence is a sum over them. Train with "
+            "training.checkpoint_frequency of 1 or more and tracking.log_checkpoints"
+        )
+    weights = [record.learning_rate_weight for record in checkpoints]
+    if not any(weights):
+        raise CheckpointError(
+            "all checkpoints have learning_rate_weight 0: nothing was learned between them"
+        )
+    return weights
+
+
 def all_steps(steps: Sequence[Sequence[int]]) -> list[int]:
     """Return every step at which a run has a checkpoint, in order."""
     return sorted({step for run in steps for step in run})
@@ -218,8 +235,7 @@ def explain_in_tiles(
     else:
         proponents = opponents = everything.result()
     require_finite(proponents, opponents)
-    pairs = total * len(own)
-    return Explanation(proponents, opponents, not top_k, own, summation.parts, num_pairs=pairs)
+    return Explanation(proponents, opponents, not top_k, own, summation.parts)
 
 
 def _fits(num_tests: int, num_train: int, numbers_per_pair: int) -> bool:

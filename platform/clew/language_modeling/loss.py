@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from clew.layers.chunks import chunks
+from clew.layers.products import operand_type
 
 Hidden = Float[Tensor, "batch time dim"]
 Head = Float[Tensor, "token dim"]
@@ -54,7 +55,7 @@ def summed_loss(
     """
     flat, wanted = hidden.flatten(0, 1), torch.is_grad_enabled()
     size = chunk_tokens(len(head), chunk_bytes)
-    operand = _operand_type(flat)
+    operand = operand_type(flat)
     needs = (wanted and hidden.requires_grad, wanted and head.requires_grad)
     with torch.autocast(flat.device.type, enabled=False):
         total: Tensor = _SummedLoss.apply(flat, head, targets.flatten(), size, operand, needs)  # type: ignore[no-untyped-call]
@@ -64,15 +65,6 @@ def summed_loss(
 def chunk_tokens(vocabulary_size: int, chunk_bytes: int) -> int:
     """Return how many tokens a chunk has: two float32 tiles `(token, vocabulary)` at once."""
     return max(MINIMUM_CHUNK_TOKENS, chunk_bytes // (2 * vocabulary_size * torch.float32.itemsize))
-
-
-def _operand_type(hidden: Tensor) -> torch.dtype:
-    """Return the type of matrix operands: autocast's, but float32 for float16 on a CPU."""
-    device = hidden.device.type
-    if not torch.is_autocast_enabled(device) or hidden.dtype == torch.float64:
-        return hidden.dtype
-    half = torch.get_autocast_dtype(device)
-    return torch.float32 if device == "cpu" and half == torch.float16 else half
 
 
 class _SummedLoss(torch.autograd.Function):

@@ -22,7 +22,6 @@ from torch import Tensor
 
 Series = Complex[Tensor, "batch time state"]
 State = Complex[Tensor, "batch state"]
-Eigenvalues = Complex[Tensor, "#batch state"]
 Keep = Float[Tensor, "batch time"]
 """0 at steps that the state before them (in the direction of the scan) does not reach, else 1."""
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clew import names
 from clew.errors import CheckpointError, described
-from clew.layers.shapes import Ids, Scores
+from clew.link_prediction.models.base import Ids, Scores
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 LOG_TOLERANCE = 1e-3

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.layers.shapes import Scores
 from clew.link_prediction.answers import Answer, Place, Prediction, Query
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.conformal import AnswerSet, AnswerSets
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.models.base import GraphModel, Scores
 from clew.link_prediction.query_scores import Known, QueryScores
 from clew.link_prediction.vocabulary import Vocabulary
 

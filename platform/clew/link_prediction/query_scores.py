@@ -16,11 +16,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from clew.errors import CheckpointError
-from clew.layers.shapes import Queries, Scores
 from clew.link_prediction.calibration import Calibration, HeldOut, fit_temperature
 from clew.link_prediction.conformal import AnswerSets, Surprises
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.models.base import GraphModel, Queries, Scores
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 
 CHUNK_MIB = 64.0

@@ -24,9 +24,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from clew.errors import NonFiniteLossError
-from clew.layers.shapes import Queries, Scores
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.models.base import GraphModel, Queries, Scores
 from clew.link_prediction.query_groups import (
     Coordinates,
     QueryGroup,
@@ -36,7 +35,7 @@ from clew.link_prediction.query_groups import (
 )
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
-from clew.training.sharding.table_rows import TableRows
+from clew.training.sharding.rows import OwnRows
 
 Ranks = Float64[np.ndarray, " query"]
 Tiles = Callable[[int], Iterator[Scores]]
@@ -150,7 +149,7 @@ def _encode(model: GraphModel, heads: Tensor, relation: int, settings: RankingSe
 def _ranks(
     tiles: Tiles,
     group: QueryGroup,
-    candidates: TableRows,
+    candidates: OwnRows,
     device: torch.device,
     settings: RankingSettings,
 ) -> Ranks:

@@ -23,8 +23,7 @@ from clew.link_prediction.losses.one_vs_all import (
 from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
 from clew.link_prediction.losses.sharded import sharded_loss
 from clew.link_prediction.losses.triple_terms import TripleTerms
-from clew.link_prediction.models.base import GraphModel, build_graph_model
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.base import Factorization, GraphModel, build_graph_model
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch

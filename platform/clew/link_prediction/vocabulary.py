@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from clew.config.base import can_be_written
 from clew.errors import DataError, quoted
 from clew.link_prediction.near_matches import near_matches
 from clew.parquet import columns_of, read_columns
@@ -79,7 +80,7 @@ class Vocabulary:
         Raises:
             DataError: it is neither, or the label of several names.
         """
-        if text in self or self.label_array is None or not _is_text(text):
+        if text in self or self.label_array is None or not can_be_written(text):
             return self.id(text)
         found = np.flatnonzero(pc.equal(self.label_array, text).fill_null(False))
         if len(found) > 1:
@@ -194,15 +195,6 @@ class Vocabulary:
         if place < len(self) and self.name(self._order[place]) == name:
             return int(self._order[place])
         return None
-
-
-def _is_text(text: str) -> bool:
-    """Whether a text can be written: an argument of other bytes, or JSON, may hold halves."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _single_array(column: pa.ChunkedArray) -> pa.StringArray:

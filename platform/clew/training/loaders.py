@@ -68,13 +68,6 @@ class ExampleSource(Protocol[B_co]):
         ...
 
 
-def epoch_order(
-    num_examples: int, *, seed: int, epoch: int, block: int | None = None
-) -> np.ndarray:
-    """Return the order of examples in an epoch, `(example,)`, from these numbers alone."""
-    return np.concatenate(list(order_pieces(num_examples, seed=seed, epoch=epoch, block=block)))
-
-
 def order_pieces(
     num_examples: int, *, seed: int, epoch: int, block: int | None = None
 ) -> Iterator[np.ndarray]:
@@ -117,35 +110,19 @@ def _starts(num_examples: int, wide: int, world_size: int) -> range:
     return starts
 
 
-def microbatch_indices(
-    order: np.ndarray, *, batch_size: int, rank: int = 0, world_size: int = 1
-) -> list[np.ndarray]:
-    """Split an epoch's order into this process's microbatches.
-
-    Each global microbatch of `batch_size * world_size` examples is dealt out by rank, so that
-    n processes together see just what one process with an n times larger batch would see.
-    """
-    starts = _starts(len(order), batch_size * world_size, world_size)
-    return list(_deal(iter([order]), starts, len(order), rank, world_size))
-
-
 def epoch_microbatches(
     num_examples: int, settings: TrainingConfig, epoch: int, *, rank: int = 0, world_size: int = 1
 ) -> Iterator[np.ndarray]:
     """Yield the examples of each of this process's microbatches in an epoch.
 
-    With `training.shuffle_block`, one piece of the order is in memory at a time.
+    Each global microbatch of `batch_size * world_size` examples is dealt out by rank, so that
+    n processes together see just what one process with an n times larger batch would see. With
+    `training.shuffle_block`, one piece of the order is in memory at a time.
     """
     pieces = order_pieces(
         num_examples, seed=settings.seed, epoch=epoch, block=settings.shuffle_block
     )
     starts = _starts(num_examples, settings.batch_size * world_size, world_size)
-    return _deal(pieces, starts, num_examples, rank, world_size)
-
-
-def _deal(
-    pieces: Iterator[np.ndarray], starts: range, num_examples: int, rank: int, world_size: int
-) -> Iterator[np.ndarray]:
     left = np.empty(0, np.int64)
     for number, start in enumerate(starts):
         end = starts[number + 1] if number + 1 < len(starts) else num_examples

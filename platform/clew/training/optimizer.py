@@ -1,4 +1,4 @@
-"""Optimizers from the configuration, one that torch lacks, and their state by parameter name."""
+"""The update: gradients clipped by their norm, the configured optimizer, and its state by name."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
@@ -9,6 +9,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from clew.config import optimizer as config
 from clew.errors import CheckpointError, quoted
+from clew.training.distributed import World
+from clew.training.sharding.rows import shard_of
 
 MATRIX_DIMENSIONS = 2
 
@@ -58,9 +60,36 @@ def _groups(trainable: list[nn.Parameter], model: nn.Module) -> list[Any]:
     ]
 
 
-def momentum_of(settings: config.OptimizerConfig) -> float:
-    """Return the momentum by which a step's effect on the parameters is multiplied, 0 if none."""
-    return settings.momentum if isinstance(settings, config.SGD) else 0.0
+def gradient_norm(model: nn.Module, world: World) -> Tensor:
+    """Return the norm of all gradients together; sparse ones are coalesced in place."""
+    if world.exchange is None:
+        return torch.nn.utils.get_total_norm(_values(model.parameters()))
+    sharded = [p for p in model.parameters() if shard_of(p) is not None]
+    whole = [p for p in model.parameters() if shard_of(p) is None]
+    own, same = (torch.nn.utils.get_total_norm(_values(part)) for part in (sharded, whole))
+    others = world.exchange.sum(own.square(), "gradient norm")
+    return (others + same.square()).sqrt()
+
+
+def clip_gradients(model: nn.Module, limit: float, norm: Tensor) -> None:
+    """Scale gradients of a norm above the limit down to it."""
+    scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for values in _values(model.parameters()):
+        values.mul_(scale.to(values.device))
+
+
+def _values(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Return the numbers of each gradient: of a sparse one, those of its rows, each row once."""
+    found = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+            found.append(parameter.grad._values())
+        else:
+            found.append(parameter.grad)
+    return found
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from clew.config.services import InfluenceConfig
 from clew.config.training import OptimizationsConfig
 from clew.errors import ConfigError
-from clew.layers.emulated_half import products_in
+from clew.layers.products import products_in
 
 PRECISION_NAMES = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 

@@ -19,17 +19,17 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from clew import names
+from clew.config.optimizer import SGD
 from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
-from clew.training.gradients import clip_gradients, gradient_norm
 from clew.training.history import History
 from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
-from clew.training.optimizer import momentum_of
+from clew.training.optimizer import clip_gradients, gradient_norm
 from clew.training.precision import Precision
 from clew.training.progress import Progress
 from clew.training.schedule import Schedule, is_better
@@ -171,7 +171,8 @@ class Trainer(Generic[B]):
         if not taken:
             self._count_skipped()
             return
-        momentum = momentum_of(self.config.optimizer)
+        settings = self.config.optimizer  # momentum multiplies what a step does to the parameters
+        momentum = settings.momentum if isinstance(settings, SGD) else 0.0
         progress.count_step(rate=rate, count=count, momentum=momentum)
         self._log(loss, count, rate, grad_norm)
         self.average.update(progress.step)

@@ -1,4 +1,4 @@
-"""Finds the checkpoints that an explanation sums over: of a run, a registered model, a folder."""
+"""A trained graph model with its checkpoints and its data, ready to explain predictions."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,43 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from clew import names
-from clew.config.load import from_mapping, with_settings
+from clew.config.load import with_settings
 from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.files import working_folder
-from clew.influence.guards import without_gaps
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.runs import download_artifact, list_artifacts
-from clew.training.checkpoints import (
-    AVERAGE_FILE,
-    MANIFEST_FILE,
-    CheckpointRecord,
-    list_checkpoints,
-    read_manifest,
-    read_record,
-)
+from clew.training.checkpoints import CheckpointRecord
 from clew.training.distributed import World
-from clew.training.history import last_step
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
 from clew.workflows.ensemble import mean_checkpoints, require_ensemble
-from clew.workflows.model_source import (
-    REGISTRY_SCHEME,
-    LoadedModel,
-    ModelSource,
-    check_fingerprint,
-    find_version,
-    folder_meant,
-    folders_of_run,
-    refuse_empty,
-    title_of,
-)
+from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint, folder_meant
+from clew.workflows.run_checkpoints import open_checkpoints
 from clew.workflows.shared_table import digest, require_same_question
 from clew.workflows.tasks import build_task
 
@@ -139,46 +118,6 @@ def open_trace_source(
         yield _load(models, runs, files or GivenFiles(), world or World())
 
 
-@contextmanager
-def open_checkpoints(
-    reference: str, overrides: Mapping[str, Any]
-) -> Iterator[tuple[ModelSource, tuple[CheckpointRecord, ...]]]:
-    """Find a model's checkpoints, in order of their steps, and have them on local disk.
-
-    Args:
-        reference: A run id, `models:/name@alias`, or a folder of checkpoints.
-        overrides: Settings of the explanation, `influence.key` to value.
-
-    Raises:
-        UsageError: the checkpoints are missing or do not belong together.
-    """
-    refuse_empty(reference)
-    with working_folder("trace", holds=title_of(reference)) as folder:
-        version = None
-        run_id: str | None = reference
-        if reference.startswith(REGISTRY_SCHEME):
-            version = find_version(reference)
-            run_id = version.run_id
-        local = None if version else folder_meant(reference)
-        if local is not None:
-            run_id, records, history = None, _of_folder(local), _history_of(local)
-        else:
-            records, history = _of_run(run_id or "", folder)
-        config = _common_config(records, overrides)
-        _refuse_average(records, config)
-        records = _complete(records, local, run_id, history)
-        manifest = read_manifest(records[-1].path)
-        model = ModelSource(
-            reference,
-            records[-1].path,
-            manifest,
-            config,
-            run_id or manifest.run_id or None,
-            version,
-        )
-        yield model, tuple(records)
-
-
 def _load(
     models: Sequence[ModelSource],
     runs: Sequence[tuple[CheckpointRecord, ...]],
@@ -238,105 +177,6 @@ def over_all_entities(config: RunConfig) -> RunConfig:
         config.loss.negatives,
     )
     return with_settings(config, {"loss.negatives": None})
-
-
-def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | None]:
-    """Download a run's checkpoints, and its history if it has ended."""
-    folders = folders_of_run(run_id)
-    if names.ARTIFACT_CHECKPOINTS not in folders:
-        raise CheckpointError(
-            f"run {run_id} has no checkpoints (it has {', '.join(folders) or 'no artifacts'}); "
-            "influence is a sum over them: train with tracking.log_checkpoints=true"
-        )
-    records = list_checkpoints(download_artifact(run_id, names.ARTIFACT_CHECKPOINTS, folder))
-    if not records:
-        raise CheckpointError(f"run {run_id}: {names.ARTIFACT_CHECKPOINTS} is empty; train again")
-    if names.ARTIFACT_HISTORY not in list_artifacts(run_id):
-        return records, None
-    return records, download_artifact(run_id, names.ARTIFACT_HISTORY, folder)
-
-
-def _of_folder(folder: Path) -> list[CheckpointRecord]:
-    """Take the checkpoints of a run's folder, of a folder of checkpoints, or a single one."""
-    if (folder / MANIFEST_FILE).is_file():
-        return [read_record(folder)]
-    inner = folder / names.ARTIFACT_CHECKPOINTS
-    records = list_checkpoints(inner if inner.is_dir() else folder)
-    if not records:
-        raise CheckpointError(
-            f"{folder}: no checkpoints; expected folders with {MANIFEST_FILE}, such as epoch-0005"
-        )
-    return records
-
-
-def _history_of(folder: Path) -> Path | None:
-    """Return the history that a finished training left in a folder, or beside its checkpoints."""
-    places = [folder, *([folder.parent] if folder.name == names.ARTIFACT_CHECKPOINTS else [])]
-    found = (place / names.ARTIFACT_HISTORY for place in places)
-    return next((path for path in found if path.is_file()), None)
-
-
-def _complete(
-    records: list[CheckpointRecord],
-    folder: Path | None,
-    run_id: str | None,
-    history: Path | None,
-) -> list[CheckpointRecord]:
-    """Return all of a run's checkpoints; one that was named by itself stands for itself.
-
-    Raises:
-        CheckpointError: one is missing, or nobody could tell.
-    """
-    if folder is not None and records[0].path == folder:
-        return records
-    place = f"run {run_id}" if folder is None else str(folder)
-    if history is not None and (end := last_step(history)) > records[-1].step:
-        raise CheckpointError(
-            f"{place}: the checkpoint of step {end} is missing, where the run ended; influence is "
-            "a sum over all checkpoints of a run: copy the missing one here, or give the run's id"
-        )
-    if folder is None:
-        return without_gaps(records, place)
-    unlinked = [record.path.name for record in records if record.previous_step is None]
-    if unlinked:
-        run_id = read_manifest(records[-1].path).run_id
-        raise CheckpointError(
-            f"{folder}: {unlinked[0]} does not say which checkpoint comes before it, since an "
-            "older version of Clew wrote it, so a missing one would not be noticed; give the "
-            f"run's id{f' ({run_id})' if run_id else ''}, or one checkpoint's folder"
-        )
-    return without_gaps(records, place)
-
-
-def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration that the checkpoints share, with the explanation's settings."""
-    manifests = [read_manifest(record.path) for record in records]
-    for record, manifest in zip(records, manifests, strict=True):
-        if manifest.data_fingerprint != manifests[-1].data_fingerprint:
-            raise CheckpointError(
-                f"{record.path}: was trained on data {manifest.data_fingerprint}, "
-                f"{records[-1].path.name} on {manifests[-1].data_fingerprint}; expected the "
-                "checkpoints of one run"
-            )
-    return from_mapping(manifests[-1].config, overrides, source="settings of the explanation")
-
-
-def _refuse_average(records: list[CheckpointRecord], config: RunConfig) -> None:
-    """Refuse weights that no step of training went through; influence sums over those it did."""
-    decay = config.training.ema_decay
-    for path in (record.path for record in records):
-        if decay is not None and not (path / AVERAGE_FILE).is_file():
-            raise CheckpointError(
-                f"{path}: holds the average of the parameters (training.ema_decay is {decay}), "
-                "which no step of training went through; give the run's id, or a folder of its "
-                "checkpoints"
-            )
-
-
-def average_setting(config: RunConfig) -> dict[str, float]:
-    """Return what an explanation's settings say of the run's average; nothing if it keeps none."""
-    decay = config.training.ema_decay
-    return {} if decay is None else {names.SETTING_EMA_DECAY: decay}
 
 
 def _check_training_file(path: Path, graph: KnowledgeGraph, model: ModelSource) -> None:

@@ -17,8 +17,8 @@ from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.workflows.model_source import LoadedModel
+from clew.workflows.run_checkpoints import open_checkpoints
 from clew.workflows.trace_records import WindowTrace, record_each, said_of, window_scores
-from clew.workflows.trace_source import open_checkpoints
 from clew.workflows.trace_windows import Explained, open_task, open_tracer
 
 EXPLAINS = (

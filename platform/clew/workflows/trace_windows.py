@@ -19,8 +19,8 @@ from clew.training.precision import device_name, half_precision_type, resolve_de
 from clew.training.setup import prepare_process
 from clew.training.task import B, Task
 from clew.workflows.model_source import ModelSource, check_fingerprint
+from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.tasks import build_task
-from clew.workflows.trace_source import average_setting
 from clew.workflows.trace_unrolled import replay_settings, require_same_device
 from clew.workflows.tracin import deviation as deviation_metrics
 

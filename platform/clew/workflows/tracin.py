@@ -24,16 +24,12 @@ from clew.training.checkpoints import CheckpointRecord
 from clew.training.peers import require_same
 from clew.training.precision import device_name
 from clew.workflows.given_triples import read_test_triples, usable
+from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.shared_table import digest, sharing_the_table
 from clew.workflows.trace_facts import Progress, explain, write_first_answer
 from clew.workflows.trace_output import check_output, check_place, copy_files
 from clew.workflows.trace_run import trace_run
-from clew.workflows.trace_source import (
-    GivenFiles,
-    TraceSource,
-    average_setting,
-    open_trace_source,
-)
+from clew.workflows.trace_source import GivenFiles, TraceSource, open_trace_source
 from clew.workflows.trace_unrolled import unrolled_settings
 
 logger = logging.getLogger(__name__)

@@ -19,32 +19,23 @@ and is computed once for all rows that share it. Per-example gradients are never
 matrix, only for the small parameters (kernel, normalisations, biases), as one vector w per row.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.influence.link_prediction.trunk import Activations, ParameterLayout, Queries, RowGradients
+from clew.influence.link_prediction.trunk import (
+    Activations,
+    ParameterLayout,
+    Queries,
+    RowGradients,
+    Trunk,
+)
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
 from clew.runs.influence_report import CONVE_PARTS
-
-LAYOUT = ParameterLayout(
-    dense="projection.weight",
-    small=(
-        "convolution.weight",
-        "convolution.bias",
-        "feature_norm.weight",
-        "feature_norm.bias",
-        "projection_norm.weight",
-        "projection_norm.bias",
-        "input_norm.weight",
-        "input_norm.bias",
-    ),
-    without_effect=("convolution.bias", "projection.bias"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,20 +61,33 @@ class Affine:
         return self.gain / self.deviation
 
 
-@dataclass(eq=False)
-class ConvETrunk:
+class ConvETrunk(Trunk):
     """The frozen ConvE of a checkpoint, with the values that its factors need.
 
     For each query it keeps `image` (xh), `normal` (qh) and, if `keep_features`, `features` (f).
+    Arguments as of `Trunk`.
     """
 
     model: ConvE
-    product: MatrixProduct = field(default_factory=MatrixProduct)
-    keep_features: bool = True
-    """Whether feature maps are kept for the backward pass; otherwise they are recomputed."""
+    layout = ParameterLayout(
+        dense="projection.weight",
+        small=(
+            "convolution.weight",
+            "convolution.bias",
+            "feature_norm.weight",
+            "feature_norm.bias",
+            "projection_norm.weight",
+            "projection_norm.bias",
+            "input_norm.weight",
+            "input_norm.bias",
+        ),
+        without_effect=("convolution.bias", "projection.bias"),
+    )
 
-    def __post_init__(self) -> None:
-        model = self.model
+    def __init__(
+        self, model: ConvE, product: MatrixProduct | None = None, keep_features: bool = True
+    ) -> None:
+        super().__init__(model, product, keep_features)
         self.relations = model.relation.weight.detach()
         self.input, self.feature, self.projection = (
             Affine.of(norm)
@@ -100,11 +104,6 @@ class ConvETrunk:
         bias = model.projection.bias
         self.dense_bias = None if bias is None else bias.detach()
         self._dense = self.product.prepare(self.dense)
-
-    @staticmethod
-    def layout(model: ConvE) -> ParameterLayout:
-        """Return the positions of ConvE's parameters in a row's gradients."""
-        return LAYOUT
 
     def parts(self, depth: int) -> tuple[str, ...]:
         """Return the scorer for one layer, the fully connected layer too for two."""
@@ -168,7 +167,7 @@ class ConvETrunk:
             grad_u = _masked_(grad_f, self.features(queries.activations, index))
         grad_u = grad_u.view(len(grad_u), len(self.kernel), -1)
         grad_x1 = self._to_image(grad_u)
-        others = self._small(image, normal, grad_m, grad_u, grad_x1) if small else None
+        others = self._others(image, normal, grad_m, grad_u, grad_x1) if small else None
         head, relation = (grad_x1 * self.input.slope).chunk(2, dim=1)
         return RowGradients(projected, head, relation, others)
 
@@ -203,7 +202,7 @@ class ConvETrunk:
             image[:, top : top + across, left : left + along] += share
         return image.flatten(1)
 
-    def _small(
+    def _others(
         self, image: Tensor, normal: Tensor, grad_m: Tensor, grad_u: Tensor, grad_x1: Tensor
     ) -> Float[Tensor, "row small"]:
         """Return w: kernel, its bias, and gains and shifts of the three normalisations.

@@ -38,7 +38,7 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
-from clew.training.sharding.table_rows import TableRows
+from clew.training.sharding.rows import OwnRows
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LossForm:
         return cls(loss.function, loss.label_smoothing, loss.kind == "kvs_all")
 
     def base_(
-        self, scores: Float[Tensor, "query own"], entities: TableRows
+        self, scores: Float[Tensor, "query own"], entities: OwnRows
     ) -> Float[Tensor, "query own"]:
         """Turn scores of the entities that this process has into P, in place."""
         if self.function == "binary_cross_entropy":
@@ -92,7 +92,7 @@ class LossForm:
     def filtered(
         self,
         scores: Float[Tensor, "query own"],
-        entities: TableRows,
+        entities: OwnRows,
         known: tuple[Tensor, Tensor],
         query: Int[Tensor, "row"],
         rows: "DeltaRows",

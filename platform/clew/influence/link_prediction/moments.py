@@ -17,7 +17,7 @@ from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
-from clew.training.sharding.table_rows import TableRows
+from clew.training.sharding.rows import OwnRows
 
 GRADIENTS = ("projected", "head", "relation")
 SCORES_AT_ONCE = 2**22
@@ -54,7 +54,7 @@ def deflated(trunk: Trunk, rows: DeltaRows, settings: MomentSettings) -> Geometr
     queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
     share = torch.bincount(query).to(queries.hidden) / len(query)
     features = None
-    if _has_dense(trunk):
+    if trunk.layout.dense is not None:
         features = Metric.without(share @ trunk.features(queries.activations, EVERY))
     return Geometry(Metric.without(share @ queries.hidden), features)
 
@@ -90,7 +90,7 @@ def kronecker(
                 moments[name] = moments[name] + total if name in moments else total
     weight = (torch.bincount(query).to(queries.hidden) / num_rows).sqrt()[:, None]
     features = None
-    if _has_dense(trunk):
+    if trunk.layout.dense is not None:
         values = trunk.features(queries.activations, EVERY).mul(weight)
         features = inverse(*leading_eigenvectors(values, settings.rank), settings.damping)
     dtype = queries.hidden.dtype
@@ -115,7 +115,7 @@ def kronecker(
 
 def drawn_delta(
     scores: Float[Tensor, "row own"],
-    entities: TableRows,
+    entities: OwnRows,
     function: LossFunction,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "row own"], Float[Tensor, "row own"]]:
@@ -215,10 +215,6 @@ def _damped_root(diagonal: Tensor, damping: float) -> Tensor:
 def _share(ids: Int[Tensor, "row"], size: int) -> Tensor:
     """Return how often each id occurs, as a share of the rows, `(size,)`."""
     return torch.bincount(ids, minlength=size).double() / len(ids)
-
-
-def _has_dense(trunk: Trunk) -> bool:
-    return trunk.layout(trunk.model).dense is not None
 
 
 def _sample(trunk: Trunk, rows: DeltaRows, size: int) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from clew.influence.link_prediction.deltas import DeltaRows, LossForm
 from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, Trunk
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.triple_terms import TripleTerms
-from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.base import Factorization, GraphModel
 
 ROW_CHUNK = 256
 """Rows per backward pass through the convolution; few enough that feature maps stay in cache."""

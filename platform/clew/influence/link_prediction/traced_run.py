@@ -11,7 +11,6 @@ from clew.config.optimizer import Adam
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
-from clew.influence.guards import checked_weights
 from clew.influence.link_prediction.conve_trunk import ConvETrunk
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
 from clew.influence.link_prediction.geometry import COVERED_PARTS, Geometry
@@ -26,9 +25,9 @@ from clew.influence.link_prediction.inner_products import (
 from clew.influence.link_prediction.moments import MomentSettings, deflated, kronecker
 from clew.influence.link_prediction.preconditioner import Preconditioner, read_preconditioner
 from clew.influence.link_prediction.rows import FactoredRows, RowBuilder
-from clew.influence.link_prediction.trunk import AutogradTrunk, Scorer, Trunk
+from clew.influence.link_prediction.trunk import Scorer, Trunk
 from clew.influence.link_prediction.tucker_trunk import TuckERTrunk
-from clew.influence.summation import Norms, Products
+from clew.influence.summation import Norms, Products, checked_weights
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.triple_terms import TripleTerms
@@ -37,6 +36,7 @@ from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.models.tucker import TuckER
 from clew.link_prediction.task import LinkPrediction
 from clew.training.checkpoints import CheckpointRecord, load_model
+from clew.training.precision import half_precision_type
 
 EVERY_LAYER = 3
 """This many layers, counted from the end, are the whole model."""
@@ -96,6 +96,8 @@ class GraphModelCheckpoint:
         if self._geometry is not None:
             parts = tuple(part for part in parts if part in COVERED_PARTS)
             features = self._geometry.features or unchanged
+        self.parts = parts
+        """Names of the selected parts."""
         self._trunk, self._rows = trunk, rows
         builder = RowBuilder(trunk, scorer, rows.form, options.depth, small=parts[-1] in OTHERS)
         self._builder = replace(builder, known=rows.known, terms=rows.terms)
@@ -103,17 +105,8 @@ class GraphModelCheckpoint:
         with torch.no_grad():
             of_tests = replace(builder, trunk=kept, answers=rows.answers)
             self.tests = self._changed(of_tests.build(rows.test))
-            self._test_squared_norm = self._norms(self.tests)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the selected parts."""
-        return self._kernel.parts
-
-    @property
-    def test_squared_norm(self) -> Tensor:
-        """Squared gradient norms of the test triples, `(test,)`."""
-        return self._test_squared_norm
+            self.test_squared_norm = self._norms(self.tests)
+            """Squared gradient norms of the test triples, `(test,)`."""
 
     @torch.no_grad()
     def products(self, train: np.ndarray, *, norms: bool) -> Products:
@@ -171,6 +164,8 @@ class TracedRun:
         self.config, self.settings = config, settings
         self.checkpoints, self.device = checkpoints, device
         self.weights = checked_weights(checkpoints)
+        self.operand = half_precision_type(settings, device)
+        """Half-precision type of the operands; None: float32."""
         self.models = [self._load(task, record) for record in checkpoints]
         self._forms: list[Preconditioner | Geometry | None] = []
         if settings.score == "preconditioned":
@@ -186,19 +181,6 @@ class TracedRun:
         """Number of selected layers, counted from the output."""
         settings = self.settings
         return settings.num_last_layers if settings.use_last_layers_only else EVERY_LAYER
-
-    @property
-    def operand(self) -> torch.dtype | None:
-        """Half-precision type of the operands; None: float32."""
-        if not self.settings.use_mixed_precision:
-            return None
-        match self.settings.mixed_precision_dtype:
-            case "auto":
-                return torch.float16 if self.device.type == "cuda" else torch.bfloat16
-            case "float16":
-                return torch.float16
-            case "bfloat16":
-                return torch.bfloat16
 
     def kernels(self, rows: TripleRows, *, half: bool = True) -> list[GraphModelCheckpoint]:
         """Return the inner products at each checkpoint; `half` allows half precision."""
@@ -238,7 +220,7 @@ class TracedRun:
         return read_preconditioner(
             record.path,
             model,
-            build_trunk(model).layout(model),
+            build_trunk(model).layout,
             step=record.step,
             beta2=optimizer.beta2,
             epsilon=optimizer.epsilon,
@@ -254,4 +236,4 @@ def build_trunk(
         return ConvETrunk(model, product, keep_features)
     if isinstance(model, TuckER):
         return TuckERTrunk(model, product, keep_features)
-    return AutogradTrunk(model, product, keep_features)
+    return Trunk(model, product, keep_features)

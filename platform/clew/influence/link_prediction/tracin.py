@@ -63,7 +63,6 @@ class Plan:
 
     tile_triples: int
     tests_per_pass: int
-    predicted_mib: float
 
 
 class Tracer:
@@ -284,7 +283,7 @@ def plan_tiles(
     triple = num_directions * row + tests * pair
     fitting = int((budget - tests * test) // triple)
     chosen = tile_triples or max(SMALLEST_TILE, min(LARGEST_TILE, fitting))
-    return Plan(chosen, tests, (tests * test + chosen * triple) / 2**20)
+    return Plan(chosen, tests)
 
 
 def tiles(triples: Triples, candidates: np.ndarray | None, size: int) -> Iterator[np.ndarray]:

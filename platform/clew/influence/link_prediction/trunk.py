@@ -1,12 +1,12 @@
 """How queries are computed and differentiated: what the inner products need from a graph model.
 
-`AutogradTrunk` works for every graph model, with autograd over the model's `encode`. A model may
-have a faster one: ConvE has `conve_trunk`, which must give the same numbers.
+`Trunk` works for every graph model, with autograd over the model's `encode`. A model may have a
+faster subclass, which must give the same numbers: ConvE has `conve_trunk`, TuckER `tucker_trunk`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -96,60 +96,102 @@ class ParameterLayout:
     """Biases that a batch normalisation cancels in training."""
 
 
-@runtime_checkable
-class Trunk(Protocol):
-    """One checkpoint of a graph model, frozen, in evaluation mode."""
+class Trunk:
+    """The model of one checkpoint, frozen, in evaluation mode: its queries and their gradients.
+
+    This class works for every graph model, by autograd over its `encode`. A fully connected layer
+    before the query vectors is in the subclasses of the models that have one.
+
+    Args:
+        model: In evaluation mode.
+        product: How large matrix products are computed.
+        keep_features: Whether `features` are kept for the backward pass; otherwise they are
+            recomputed.
+    """
+
+    dense_bias: Tensor | None = None
+    """Bias of the fully connected layer, if there is one."""
+
+    def __init__(
+        self, model: GraphModel, product: MatrixProduct | None = None, keep_features: bool = True
+    ) -> None:
+        self.model, self.keep_features = model, keep_features
+        self.product = product or MatrixProduct()
 
     @property
-    def model(self) -> GraphModel:
-        """The checkpoint's model."""
-        ...
-
-    @property
-    def product(self) -> MatrixProduct:
-        """How large matrix products are computed."""
-        ...
-
-    @property
-    def keep_features(self) -> bool:
-        """Whether `features` are kept for the backward pass; otherwise they are recomputed."""
-        ...
-
-    @property
-    def dense_bias(self) -> Tensor | None:
-        """Bias of the fully connected layer, if there is one."""
-        ...
-
-    @staticmethod
-    def layout(model: Any) -> ParameterLayout:
-        """Return the positions of the model's parameters in the gradients of a row."""
-        ...
+    def layout(self) -> ParameterLayout:
+        """Positions of the parameters of the model's network in the gradients of a row."""
+        scored = {"entity.weight", "relation.weight", "entity_bias", HEAD_TABLE}
+        named = self.model.named_parameters()
+        return ParameterLayout(None, tuple(name for name, _ in named if name not in scored))
 
     def parts(self, depth: int) -> tuple[str, ...]:
         """Return the parts of the last `depth` layers; three layers are everything."""
-        ...
+        if depth == 1:
+            return SCORER_PARTS[:1]
+        return (*SCORER_PARTS, NETWORK_PART) if self._network else SCORER_PARTS
 
+    @torch.no_grad()
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return the activations to keep, and the query vectors `(query, dim)`."""
-        ...
+        rows = {"head": self.model.head_table(head), "relation": self.model.relation(relation)}
+        return rows, self.model.encode(**rows)
 
     def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
         """Return the inputs of the fully connected layer, for some queries."""
-        ...
+        raise AssertionError("a model without a fully connected layer has no features")
 
     def backward(
         self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
     ) -> RowGradients:
-        """Return the activation gradients of rows from those of their query vectors.
+        """Return the activation gradients of rows, which do not influence each other.
 
         Args:
             queries: The queries that the rows share.
             index: Query of each row.
-            grad_hidden: W^T delta of each row, `(row, dim)`.
+            grad_hidden: W^T delta of each row, the gradient of its query vector, `(row, dim)`.
             deep: Whether to continue below the last layer, to embeddings and network.
             small: Whether to return the gradients of all other parameters then.
         """
-        ...
+        head, relation = (queries.activations[name][index] for name in ("head", "relation"))
+        with torch.enable_grad():
+            leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
+            hidden = self.model.encode(*leaves)
+            of_head, of_relation = torch.autograd.grad(hidden, leaves, grad_hidden)
+        has_small = small and len(self._network) > 0
+        network = self._small(head, relation, grad_hidden) if has_small else None
+        return RowGradients(None, of_head, of_relation, network)
+
+    @cached_property
+    def _network(self) -> dict[str, Tensor]:
+        """The network's parameters, by their names in `_Encoder`."""
+        named = dict(self.model.named_parameters())
+        return {f"model.{name}": named[name].detach() for name in self.layout.small}
+
+    @torch.no_grad()
+    def _small(self, head: Tensor, relation: Tensor, grad_hidden: Tensor) -> Tensor:
+        """Return each row's gradient of the network's parameters, `(row, small)`."""
+        encoder = _Encoder(self.model)
+
+        def pulled(network: dict[str, Tensor], h: Tensor, r: Tensor, g: Tensor) -> Tensor:
+            hidden: Tensor = functional_call(encoder, network, (h[None], r[None]))
+            return (hidden[0] * g).sum()
+
+        rows = vmap(grad(pulled), in_dims=(None, 0, 0, 0))(
+            self._network, head, relation, grad_hidden
+        )
+        return torch.cat([rows[name].flatten(1) for name in self._network], dim=1)
+
+
+class _Encoder(nn.Module):
+    """A model whose forward pass is its `encode`, for `functional_call`."""
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
+        return self.model.encode(head, relation)
 
 
 class Scorer:
@@ -185,86 +227,3 @@ class Scorer:
         """Return the gradient of the score of one entity a row with respect to h."""
         rows: Tensor = self._model.entity(entity).detach()
         return rows - 0.5 * hidden if self._model.squared_distance else rows
-
-
-class AutogradTrunk:
-    """Queries and their gradients by autograd, for any graph model.
-
-    Args:
-        model: In evaluation mode.
-        product: How large matrix products are computed; only the scorer uses it here.
-        keep_features: Has no effect: nothing larger than the embeddings is kept.
-    """
-
-    dense_bias: Tensor | None = None
-
-    def __init__(
-        self, model: GraphModel, product: MatrixProduct | None = None, keep_features: bool = True
-    ) -> None:
-        self.model, self.keep_features = model, keep_features
-        self.product = product or MatrixProduct()
-        self._encoder = _Encoder(model)
-        names = self.layout(model).small
-        named = dict(model.named_parameters())
-        self._network = {f"model.{name}": named[name].detach() for name in names}
-
-    @staticmethod
-    def layout(model: GraphModel) -> ParameterLayout:
-        """Return all parameters except the tables and the entity bias, in the model's order."""
-        scored = {"entity.weight", "relation.weight", "entity_bias", HEAD_TABLE}
-        return ParameterLayout(
-            None, tuple(n for n, _ in model.named_parameters() if n not in scored)
-        )
-
-    def parts(self, depth: int) -> tuple[str, ...]:
-        """Return only the scorer for one layer, else everything."""
-        if depth == 1:
-            return SCORER_PARTS[:1]
-        return (*SCORER_PARTS, NETWORK_PART) if self._network else SCORER_PARTS
-
-    @torch.no_grad()
-    def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
-        """Return the embeddings of queries, and their vectors."""
-        rows = {"head": self.model.head_table(head), "relation": self.model.relation(relation)}
-        return rows, self.model.encode(**rows)
-
-    def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
-        """Raise an error: this trunk has no fully connected layer."""
-        raise AssertionError("a model without a fully connected layer has no features")
-
-    def backward(
-        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
-    ) -> RowGradients:
-        """Differentiate the query vectors of rows; rows do not influence each other."""
-        head, relation = (queries.activations[name][index] for name in ("head", "relation"))
-        with torch.enable_grad():
-            leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
-            hidden = self.model.encode(*leaves)
-            of_head, of_relation = torch.autograd.grad(hidden, leaves, grad_hidden)
-        has_small = small and len(self._network) > 0
-        network = self._small(head, relation, grad_hidden) if has_small else None
-        return RowGradients(None, of_head, of_relation, network)
-
-    @torch.no_grad()
-    def _small(self, head: Tensor, relation: Tensor, grad_hidden: Tensor) -> Tensor:
-        """Return each row's gradient of the network's parameters, `(row, small)`."""
-
-        def pulled(network: dict[str, Tensor], h: Tensor, r: Tensor, g: Tensor) -> Tensor:
-            hidden: Tensor = functional_call(self._encoder, network, (h[None], r[None]))
-            return (hidden[0] * g).sum()
-
-        rows = vmap(grad(pulled), in_dims=(None, 0, 0, 0))(
-            self._network, head, relation, grad_hidden
-        )
-        return torch.cat([rows[name].flatten(1) for name in self._network], dim=1)
-
-
-class _Encoder(nn.Module):
-    """A model whose forward pass is its `encode`, for `functional_call`."""
-
-    def __init__(self, model: GraphModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
-        return self.model.encode(head, relation)

@@ -11,38 +11,27 @@ from clew.influence.link_prediction.trunk import (
     NETWORK_PART,
     SCORER_PARTS,
     Activations,
-    AutogradTrunk,
     ParameterLayout,
     Queries,
     RowGradients,
+    Trunk,
 )
-from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.tucker import TuckER
 
-LAYOUT = ParameterLayout(
-    dense="core",
-    small=(
-        "head_norm.weight",
-        "head_norm.bias",
-        "projection_norm.weight",
-        "projection_norm.bias",
-    ),
-)
 
+class TuckERTrunk(Trunk):
+    """The frozen TuckER of a checkpoint; arguments as of `Trunk`."""
 
-class TuckERTrunk(AutogradTrunk):
-    """The frozen TuckER of a checkpoint; arguments as of `AutogradTrunk`."""
-
-    def __init__(
-        self, model: TuckER, product: MatrixProduct | None = None, keep_features: bool = True
-    ) -> None:
-        super().__init__(model, product, keep_features)
-        self._tucker = model
-
-    @staticmethod
-    def layout(model: object) -> ParameterLayout:
-        """Return the positions of TuckER's parameters in a row's gradients."""
-        return LAYOUT
+    model: TuckER
+    layout = ParameterLayout(
+        dense="core",
+        small=(
+            "head_norm.weight",
+            "head_norm.bias",
+            "projection_norm.weight",
+            "projection_norm.bias",
+        ),
+    )
 
     def parts(self, depth: int) -> tuple[str, ...]:
         """Return the scorer for one layer, the core too for two."""
@@ -53,7 +42,7 @@ class TuckERTrunk(AutogradTrunk):
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return the embeddings of queries, f if it is kept, and their vectors."""
         rows, hidden = super().forward(head, relation)
-        kept = {"features": self._tucker.features(**rows)} if self.keep_features else {}
+        kept = {"features": self.model.features(**rows)} if self.keep_features else {}
         return {**rows, **kept}, hidden
 
     @torch.no_grad()
@@ -62,7 +51,7 @@ class TuckERTrunk(AutogradTrunk):
         if "features" in activations:
             return activations["features"][index]
         head, relation = (activations[name][index] for name in ("head", "relation"))
-        return self._tucker.features(head, relation)
+        return self.model.features(head, relation)
 
     def backward(
         self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
@@ -71,9 +60,9 @@ class TuckERTrunk(AutogradTrunk):
         head, relation = (queries.activations[name][index] for name in ("head", "relation"))
         with torch.enable_grad():
             leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
-            projected = self._tucker.project(*leaves)
+            projected = self.model.project(*leaves)
             wanted = [projected, *leaves] if deep else [projected]
-            found = torch.autograd.grad(self._tucker.finish(projected), wanted, grad_hidden)
+            found = torch.autograd.grad(self.model.finish(projected), wanted, grad_hidden)
         if not deep:
             return RowGradients(found[0])
         of_projected, of_head, of_relation = found

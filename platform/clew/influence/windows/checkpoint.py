@@ -1,19 +1,19 @@
 """The sum over checkpoints of training windows: one checkpoint's term, and the sums of all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from clew.errors import ConfigError
 from clew.influence.factors import Factor, Factors, inner_products, squared_norms
 from clew.influence.kernel import FactoredGradients, squared_norm
 from clew.influence.scores import Tile
 from clew.influence.summation import Products
-from clew.influence.task_checkpoint import part_of
 from clew.influence.windows.condensing import in_full, is_cheaper_in_full
 from clew.layers.products import MatrixProduct
 from clew.training.loaders import ExampleSource
@@ -133,3 +133,23 @@ class WindowSums:
             cosine=cosine,
             candidate=None,
         )
+
+
+def part_of(parameter: str) -> str:
+    """Return the module of a parameter; a plain parameter is its own part."""
+    return parameter.rpartition(".")[0] or parameter
+
+
+def last_layers(model: nn.Module, count: int) -> Callable[[str], bool]:
+    """Return a selection of the last modules with trainable parameters, in order of definition.
+
+    Raises:
+        ConfigError: If the number of modules is not positive.
+    """
+    if count < 1:
+        raise ConfigError(f"the last {count} modules were asked for; expected at least 1")
+    parts: Sequence[str] = list(
+        dict.fromkeys(part_of(name) for name, p in model.named_parameters() if p.requires_grad)
+    )
+    kept = set(parts[-count:])
+    return lambda name: part_of(name) in kept

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from clew.influence.guards import checked_weights
 from clew.influence.kernel import FactoredGradients
 from clew.influence.scores import Scored, Strongest, deviation, require_finite
-from clew.influence.task_checkpoint import last_layers
-from clew.influence.windows.checkpoint import WindowCheckpoint, WindowSums
+from clew.influence.summation import checked_weights
+from clew.influence.windows.checkpoint import WindowCheckpoint, WindowSums, last_layers
 from clew.influence.windows.estimates import Estimates, Searched, SearchSettings
 from clew.influence.windows.index_files import IndexOf, WindowIndex, find_index, index_of
 from clew.influence.windows.indexing import make_index, search, window_norms

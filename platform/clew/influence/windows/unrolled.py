@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
 from clew.errors import NonFiniteLossError
+from clew.influence.scores import strongest
 from clew.influence.unrolled.engine import Unrolling
 from clew.influence.unrolled.facts import ExampleFacts
 from clew.influence.unrolled.progress_files import KeptInFile, pass_name
 from clew.influence.unrolled.refusals import require_replayable
-from clew.influence.unrolled.strongest import strongest
 from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
 from clew.training.checkpoints import AVERAGE_FILE, CheckpointRecord, load_tensors

@@ -20,44 +20,29 @@ Precision: under autocast the products take half-precision operands; scores, los
 are float32. float16 has no numbers below 6e-8, and a sigmoid may be smaller, so G is stored times
 2^12 there. On a CPU, float16 products would be slow: they are computed in float32 instead.
 
-The steps between the products are in `slopes`: on CUDA, one Triton kernel per chunk.
+The products and the steps between them are in `score_tiles`: on CUDA, one Triton kernel per chunk.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clew.layers.shapes import EntityBias, EntityTable, Queries, QueryBias
-from clew.link_prediction.losses.entity_chunks import EntityChunks, chunk_size
+from clew.layers.products import operand_type
 from clew.link_prediction.losses.one_vs_all import LossFunction, OneVsAll, Targets, targets_of
-from clew.link_prediction.losses.slopes import Slope, Slopes, slopes_for
+from clew.link_prediction.losses.score_tiles import (
+    EntityChunks,
+    Slope,
+    Slopes,
+    chunk_size,
+    slopes_for,
+)
+from clew.link_prediction.models.base import EntityBias, EntityTable, Queries, QueryBias
+from clew.training.sharding.exchange import Exchange
 
 _FLOAT16_GAIN = 4096.0
-
-
-@runtime_checkable
-class Parts(Protocol):
-    """Who else has rows of the table, each with its own part of the loss."""
-
-    size: int
-    """Number of parts; what belongs to whole rows of scores is counted in equal shares."""
-
-    def log_sum(self, own: Tensor) -> Tensor:
-        """Return log-sum-exp over all parts from that over the own rows."""
-        ...
-
-
-class WholeTable:
-    """The table is in one part."""
-
-    size = 1
-
-    def log_sum(self, own: Tensor) -> Tensor:
-        """Return what is whole already."""
-        return own
 
 
 def fused_one_vs_all_loss(
@@ -91,7 +76,7 @@ def fused_loss(
     function: LossFunction,
     chunk_bytes: int,
     query_bias: QueryBias | None = None,
-    parts: Parts | None = None,
+    exchange: Exchange | None = None,
 ) -> Float[Tensor, ""]:
     """Return the loss summed over rows; its gradients are computed at the same time.
 
@@ -104,10 +89,11 @@ def fused_loss(
         chunk_bytes: Budget for the chunks of scores; a chunk has about 2,048 entities
             even if the budget is smaller.
         query_bias: Query bias c, or None.
-        parts: Where table, bias and positives are a part of all, who has the others. Losses and
-            gradients of all parts add up to those of the whole.
+        exchange: The processes that have the other rows, where table, bias and positives are those
+            of one process; None: they are whole. Losses and gradients of all processes add up to
+            those of the whole.
     """
-    operand = _operand_type(table)
+    operand = operand_type(table)
     size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
     # Inside an autograd function gradients are off, so this checks here whether they are needed.
     wanted = tuple(
@@ -125,18 +111,9 @@ def fused_loss(
             operand,
             size,
             wanted,
-            parts or WholeTable(),
+            exchange,
         )
     return total
-
-
-def _operand_type(table: Tensor) -> torch.dtype:
-    """Return the type of matrix operands: autocast's, but float32 for float16 on a CPU."""
-    device = table.device.type
-    if not torch.is_autocast_enabled(device) or table.dtype == torch.float64:
-        return table.dtype
-    half = torch.get_autocast_dtype(device)
-    return torch.float32 if device == "cpu" and half == torch.float16 else half
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -154,15 +131,17 @@ class _FusedLoss(torch.autograd.Function):
         operand: torch.dtype,
         size: int,
         wanted: tuple[bool, bool, bool, bool],
-        parts: Parts,
+        exchange: Exchange | None,
     ) -> Tensor:
         chunks = EntityChunks(queries, table, operand=operand, size=size, query_bias=query_bias)
-        gradients = _Gradients(chunks, targets, wanted=wanted, share=1.0 / parts.size)
+        # What belongs to whole rows of scores is counted in equal shares.
+        share = 1.0 if exchange is None else 1.0 / exchange.size
+        gradients = _Gradients(chunks, targets, wanted=wanted, share=share)
         slopes = slopes_for(chunks.workspace, table.dtype, operand, gradients.gain)
         if function == "binary_cross_entropy":
             total = _binary_cross_entropy(chunks, bias, slopes, gradients)
         else:
-            total = _softmax_cross_entropy(chunks, bias, slopes, gradients, parts)
+            total = _softmax_cross_entropy(chunks, bias, slopes, gradients, exchange)
         total -= gradients.add_linear_part(queries, table, bias, query_bias)
         ctx.gradients = gradients.tensors
         ctx.queries_type = queries.dtype
@@ -279,14 +258,15 @@ def _softmax_cross_entropy(
     bias: Tensor | None,
     slopes: Slopes,
     gradients: _Gradients,
-    parts: Parts,
+    exchange: Exchange | None,
 ) -> Tensor:
     """Return sum mass * log-sum-exp(s) in float64 and add its gradient, in a second pass."""
     mass = gradients.targets.mass
     log_sum = torch.full_like(mass, -torch.inf)
     for entities, _, scores in chunks:
         log_sum = torch.logaddexp(log_sum, slopes.log_sum(scores, _part(bias, entities)))
-    log_sum = parts.log_sum(log_sum)
+    if exchange is not None:
+        log_sum = exchange.log_sum(log_sum)
     if gradients.any:
         for entities, rows, scores in chunks:
             slope = slopes.softmax(scores, _part(bias, entities), log_sum, mass)

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.layers.shapes import EntityBias, EntityTable, Queries, QueryBias, Scores
+from clew.link_prediction.models.base import EntityBias, EntityTable, Queries, QueryBias, Scores
 
 LossFunction = Literal["binary_cross_entropy", "softmax_cross_entropy"]
 Implementation = Literal["auto", "plain", "fused"]

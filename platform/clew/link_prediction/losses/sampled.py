@@ -27,9 +27,9 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.layers.shapes import Queries, QueryBias
 from clew.link_prediction.losses.negatives import Negatives
 from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, LossFunction, Targets
+from clew.link_prediction.models.base import Queries, QueryBias
 
 _NEVER = -1e30
 """Added to a score that does not count: exp is 0, and so is its slope, without NaN."""

@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.config.loss import EntityLoss
-from clew.layers.shapes import Ids
-from clew.link_prediction.models.base import Embeddings, RelationEmbeddings
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.base import Embeddings, Factorization, Ids, RelationEmbeddings
 
 
 @dataclass(frozen=True)

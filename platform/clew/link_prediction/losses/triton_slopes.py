@@ -14,7 +14,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from clew.link_prediction.losses.slopes import PerRow, Slope, Slopes, Tile, TileBias
+from clew.link_prediction.losses.score_tiles import PerRow, Slope, Slopes, Tile, TileBias
 
 BLOCK_ROWS, BLOCK_COLUMNS = 32, 64
 LOG_SUM_ROWS, LOG_SUM_COLUMNS = 4, 512

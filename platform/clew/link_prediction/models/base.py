@@ -19,16 +19,21 @@ from importlib import import_module
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clew.config.graph_models import GraphModelSettings
+from clew.config.graph_models import FactorizationSettings, GraphModelSettings
 from clew.layers.products import linear
-from clew.layers.shapes import EntityBias, Ids, Queries, QueryBias, Scores
-from clew.training.sharding.table import entity_table, row_bias
-from clew.training.sharding.table_rows import TableRows
+from clew.training.sharding.rows import OwnRows, RowShard
+from clew.training.sharding.table import ShardedTable, draw_normal, entity_table, row_bias
 
+Ids = Int[Tensor, "batch"]
+Queries = Float[Tensor, "batch dim"]
+EntityTable = Float[Tensor, "entity dim"]
+EntityBias = Float[Tensor, "entity"]
+QueryBias = Float[Tensor, "batch"]
+Scores = Float[Tensor, "batch entity"]
 Embeddings = Float[Tensor, "batch dim"]
 RelationEmbeddings = Float[Tensor, "batch relation_dim"]
 EVERY_ENTITY = slice(None)
@@ -68,9 +73,12 @@ class GraphModel(nn.Module, ABC):
         return self.entity
 
     @property
-    def table_rows(self) -> TableRows:
+    def table_rows(self) -> OwnRows:
         """Return which rows of the entity table this process has."""
-        return TableRows.of(self.entity)
+        table = self.entity
+        if isinstance(table, ShardedTable):
+            return OwnRows(table.shard, table.exchange)
+        return OwnRows(RowShard(table.num_embeddings, rank=0, size=1))
 
     @abstractmethod
     def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
@@ -130,6 +138,35 @@ class GraphModel(nn.Module, ABC):
     def floats_per_query(self) -> int:
         """Return how many numbers the forward pass of one query keeps for the backward pass."""
         return 4 * self.config.embedding_dim
+
+
+class Factorization(GraphModel):
+    """A model linear in each of head, relation and tail, without a network.
+
+    It factors the tensor of triples: its regularisers and its relation scores are known.
+
+    Args:
+        num_entities: Rows of the entity table.
+        num_relations: Rows of the relation table, inverse relations included.
+        config: The model's settings.
+    """
+
+    config: FactorizationSettings
+
+    def __init__(
+        self, num_entities: int, num_relations: int, config: FactorizationSettings
+    ) -> None:
+        super().__init__(num_entities, num_relations, config)
+        draw_normal(self.entity, config.initial_deviation)
+        nn.init.normal_(self.relation.weight, std=config.initial_deviation)
+
+    @abstractmethod
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> RelationEmbeddings:
+        """Return p with s(h, r, t) = p(h, t) . r from the embeddings of heads and tails."""
+
+    def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:
+        """Return the squared size of each number of a row."""
+        return rows.square()
 
 
 def model_class(config: GraphModelSettings) -> type[GraphModel]:

@@ -5,9 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clew.config.graph_models import ComplExModel
-from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Embeddings
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.base import Embeddings, Factorization, Queries
 
 
 class ComplEx(Factorization, kind="complex"):

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.graph_models import ConvEModel
-from clew.layers.patch_convolution import projected_maps
 from clew.layers.products import is_vectorised, linear
-from clew.layers.shapes import Queries
 from clew.layers.training_mode import dropout, recomputed
-from clew.link_prediction.models.base import Embeddings, GraphModel
+from clew.link_prediction.models.base import Embeddings, GraphModel, Queries
+from clew.link_prediction.models.patch_convolution import projected_maps
 from clew.training.sharding.table import draw_xavier_normal
 
 Image = Float[Tensor, "batch 1 height width"]

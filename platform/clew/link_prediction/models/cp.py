@@ -1,16 +1,13 @@
 """CP: DistMult with two rows for an entity, one as head and one as tail."""
 
-import torch
 from torch import nn
 
 from clew.config.graph_models import CPModel
-from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Embeddings
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.distmult import DistMult
 from clew.training.sharding.table import draw_normal, entity_table
 
 
-class CP(Factorization, kind="cp"):
+class CP(DistMult, kind="cp"):
     """Canonical tensor decomposition (Lacroix et al., 2018, arXiv 1806.07297, section 2.2).
 
         s(h, r, t) = sum_k a_hk r_k e_tk
@@ -30,13 +27,3 @@ class CP(Factorization, kind="cp"):
     def head_table(self) -> nn.Embedding:
         """Return the rows a."""
         return self.head_entity
-
-    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
-        """Return a * r, with dropout on both."""
-        config, training = self.config, self.training
-        head = torch.dropout(head, config.input_dropout, training)
-        return head * torch.dropout(relation, config.dropout_of_relations, training)
-
-    def relation_queries(self, head: Embeddings, tail: Embeddings) -> Embeddings:
-        """Return a * e."""
-        return head * tail

@@ -2,10 +2,7 @@
 
 import torch
 
-from clew.config.graph_models import DistMultModel
-from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Embeddings
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.base import Embeddings, Factorization, Queries
 
 
 class DistMult(Factorization, kind="distmult"):
@@ -15,8 +12,6 @@ class DistMult(Factorization, kind="distmult"):
 
     (h, r, t) and (t, r, h) get the same score; inverse relations give each direction its own row.
     """
-
-    config: DistMultModel
 
     def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
         """Return h * r, with dropout on both."""

@@ -3,9 +3,7 @@
 import torch
 
 from clew.config.graph_models import RESCALModel
-from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Embeddings, RelationEmbeddings
-from clew.link_prediction.models.factorization import Factorization
+from clew.link_prediction.models.base import Embeddings, Factorization, Queries, RelationEmbeddings
 
 
 class RESCAL(Factorization, kind="rescal"):

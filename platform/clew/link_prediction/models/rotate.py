@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from clew.config.graph_models import RotatEModel
-from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Embeddings, GraphModel, RelationEmbeddings
+from clew.link_prediction.models.base import Embeddings, GraphModel, Queries, RelationEmbeddings
 from clew.training.sharding.table import draw_normal
 
 

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from clew.config.graph_models import TransEModel
-from clew.layers.shapes import Queries
-from clew.link_prediction.models.base import Embeddings, GraphModel
+from clew.link_prediction.models.base import Embeddings, GraphModel, Queries
 from clew.training.sharding.table import draw_normal
 
 

@@ -5,9 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.graph_models import TuckERModel
-from clew.layers.shapes import Queries
 from clew.layers.training_mode import dropout
-from clew.link_prediction.models.base import Embeddings, GraphModel, RelationEmbeddings
+from clew.link_prediction.models.base import Embeddings, GraphModel, Queries, RelationEmbeddings
 from clew.training.sharding.table import draw_xavier_normal
 
 

@@ -1,10 +1,17 @@
-"""Which process has which rows of a table."""
+"""Which process has which rows of a table, and what they learn from one another."""
 
+import math
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
+
+from clew.training.sharding.exchange import Exchange
+
+I = TypeVar("I", Tensor, np.ndarray)  # noqa: E741
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class RowShard:
         stops = torch.tensor([self.bounds(r)[1] for r in range(self.size)], device=row.device)
         return torch.searchsorted(stops, row, right=True)
 
-    def owns(self, row: Int64[Tensor, " id"]) -> Tensor:
+    def owns(self, row: I) -> I:
         """Return whether each row is an own one."""
         return (row >= self.start) & (row < self.stop)
 
@@ -56,3 +63,91 @@ def row_shards(model: nn.Module) -> dict[str, RowShard]:
     """Return the parameters of which a process holds some rows, by name."""
     found = {name: shard_of(parameter) for name, parameter in model.named_parameters()}
     return {name: shard for name, shard in found.items() if shard is not None}
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows of a table that a process has, and what it learns of the others' rows.
+
+    The same code serves a whole table: it is then the only part, and nothing travels. Rows are
+    numbered as in the whole table; a matrix of values has a column for each own row. What asks for
+    values of other rows is a collective: all processes ask for the same, in the same order.
+    """
+
+    shard: RowShard
+    exchange: Exchange | None = None
+    """The processes that have the others; None: there are none."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole table."""
+        return self.shard.num_rows
+
+    @property
+    def count(self) -> int:
+        """Own rows."""
+        return self.shard.stop - self.shard.start
+
+    @property
+    def most(self) -> int:
+        """Rows of the process that has most."""
+        return -(-self.num_rows // self.shard.size)
+
+    @property
+    def place(self) -> slice:
+        """Where the own rows are in the whole table."""
+        return slice(self.shard.start, self.shard.stop)
+
+    def own(self, place: I, row: I) -> tuple[I, I]:
+        """Return those pairs whose row is an own one, by its number among these."""
+        is_own = self.shard.owns(row)
+        return place[is_own], row[is_own] - self.shard.start
+
+    def sum(self, own: Tensor, purpose: str) -> Tensor:
+        """Return the sum of what all processes found for their rows."""
+        return own if self.exchange is None else self.exchange.sum(own.contiguous(), purpose)
+
+    def log_sum(self, own: Tensor) -> Tensor:
+        """Return log sum exp over all rows from that over the own ones."""
+        return own if self.exchange is None else self.exchange.log_sum(own)
+
+    def softmax(self, values: Tensor) -> Tensor:
+        """Return the own columns of the softmax over all rows, `(batch, own)`."""
+        if self.exchange is None:
+            return values.softmax(1)
+        return (values - self.log_sum(values.logsumexp(1))[:, None]).exp()
+
+    def at(self, values: Tensor, place: Tensor | slice, row: Tensor) -> Tensor:
+        """Return values[place, row], whoever has the row."""
+        if self.exchange is None:
+            return values[place, row]
+        found = values[place, (row - self.shard.start).clamp(0, self.count - 1)]
+        return self.exchange.sum(found.masked_fill(~self.shard.owns(row), 0), "entries")
+
+    def strongest(self, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the `k` largest values over all rows, falling, and their rows, `(batch, k)`."""
+        best, row = values.topk(min(k, self.count), dim=1)
+        if self.exchange is None:
+            return best, row
+        bounds = map(self.shard.bounds, range(self.shard.size))
+        sizes = [min(k, stop - start) for start, stop in bounds]
+        best = self.exchange.gather(best.T, sizes, "answers").T
+        row = self.exchange.gather(row.T + self.shard.start, sizes, "answers").T
+        best, order = best.topk(min(k, self.num_rows), dim=1)
+        return best, row.gather(1, order)
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Return the numbers of all rows from those of the own ones, `(row,)`."""
+        if self.exchange is None:
+            return own
+        bounds = map(self.shard.bounds, range(self.shard.size))
+        return self.exchange.gather(own, [stop - start for start, stop in bounds], "numbers")
+
+    def span(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where the own share of a total begins and ends; the last one has no end."""
+        first, last = torch.zeros_like(own), torch.full_like(own, math.inf)
+        if self.exchange is None:
+            return first, last
+        size, rank = self.shard.size, self.shard.rank
+        ends = self.exchange.gather(own[None], [1] * size, "numbers").cumsum(0)
+        return ends[rank - 1] if rank else first, ends[rank] if rank + 1 < size else last

@@ -25,7 +25,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from clew.layers.products import linear, product
-from clew.layers.shapes import Queries
 from clew.layers.training_mode import report_statistics
 
 _BLOCK_ROWS = 128
@@ -41,7 +40,7 @@ def projected_maps(
     *,
     dropout: float,
     activation: Literal["relu", "silu"] = "relu",
-) -> Queries:
+) -> Float[Tensor, "batch dim"]:
     """Return projection(flatten(dropout(activation(norm(convolution(x)))))) as in training mode.
 
     Equal, in value and gradient, to the layers one after another; the same random numbers are

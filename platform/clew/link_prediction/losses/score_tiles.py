@@ -1,0 +1,178 @@
+"""Tiles of scores in the fused losses: how they are made, and what they become between products.
+
+A tile P = X W_c^T `(batch, chunk)` is the product of all queries with one chunk of entities. With
+the bias added it becomes a part of the normaliser N and its slope G = dN/ds, in the type and scale
+of the next products. `Slopes` uses PyTorch, one operation after another, for the CPU and as the
+reference of the CUDA kernels in `triton_slopes`.
+"""
+
+import importlib.util
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clew.layers.chunks import chunks
+from clew.layers.products import product
+from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD
+
+logger = logging.getLogger(__name__)
+
+MINIMUM_CHUNK = 2048
+# Larger tiles would leave the cache between a product and the arithmetic on its result.
+_CPU_TILE_BYTES = 8 * 1024**2
+
+Tile = Float[Tensor, "batch chunk"]
+TileBias = Float[Tensor, " chunk"]
+PerRow = Float[Tensor, " batch"]
+
+
+def chunk_size(batch: int, entities: int, *, chunk_bytes: int, device: torch.device) -> int:
+    """Return the number of entities per chunk, so that chunks have nearly equal size.
+
+    Two float32 tiles `(batch, chunk)` are held at once.
+    """
+    tile_bytes = chunk_bytes // 2
+    if device.type == "cpu":
+        tile_bytes = min(tile_bytes, _CPU_TILE_BYTES)
+    fitting = tile_bytes // (max(batch, 1) * torch.float32.itemsize)
+    num_chunks = -(-entities // max(fitting, MINIMUM_CHUNK))
+    return -(-entities // num_chunks)
+
+
+class Workspace:
+    """Buffers that are reused by every chunk: on a CPU, allocating memory is expensive."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return the buffer with a name; its content is undefined."""
+        size = math.prod(shape)
+        buffer = self.buffers.get((name, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = torch.empty(size, dtype=dtype, device=self.device)
+            self.buffers[name, dtype] = buffer
+        return buffer[:size].view(shape)
+
+    def product(self, name: str, a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Return the product a b; its type may be wider than that of its factors."""
+        if a.dtype == dtype:
+            return product(a, b)
+        if a.is_cuda:
+            return torch.mm(a, b, out_dtype=dtype)
+        shape = (a.shape[0], b.shape[1])
+        half = torch.mm(a, b, out=self.take(name, shape, a.dtype))
+        return self.take(name, shape, dtype).copy_(half)
+
+
+class EntityChunks:
+    """Products with one chunk of entities after another, plus the bias of each query if given.
+
+    A bias of entities is added later.
+    """
+
+    def __init__(
+        self,
+        queries: Tensor,
+        table: Tensor,
+        *,
+        operand: torch.dtype,
+        size: int,
+        query_bias: Tensor | None = None,
+    ) -> None:
+        self.queries, self.table, self.query_bias = queries.to(operand), table, query_bias
+        self.size = size
+        self.workspace = Workspace(table.device)
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, a buffer."""
+        operand, exact = self.queries.dtype, self.table.dtype
+        for entities in chunks(len(self.table), self.size):
+            rows = self.table[entities]
+            if operand != exact:
+                rows = self.workspace.take("rows", tuple(rows.shape), operand).copy_(rows)
+            scores = self.workspace.product("scores", self.queries, rows.T, dtype=exact)
+            if self.query_bias is not None:
+                scores += self.query_bias[:, None]
+            yield entities, rows, scores
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Slope of the normaliser over a tile."""
+
+    scaled: Tile
+    """G times the gain, in the type of matrix operands."""
+    columns: Float[Tensor, " chunk"]
+    """G summed over rows."""
+
+
+class Slopes:
+    """Turns tiles of scores into slopes, by PyTorch; may overwrite the scores."""
+
+    def __init__(self, workspace: Workspace, operand: torch.dtype, gain: float) -> None:
+        self._workspace, self._operand, self._gain = workspace, operand, gain
+
+    def softplus(self, scores: Tile, bias: TileBias | None) -> Float[Tensor, ""]:
+        """Return the sum of log(1 + exp(s)) over the tile, in float64."""
+        scores = _biased(scores, bias)
+        softplus = self._workspace.take("softplus", tuple(scores.shape), scores.dtype)
+        torch.ops.aten.softplus.out(scores, 1.0, SOFTPLUS_THRESHOLD, out=softplus)
+        return softplus.sum().double()
+
+    def sigmoid(self, scores: Tile, bias: TileBias | None) -> tuple[Float[Tensor, ""], Slope]:
+        """Return the sum of log(1 + exp(s)) in float64, and its slope 1 / (1 + exp(-s))."""
+        total = self.softplus(scores, bias)
+        return total, self._slope(scores.sigmoid_())
+
+    def log_sum(self, scores: Tile, bias: TileBias | None) -> PerRow:
+        """Return log sum exp(s) over the tile's columns."""
+        return _biased(scores, bias).logsumexp(dim=1)
+
+    def softmax(self, scores: Tile, bias: TileBias | None, log_sum: PerRow, mass: PerRow) -> Slope:
+        """Return the slope mass * exp(s - log_sum)."""
+        scores = _biased(scores, bias)
+        return self._slope(scores.sub_(log_sum[:, None]).exp_().mul_(mass[:, None]))
+
+    def _slope(self, slope: Tensor) -> Slope:
+        columns = slope.sum(dim=0)
+        if self._operand != slope.dtype:
+            if self._gain != 1.0:
+                slope *= self._gain
+            shape = tuple(slope.shape)
+            slope = self._workspace.take("scores", shape, self._operand).copy_(slope)
+        return Slope(slope, columns)
+
+
+def _biased(scores: Tensor, bias: Tensor | None) -> Tensor:
+    """Add the bias in place."""
+    return scores if bias is None else scores.add_(bias)
+
+
+def slopes_for(
+    workspace: Workspace, exact: torch.dtype, operand: torch.dtype, gain: float
+) -> Slopes:
+    """Return the CUDA kernels if they can run, else PyTorch's operations."""
+    if workspace.device.type == "cuda" and exact == torch.float32 and _triton_is_installed():
+        from clew.link_prediction.losses.triton_slopes import TritonSlopes
+
+        return TritonSlopes(workspace, operand, gain)
+    return Slopes(workspace, operand, gain)
+
+
+@cache
+def _triton_is_installed() -> bool:
+    found = importlib.util.find_spec("triton") is not None
+    if not found:
+        logger.warning(
+            "the package triton is not installed: the fused loss uses PyTorch's slower operations; "
+            "pip install 'clew[gpu]'"
+        )
+    return found
