@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from clew import names
-from clew.errors import ConfigError
+from clew.errors import ConfigError, quoted
 
 Direction = Literal["larger", "smaller"]
 
@@ -70,7 +70,7 @@ def maximizes(key: str) -> bool:
     direction = direction_of(key)
     if direction is None:
         raise ConfigError(
-            f"metric {key!r} cannot be used to choose: neither larger nor smaller values are known "
-            f"to be better; use another, such as {names.metric('valid', names.MRR)}"
+            f"metric {quoted(key)} cannot be used to choose: neither larger nor smaller values are "
+            f"known to be better; use another, such as {names.metric('valid', names.MRR)}"
         )
     return direction == "larger"

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from clew.config.base import TRAIN_FLAG, Section
+from clew.errors import quoted
 
 ArchitectureName = Literal["transformer", "ssm", "gnn", "cnn"]
 Size = Annotated[int, Field(ge=1)]
@@ -85,16 +86,18 @@ class ImageSequenceData(Section):
             raise ValueError(f"target_range {self.target_range} is empty; give (smallest, largest)")
         both = sorted({*self.azimuth_scalars} & {*self.zenith_scalars})
         if both:
-            raise ValueError(f"{both[0]!r} is in azimuth_scalars and zenith_scalars; choose one")
+            raise ValueError(
+                f"{quoted(both[0])} is in azimuth_scalars and zenith_scalars; choose one"
+            )
         if self.test_group is not None and self.test_group == self.validation_group:
             raise ValueError(
-                f"group {self.test_group!r} is both test_group and validation_group; a model "
+                f"group {quoted(self.test_group)} is both test_group and validation_group; a model "
                 "chosen by its test group has no honest test: name another group"
             )
         if self.validation_group is not None and not self.hold_out_validation:
             raise ValueError(
-                f"validation_group is {self.validation_group!r}, but hold_out_validation is false; "
-                "leave one of them out"
+                f"validation_group is {quoted(self.validation_group)}, but hold_out_validation is "
+                "false; leave one of them out"
             )
         if self.leave_one_group_out and (self.test_group or self.validation_group):
             raise ValueError(

@@ -5,7 +5,7 @@ from typing import Any
 
 from clew.config.eigenstate import PRESET_COMPANIONS
 from clew.config.graph_models import GRAPH_MODELS
-from clew.errors import valid_names
+from clew.errors import quoted, valid_names
 
 
 @dataclass(frozen=True)
@@ -79,4 +79,4 @@ def check_kinds(data: str, model: str, loss: str, metric: str) -> None:
             )
     metrics = [f"valid/{name}" for name in fitting.metrics]
     if metric not in metrics:
-        raise ValueError(f"evaluation.metric is {metric!r}; {valid_names(metric, metrics)}")
+        raise ValueError(f"evaluation.metric is {quoted(metric)}; {valid_names(metric, metrics)}")

@@ -12,7 +12,7 @@ from clew.config.load import from_mapping
 from clew.config.presets import find_configuration, find_study
 from clew.config.schema import RunConfig
 from clew.config.yaml_text import read_yaml
-from clew.errors import ConfigError, described
+from clew.errors import ConfigError, described, quoted
 
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
@@ -113,15 +113,17 @@ class Study(Section):
             for variant in filter(None, (claim.variant, claim.against)):
                 if variant not in self.variants:
                     raise ValueError(
-                        f"claim about variant {variant!r}; valid: {', '.join(self.variants)}"
+                        f"claim about variant {quoted(variant)}; valid: {', '.join(self.variants)}"
                     )
             if claim.metric not in metrics:
-                raise ValueError(f"claim about {claim.metric!r}; measured: {', '.join(metrics)}")
+                raise ValueError(
+                    f"claim about {quoted(claim.metric)}; measured: {', '.join(metrics)}"
+                )
             if claim.at_least is None and claim.at_most is None:
-                raise ValueError(f"claim {claim.text!r}: give at_least or at_most")
+                raise ValueError(f"claim {quoted(claim.text)}: give at_least or at_most")
             memory = memory_of(claim.metric)
             if memory is not None and memory not in claim.text:
-                raise ValueError(f"claim {claim.text!r}: the text must name {memory}")
+                raise ValueError(f"claim {quoted(claim.text)}: the text must name {memory}")
         return self
 
     @model_validator(mode="after")
@@ -132,7 +134,7 @@ class Study(Section):
             for key in settings:
                 if not key.startswith(INFLUENCE_PREFIX):
                     raise ValueError(
-                        f"variant {variant!r} sets {key}, but all variants of a tracin study "
+                        f"variant {quoted(variant)} sets {key}, but all variants of a tracin study "
                         f"explain one model: set {INFLUENCE_PREFIX}* there, the rest in overrides"
                     )
         return self
@@ -145,7 +147,7 @@ class Study(Section):
         """
         if size not in self.sizes:
             raise ConfigError(
-                f"study {self.name} has no size {size!r}; "
+                f"study {self.name} has no size {quoted(size)}; "
                 f"valid: {', '.join(self.sizes) or 'none, leave --size out'}"
             )
         chosen = self.sizes[size]
