@@ -29,6 +29,9 @@ from clew.processes import collect_garbage_rarely
 
 collect_garbage_rarely()
 
+LONGEST_FIRST = Path(__file__).with_name("longest_first.txt")
+"""Files of tests by the processor time of their tests, fast and slow ones, the longest first."""
+
 # Where tensors are computed with; elsewhere signatures name protocols, not shapes.
 SHAPES_ARE_CHECKED = {
     "clew": ["layers", "influence"],
@@ -66,14 +69,17 @@ install_import_hook(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let one process fill the recorded store at once, and others do what needs no store first.
 
-    Files with many tests come before those with few, so that all processes end together.
+    Files that take long come first, then those with many tests, so that all processes end together:
+    a process gets one file after the other, and a long one at the end would keep it alone at work.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    largest = sorted(files.values(), key=len, reverse=True)
-    waiting = [file for file in largest if any(_needs_a_store(item) for item in file)]
-    others = [file for file in largest if file not in waiting]
+    known = LONGEST_FIRST.read_text(encoding="utf-8").split()
+    place = {LONGEST_FIRST.parents[1] / path: number for number, path in enumerate(known)}
+    longest = sorted(files.values(), key=lambda f: (place.get(f[0].path, len(place)), -len(f)))
+    waiting = [file for file in longest if any(_needs_a_store(item) for item in file)]
+    others = [file for file in longest if file not in waiting]
     items[:] = itertools.chain(*waiting[:1], *others, *waiting[1:])
 
 
