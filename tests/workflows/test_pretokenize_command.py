@@ -18,9 +18,7 @@ def test_pack_a_file_and_say_what_was_packed(tmp_path: Path, capsys: pytest.Capt
     assert f"data.packed={output}" in printed
 
 
-def test_wrong_use_is_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["pretokenize", "--dataset", "nowhere.txt", "--output", str(tmp_path)]) == 2
     errors = capsys.readouterr().err
     assert "nowhere.txt: no such file or folder" in errors
