@@ -29,6 +29,8 @@ from clew.processes import collect_garbage_rarely
 
 collect_garbage_rarely()
 
+BROWSER = Path(__file__).with_name("browser")
+"""All of its tests are slow, which its `conftest.py` says."""
 LONGEST_FIRST = Path(__file__).with_name("longest_first.txt")
 """Files of tests by the processor time of their tests, fast and slow ones, the longest first."""
 
@@ -64,6 +66,18 @@ install_import_hook(
     [f"{package}.{name}" for package, names in SHAPES_ARE_CHECKED.items() for name in names],
     "beartype.beartype",
 )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of which no test would run: each process imports all that it collects."""
+    chosen = config.getoption("markexpr")
+    if chosen == "not slow" and collection_path == BROWSER:
+        return True
+    if collection_path.suffix != ".py" or collection_path.parent == BROWSER:
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    is_slow, has_slow = "\npytestmark = pytest.mark.slow" in text, "mark.slow" in text
+    return (chosen == "not slow" and is_slow) or (chosen == "slow" and not has_slow) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
