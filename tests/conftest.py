@@ -29,6 +29,11 @@ from clew.processes import collect_garbage_rarely
 
 collect_garbage_rarely()
 
+BROWSER = Path(__file__).with_name("browser")
+"""All of its tests are slow, which its `conftest.py` says."""
+LONGEST_FIRST = Path(__file__).with_name("longest_first.txt")
+"""Files of tests by the processor time of their tests, fast and slow ones, the longest first."""
+
 # Where tensors are computed with; elsewhere signatures name protocols, not shapes.
 SHAPES_ARE_CHECKED = {
     "clew": ["layers", "influence"],
@@ -63,17 +68,32 @@ install_import_hook(
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of which no test would run: each process imports all that it collects."""
+    chosen = config.getoption("markexpr")
+    if chosen == "not slow" and collection_path == BROWSER:
+        return True
+    if collection_path.suffix != ".py" or collection_path.parent == BROWSER:
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    is_slow, has_slow = "\npytestmark = pytest.mark.slow" in text, "mark.slow" in text
+    return (chosen == "not slow" and is_slow) or (chosen == "slow" and not has_slow) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let one process fill the recorded store at once, and others do what needs no store first.
 
-    Files with many tests come before those with few, so that all processes end together.
+    Files that take long come first, then those with many tests, so that all processes end together:
+    a process gets one file after the other, and a long one at the end would keep it alone at work.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    largest = sorted(files.values(), key=len, reverse=True)
-    waiting = [file for file in largest if any(_needs_a_store(item) for item in file)]
-    others = [file for file in largest if file not in waiting]
+    known = LONGEST_FIRST.read_text(encoding="utf-8").split()
+    place = {LONGEST_FIRST.parents[1] / path: number for number, path in enumerate(known)}
+    longest = sorted(files.values(), key=lambda f: (place.get(f[0].path, len(place)), -len(f)))
+    waiting = [file for file in longest if any(_needs_a_store(item) for item in file)]
+    others = [file for file in longest if file not in waiting]
     items[:] = itertools.chain(*waiting[:1], *others, *waiting[1:])
 
 

@@ -2,7 +2,8 @@
 
 Everything in it was recorded by the command that a person would type, in tiny sizes: `mlflow run`,
 `clew train`, `tracin`, `trace-text`, `trace-sequence`, `compare`, `promote`. One more training
-killed itself at the end of its first epoch.
+killed itself at the end of its first epoch. What `mlflow run` starts is a process of its own; all
+other commands run in one, and the study's trainings too.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -106,15 +107,17 @@ def _fill(folder: Path, num_epochs: int) -> dict[str, str]:
 
 
 def main(folder: Path, num_epochs: int) -> None:
-    """Run all commands: those that need a process of their own beside those that do not."""
-    from clew.runs.opening import connect, find_experiment
+    """Run the command that dies, then all others: `mlflow run` beside those of this process."""
+    from clew.runs.opening import preload_databases
     from clew.runs.reading.search import RunQuery, search_runs
-    from clew.runs.store import tracking_uri
+    from clew.workflows import child
 
-    find_experiment(connect(tracking_uri()), "clew")
+    preload_databases()
+    train_and_die()
+    child.run_child = in_this_process
     with ThreadPoolExecutor(1) as beside:
-        others = beside.submit(in_processes, folder, num_epochs)
-        runs = in_this_process(folder, num_epochs) | others.result()
+        project = beside.submit(mlflow_run, folder, num_epochs)
+        runs = record_here(folder, num_epochs) | {"fp32 0": project.result()}
     for name, query in {
         "failed": RunQuery(status="FAILED"),
         "killed": RunQuery(status="RUNNING"),
@@ -142,7 +145,7 @@ def flags(num_epochs: int) -> list[str]:
     return [f"--{key.replace('_', '-')}={value}" for key, value in tiny(num_epochs).items()]
 
 
-def in_this_process(folder: Path, num_epochs: int) -> dict[str, str]:
+def record_here(folder: Path, num_epochs: int) -> dict[str, str]:
     """Run what can run in one process, one after the other; return each command's run."""
     runs = {}
     train = ("train", *flags(num_epochs))
@@ -197,31 +200,37 @@ def run_id_in(text: str) -> str:
     return found[0] if found else ""
 
 
-def in_processes(folder: Path, num_epochs: int) -> dict[str, str]:
-    """Run what needs a process of its own, one after the other; return each command's run."""
+def in_this_process(
+    command: Sequence[str], *, environment: Mapping[str, str] | None = None, capture: bool = False
+) -> tuple[int, str]:
+    """Stand for the processes that a study starts: each would import torch and MLflow again."""
+    from clew.__main__ import run
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        return run(list(command[3:])), printed.getvalue()
+
+
+def mlflow_run(folder: Path, num_epochs: int) -> str:
+    """Train as `mlflow run` does, in a process of its own; return the run."""
+    from mlflow import projects
+
     project = folder / "project"
     project.mkdir()
     for name in LINKED:
         (project / name).symlink_to(ROOT / name)
-    options = [word for item in tiny(num_epochs).items() for word in ("-P", "=".join(item))]
-    mlflow = str(Path(sys.executable).with_name("mlflow"))
-    run = [mlflow, "run", ".", "-e", "train", *options]
-    killed = [sys.executable, "-m", "tests.recorded", "--killed"]
-    process(killed, ROOT, exit_code=-signal.SIGKILL)
-    return {"fp32 0": process(run, project)}
-
-
-def process(command: list[str], where: Path, exit_code: int = 0) -> str:
-    """Run a command in a process of its own; return the run that it names."""
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
-    if done.returncode != exit_code:
-        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
-    return run_id_in(done.stdout + done.stderr)
+    return str(projects.run(str(project), "train", parameters=tiny(num_epochs)).run_id)
 
 
 def train_and_die() -> None:
-    """Train, and kill this process at the end of the first of three epochs."""
+    """Train in a fork, which kills itself at the end of the first of three epochs."""
     from clew.training.trainer import Trainer
+
+    if process := os.fork():
+        _, status = os.waitpid(process, 0)
+        if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+            raise RuntimeError(f"the training that kills itself ended with {status}")
+        return
 
     close_epoch = Trainer._close_epoch
 
@@ -231,7 +240,10 @@ def train_and_die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     Trainer._close_epoch = close_epoch_and_die  # type: ignore[method-assign]
-    clew("train", *flags(3), "--seed=9")
+    try:
+        clew("train", *flags(3), "--seed=9")
+    finally:
+        os._exit(1)  # this process is no second one that records
 
 
 def head(path: Path, num_lines: int, folder: Path) -> Path:
@@ -326,7 +338,4 @@ def study_file(path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--killed":
-        train_and_die()
-    else:
-        main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -32,7 +32,7 @@ def train_and_ask(folder: Path) -> clew.Attribution:
     assert_type(model.predict(head="virus", relation="causes", top_k=3), pd.DataFrame)
     assert_type(model.place("virus", "causes", "pathologic_function"), pd.DataFrame)
     assert_type(clew.evaluate(model, "valid").metrics, dict[str, float])
-    assert_type(clew.plan("umls", device="cpu"), clew.MemoryPlan)
+    assert_type(clew.plan("umls", device="cpu", memory_gib=0.001), clew.MemoryPlan)
     why = clew.attribute(run, [("virus", "causes", "pathologic_function")], top_k=5)
     assert_type(why.proponents, pd.DataFrame)
     assert_type(why.to_frame(), pd.DataFrame)

@@ -164,11 +164,11 @@ def sizes(plan: clew.MemoryPlan) -> list[object]:
 def test_a_configuration_may_be_a_name_a_file_a_dictionary_or_itself(tmp_path: Path) -> None:
     config = load_config("umls", {"training.batch_size": 64})
     (tmp_path / "own.yaml").write_text(to_yaml(config), encoding="utf-8")
-    expected = plan_workflow(config, device="cpu", memory_gib=1.0)
+    expected = plan_workflow(config, device="cpu", memory_gib=0.001)
     for given in (config, tmp_path / "own.yaml", config.model_dump(mode="json")):
-        assert sizes(clew.plan(given, device="cpu", memory_gib=1.0)) == sizes(expected)
+        assert sizes(clew.plan(given, device="cpu", memory_gib=0.001)) == sizes(expected)
     changed = {"training.batch_size": 64}
-    found = clew.plan("umls", device="cpu", memory_gib=1.0, overrides=changed)
+    found = clew.plan("umls", device="cpu", memory_gib=0.001, overrides=changed)
     assert sizes(found) == sizes(expected)
 
 

@@ -42,6 +42,11 @@ def test_tests_are_no_package(root: Path) -> None:
     assert list((root / "tests").rglob("__init__.py")) == []
 
 
+def test_files_that_come_first_are_there(root: Path) -> None:
+    named = (root / "tests" / "longest_first.txt").read_text(encoding="utf-8").split()
+    assert [path for path in named if not (root / path).is_file()] == []
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_knows_what_people_type(root: Path, target: str) -> None:
     plan = subprocess.run(

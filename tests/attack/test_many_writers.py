@@ -14,23 +14,43 @@ from tests.runs.kept import read_run
 
 pytestmark = pytest.mark.slow
 
-NUM_WRITERS, NUM_STEPS = 8, 50
-WRITER = f"""
-import sys
+NUM_WRITERS, NUM_STEPS = 8, 500
+WRITERS = f"""
+import os, sys, traceback
 from clew.config.services import TrackingConfig
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.opening import preload_databases
 
-sys.stdin.readline()
-tracker = open_tracker(TrackingConfig(log_system_metrics=False), kind="train")
-for step in range({NUM_STEPS}):
-    tracker.metrics({{"train/loss": 1.0 / (step + 1)}}, step)
-tracker.finish("FINISHED")
-print(tracker.run_id)
+def write():
+    tracker = open_tracker(TrackingConfig(log_system_metrics=False), kind="train")
+    for step in range({NUM_STEPS}):
+        tracker.metrics({{"train/loss": 1.0 / (step + 1)}}, step)
+    tracker.finish("FINISHED")
+    os.write(1, f"{{tracker.run_id}}\\n".encode())
+
+preload_databases()
+go = os.pipe()
+for _ in range({NUM_WRITERS}):
+    if os.fork():
+        continue
+    os.close(go[1])
+    os.read(go[0], 1)  # ends when all have been forked, and the parent closes its end
+    try:
+        write()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+os.close(go[1])
+sys.exit(any([os.wait()[1] for _ in range({NUM_WRITERS})]))
 """
 
 
 def write_at_once(uri: str, folder: Path) -> None:
-    """Let all writers begin when all of them have loaded, and look at what they wrote."""
+    """Let all writers begin when all of them are there, and look at what they wrote.
+
+    They are forks of one process that has imported everything and seen no store.
+    """
     environment = os.environ | {
         "MLFLOW_TRACKING_URI": uri,
         "CLEW_SPOOL": str(folder / "spool"),
@@ -38,25 +58,22 @@ def write_at_once(uri: str, folder: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("MLFLOW_RUN_ID", None)
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER],
-            env=environment,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(NUM_WRITERS)
-    ]
-    outputs = [writer.communicate("go\n") for writer in writers]
-    assert [writer.returncode for writer in writers] == [0] * NUM_WRITERS, outputs
-    client = MlflowClient(uri)
-    for run_id, _ in outputs:
-        kept = read_run(client, run_id.strip())
+    done = subprocess.run(
+        [sys.executable, "-c", WRITERS],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    client, run_ids = MlflowClient(uri), done.stdout.split()
+    assert len(set(run_ids)) == NUM_WRITERS
+    for run_id in run_ids:
+        kept = read_run(client, run_id)
         assert kept.status == "FINISHED"
         assert kept.metrics["train/loss"] == [(1.0 / (s + 1), s) for s in range(NUM_STEPS)]
+    assert len([e for e in client.search_experiments() if e.name == "clew"]) == 1
     assert not any((folder / "spool").glob("*/journal.jsonl"))
 
 

@@ -17,13 +17,14 @@ from clew.workflows.ensemble import mean_checkpoints
 from tests.oracles.test_influence_sum import CPU, DoubleTask, fixture_of, matrix, write_checkpoints
 
 
-@pytest.fixture
-def runs(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
     """Three runs of one configuration; the last one has only two of the checkpoints."""
-    small = fixture_of(tmp_path / "0", DoubleTask)
-    records = [list_checkpoints(tmp_path / "0")]
+    base = tmp_path_factory.mktemp("runs")
+    small = fixture_of(base / "0", DoubleTask)
+    records = [list_checkpoints(base / "0")]
     for number in (1, 2):
-        folder = tmp_path / str(number)
+        folder = base / str(number)
         write_checkpoints(small.task, small.tracer().config, folder, seed=1 + number)
         records.append(list_checkpoints(folder)[: 4 - number])
     return small, records

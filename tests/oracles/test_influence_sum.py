@@ -1,5 +1,6 @@
 """The whole of TracIn on a small graph: against the plain reference, and its invariances."""
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,18 +129,33 @@ def fixture_of(
     config = config_of(**options)
     task = task_type(random_graph(), config)
     write_checkpoints(task, config, tmp_path)
+    return traced(tmp_path, task, config)
+
+
+def traced(folder: Path, task: LinkPrediction, config: RunConfig) -> SimpleNamespace:
+    """Return what a test needs of a folder of checkpoints."""
 
     def tracer(records: list | None = None, **influence: object) -> Tracer:
         settings = config.influence.model_copy(update=influence)
-        records = list_checkpoints(tmp_path) if records is None else records
+        records = list_checkpoints(folder) if records is None else records
         return Tracer(task, config, settings=settings, checkpoints=records, device=CPU)
 
-    return SimpleNamespace(task=task, tracer=tracer, folder=tmp_path, tests=task.graph.test)
+    return SimpleNamespace(task=task, tracer=tracer, folder=folder, tests=task.graph.test)
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    fixture_of(folder, DoubleTask)
+    return folder
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> SimpleNamespace:
-    return fixture_of(tmp_path, DoubleTask)
+def small(trained_once: Path, tmp_path: Path) -> SimpleNamespace:
+    """Return a small task with a copy of its checkpoints, which the test may change."""
+    shutil.copytree(trained_once, tmp_path / "trained")
+    config = config_of()
+    return traced(tmp_path / "trained", DoubleTask(random_graph(), config), config)
 
 
 def matrix(explanations: list[Explanation]) -> np.ndarray:

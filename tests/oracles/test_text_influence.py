@@ -68,8 +68,13 @@ def explain(trained: tuple[LanguageModeling, Path], **options: Any) -> Any:
     return tracer, test, explanation
 
 
-def test_the_window_with_the_secret_is_the_first_proponent(trained: Any):
-    tracer, _, explanation = explain(trained)
+@pytest.fixture(scope="module")
+def explained(trained: tuple[LanguageModeling, Path]) -> Any:
+    return explain(trained)
+
+
+def test_the_window_with_the_secret_is_the_first_proponent(trained: Any, explained: Any):
+    tracer, _, explanation = explained
     assert explanation.proponents.train[0, 0] == SECRET_WINDOW
     assert explanation.proponents.influence[0, 0] > 3 * explanation.proponents.influence[0, 1]
     window = tracer.windows.batch(np.array([SECRET_WINDOW])).tokens[0, :-1].numpy()
@@ -77,8 +82,8 @@ def test_the_window_with_the_secret_is_the_first_proponent(trained: Any):
     assert (explanation.opponents.influence < 0).all()
 
 
-def test_scores_are_the_sum_over_checkpoints_of_plain_gradients(trained: Any):
-    tracer, test, explanation = explain(trained)
+def test_scores_are_the_sum_over_checkpoints_of_plain_gradients(explained: Any):
+    tracer, test, explanation = explained
     expected = 0.0
     for record, weight in zip(tracer.checkpoints, tracer.weights, strict=True):
         model = tracer.task.build_model().eval()

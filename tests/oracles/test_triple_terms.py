@@ -36,6 +36,8 @@ TERMS: dict[str, dict[str, object]] = {
     "relations": {"relation_prediction_weight": 0.7},
     "both": {"regularizer": "n3", "relation_prediction_weight": 0.5},
 }
+PAIRS = [*product(KINDS[:2], ("dura", "both")), *product(KINDS[2:], ("both", "dura"))]
+ROWS = ("one_vs_all", "kvs_all")
 DIM = 4
 CHECKED = 8
 """Training triples whose gradients are made one by one."""
@@ -174,11 +176,14 @@ def triple_gradients(
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [*product(KINDS, ("dura", "both")), ("complex", "n3"), ("complex", "relations")],
+    ("kind", "name", "rows"),
+    [
+        *((kind, name, ROWS[n % 2]) for n, (kind, name) in enumerate(PAIRS)),
+        *(("complex", name, rows) for name, rows in zip(("relations", "n3"), ROWS, strict=True)),
+    ],
 )
-@pytest.mark.parametrize("rows", ["one_vs_all", "kvs_all"])
 def test_influence_has_the_terms_of_training_triples(tmp_path, kind, name, rows):
+    """Each pair of model and terms, of terms and rows, of model and rows."""
     config = config_of(
         kind,
         TERMS[name] | {"kind": rows},

@@ -1,5 +1,9 @@
 """The fused loss's Triton kernels against PyTorch's operations, without a GPU."""
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 COMPARISON = """
 import torch
 from clew.link_prediction.losses.score_tiles import Slopes, Workspace

@@ -372,20 +372,3 @@ def test_a_living_process_keeps_its_spool(open_run: Open) -> None:
     [result] = sync_spool()
     assert "being written by another process" in (result.problem or "")
     tracker.finish("FINISHED")
-
-
-def test_two_processes_write_at_once_into_a_store_that_neither_has_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    processes = [run_program("tracker.finish('FINISHED')", steps=2000) for _ in range(2)]
-    outcomes = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outcomes
-    client = MlflowClient(uri)
-    for output, _ in outcomes:
-        kept = read_run(client, output.strip())
-        assert kept.metrics == {"train/loss": [(float(step), step) for step in range(2000)]}
-        assert kept.status == "FINISHED"
-    assert len([e for e in client.search_experiments() if e.name == "clew"]) == 1
-    client._tracking_client.store.engine.dispose()

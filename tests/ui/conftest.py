@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,14 @@ manifest_scanner.scan_component_manifests = functools.cache(
 )
 TIMEOUT_SECONDS = 60
 Open = Callable[..., AppTest]
+
+
+@pytest.fixture(autouse=True)
+def own_main() -> Iterator[None]:
+    """Put back what a page under test replaces: processes that others spawn would run the page."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
 
 
 @pytest.fixture(autouse=True)

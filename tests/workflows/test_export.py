@@ -1,5 +1,7 @@
 """Exported files against the model they are from; the program in a process without Clew."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -25,19 +27,13 @@ from tests.workflows.trained import TrainedStore
 
 @pytest.fixture(scope="module")
 def exported(trained_runs: TrainedStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export by the command line, in a process whose functions are not wrapped in shape checks."""
-    folder = tmp_path_factory.mktemp("export") / "files"
-    with pytest.MonkeyPatch.context() as patch:
+    """Export by the command line."""
+    folder, printed = tmp_path_factory.mktemp("export") / "files", io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("MLFLOW_TRACKING_URI", trained_runs.uri)
         options = ["--model", trained_runs.strong, "--output-dir", str(folder)]
-        done = subprocess.run(
-            [sys.executable, "-m", "clew", "export", *options],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    assert "equals the model within" in done.stdout
+        assert run_command(["export", *options]) == 0
+    assert "equals the model within" in printed.getvalue()
     return folder
 
 

@@ -57,7 +57,7 @@ DECIDED = 16
 READS = {"get_registered_model", "search_model_versions"}
 KILLED_AFTER = (0, *(n for n, step in enumerate(PROMOTION, 1) if step not in READS))
 """Numbers of steps that end with a write: a death after a read leaves what the step before left."""
-NUM_RACES = 6
+NUM_RACES = 3
 
 
 def run_promotions(groups: list[dict[str, object]], folder: Path) -> dict[int, list[str]]:

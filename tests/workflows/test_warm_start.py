@@ -1,5 +1,6 @@
 """Training that starts from an earlier run: rows by name, new ones counted, misfits refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from clew.link_prediction.task import LinkPrediction
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import open_predictor
 from clew.workflows.tasks import build_task
-from clew.workflows.train import TrainResult, train
+from clew.workflows.train import train
 from clew.workflows.warm_start import start_warm
-from tests.workflows.trained import ROOT, write_other_split
+from tests.workflows.conftest import stored_run
+from tests.workflows.trained import ROOT, StoredRun, use_store, write_other_split
 
 NEW_FACTS = "clay\tcauses\tvirus\nclay\tshapes\tpot\n"
 
@@ -41,9 +43,18 @@ def grown(folder: Path) -> dict[str, object]:
     return found | {"data.name": None}
 
 
+@pytest.fixture(scope="module")
+def earlier_run(
+    store_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StoredRun]:
+    yield from stored_run(store_template, tmp_path_factory.mktemp("earlier"), config_of())
+
+
 @pytest.fixture
-def earlier(tracking_store: Path) -> TrainResult:
-    return train(config_of())
+def earlier(earlier_run: StoredRun, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the id of a finished run; its store is the one in use."""
+    use_store(monkeypatch, earlier_run.uri)
+    return earlier_run.run_id
 
 
 def test_rows_are_matched_by_name_and_new_ones_stay_as_built(earlier, tmp_path):
@@ -53,11 +64,10 @@ def test_rows_are_matched_by_name_and_new_ones_stay_as_built(earlier, tmp_path):
     torch.manual_seed(0)
     fresh, model = task.build_model(), task.build_model()
     model.load_state_dict(fresh.state_dict())
-    assert earlier.run_id is not None
-    found = start_warm(model, task, earlier.run_id)
+    found = start_warm(model, task, earlier)
     assert (found.entities_taken, found.entities_new) == (135, 2)
     assert (found.relations_taken, found.relations_new) == (46, 1)
-    with open_model(earlier.run_id) as source:
+    with open_model(earlier) as source:
         before, _ = open_predictor(source)
     tables = ("entity", "head_entity", "relation")
     sizes = {"relation": (len(before.relations), task.graph.num_relations)}
@@ -83,13 +93,13 @@ def test_training_goes_on_from_there_and_says_so(earlier, tmp_path):
 
     shared = grown(tmp_path / "grown") | {"training.num_epochs": 1}
     cold = train(config_of(**shared))
-    warm = train(config_of(**shared, **{"model.warm_start": earlier.run_id}))
+    warm = train(config_of(**shared, **{"model.warm_start": earlier}))
     assert warm.metrics["train/loss"] < 0.9 * cold.metrics["train/loss"]
     assert warm.run_id is not None
     tags = MlflowClient().get_run(warm.run_id).data.tags
     assert tags["clew.warm_start.entities_new"] == "2"
     assert tags["clew.warm_start.relations_taken"] == "46"
-    assert str(earlier.run_id) in tags["clew.warm_start.source"]
+    assert earlier in tags["clew.warm_start.source"]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +112,12 @@ def test_training_goes_on_from_there_and_says_so(earlier, tmp_path):
     ],
 )
 def test_models_that_do_not_fit_are_refused(earlier, kind, overrides, message):
-    assert earlier.run_id is not None
     task = build_task(config_of(kind, **overrides))
     with pytest.raises(ConfigError, match=message):
-        start_warm(task.build_model(), task, earlier.run_id)
+        start_warm(task.build_model(), task, earlier)
 
 
 def test_graphs_without_a_common_entity_are_refused(earlier, tmp_path):
-    assert earlier.run_id is not None
     rows = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\tr\tc\n", "test": "c\tr\ta\n"}
     paths: dict[str, object] = {"data.name": None}
     for split, text in rows.items():
@@ -117,13 +125,12 @@ def test_graphs_without_a_common_entity_are_refused(earlier, tmp_path):
         paths[f"data.{split}"] = str(tmp_path / split)
     task = build_task(config_of(**paths))
     with pytest.raises(ConfigError, match="its names are like 'acquired_abnormality', here they"):
-        start_warm(task.build_model(), task, earlier.run_id)
+        start_warm(task.build_model(), task, earlier)
 
 
 def test_new_rows_are_counted_when_all_are_known(earlier):
-    assert earlier.run_id is not None
     task = build_task(config_of())
     model = task.build_model()
-    found = start_warm(model, task, earlier.run_id)
+    found = start_warm(model, task, earlier)
     assert (found.entities_new, found.relations_new) == (0, 0)
     assert np.isfinite(model.entity.weight.detach().numpy()).all()

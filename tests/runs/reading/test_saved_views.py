@@ -16,6 +16,12 @@ def store(recorded: Recorded, tmp_path: Path) -> Recorded:
     return recorded.copy(tmp_path / "store")
 
 
+@pytest.fixture(scope="module")
+def without_views(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Return a store for tests that save nothing."""
+    return recorded.copy(tmp_path_factory.mktemp("none") / "store")
+
+
 def shown(store: Recorded, **more: str) -> dict[str, str]:
     return {"runs": f"{store.runs['fp32 1']},{store.runs['bf16 1']}"} | more
 
@@ -60,11 +66,11 @@ def test_a_view_moves_with_its_first_run(store: Recorded) -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "-a", "a/b", "ä", "a" * 61, "<b>", "a\n", "a&b"])
-def test_names_that_need_an_escape_are_refused(store: Recorded, name: str) -> None:
+def test_names_that_need_an_escape_are_refused(without_views: Recorded, name: str) -> None:
     with pytest.raises(ConfigError, match="a view's name is") as refused:
-        save_view(name, shown(store), "Ada", uri=store.uri)
+        save_view(name, shown(without_views), "Ada", uri=without_views.uri)
     assert "\n" not in str(refused.value)
-    assert found(store) == []
+    assert found(without_views) == []
 
 
 def test_what_else_is_refused(store: Recorded) -> None:
