@@ -22,8 +22,9 @@ PAGES = {
     "ask": "Ask",
     "run": "Run",
 }
+# How long a browser fetches what it draws the first page with, from this same process. (A text
+# without a name would be shown: this file is Streamlit's script.)
 SECONDS_TO_DRAW = 0.3
-"""How long a browser fetches what it draws the first page with, from this same process."""
 HIDDEN = ("run",)  # opened from other pages, not in the menu
 
 
