@@ -22,6 +22,9 @@ PAGES = {
     "ask": "Ask",
     "run": "Run",
 }
+# How long a browser fetches what it draws the first page with, from this same process. (A text
+# without a name would be shown: this file is Streamlit's script.)
+SECONDS_TO_DRAW = 0.3
 HIDDEN = ("run",)  # opened from other pages, not in the menu
 
 
@@ -38,16 +41,18 @@ def page(name: str) -> Callable[[], None]:
 def fetch_pages() -> None:
     """Import all pages, once and in the background, so that the next one opens faster.
 
-    What Compare reads of a hundred runs is read as well; what fails there, the page itself says.
+    What Compare reads of a hundred runs is read first; what fails there, the page itself says.
     """
 
     def fetch() -> None:
-        for name in PAGES:
-            import_module(f"clew.ui.views.{name}")
         with suppress(ClewError):
             import_module("clew.ui.data.comparison").preset()
+        for name in PAGES:
+            import_module(f"clew.ui.views.{name}")
 
-    threading.Thread(target=fetch, name="pages", daemon=True).start()
+    later = threading.Timer(SECONDS_TO_DRAW, fetch)
+    later.name, later.daemon = "pages", True
+    later.start()
 
 
 st.set_page_config(page_title="Clew", page_icon=str(ASSETS / "icon.png"), layout="wide")

@@ -1,5 +1,7 @@
 """The dashboard behind a guard: no other site may talk to it or show it in a frame.
 
+What it answers says besides which parts of the front end to fetch early (`front_end`).
+
 Streamlit takes a websocket from any page of its own host, whatever the port: every program that
 serves pages on the machine could drive the dashboard. The guard compares the port too.
 """
@@ -11,6 +13,8 @@ from urllib.parse import urlsplit
 
 import streamlit as st
 from starlette.middleware import Middleware
+
+from clew.ui.front_end import link_header
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -43,10 +47,16 @@ class Guard:
 
         async def tell(event: Event) -> None:
             if event["type"] == "http.response.start":
-                event["headers"] = [*event.get("headers", ()), *HEADERS]
+                event["headers"] = [*event.get("headers", ()), *HEADERS, *_early(event)]
             await send(event)
 
         await self._app(scope, receive, tell)
+
+
+def _early(event: Event) -> list[tuple[bytes, bytes]]:
+    """Return what tells the browser to fetch parts of the front end, if the answer is a page."""
+    is_page = dict(event.get("headers", ())).get(b"content-type", b"").startswith(b"text/html")
+    return [(b"link", link_header().encode())] if is_page else []
 
 
 def _is_own(headers: dict[bytes, bytes]) -> bool:

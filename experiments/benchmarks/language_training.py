@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from clew.config.eigenstate import EigenstateLMModel
 from clew.language_modeling.loss import summed_loss
 from clew.language_modeling.model import EigenstateLM
-from clew.layers.emulated_half import products_in
+from clew.layers.products import products_in
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import count_parameters
 from experiments.benchmarks.harness import (

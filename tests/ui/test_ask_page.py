@@ -10,8 +10,8 @@ from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
 from clew.ui.components import job_view, why
-from clew.ui.data import jobs
-from clew.ui.data.jobs import Question, Why
+from clew.ui.data import jobs, questions
+from clew.ui.data.questions import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
 from tests.ui.conftest import Open, no_surprise, shown
 
@@ -38,8 +38,9 @@ class Started:
         self.calls: list[tuple[str, object]] = []
         self.job = Job()
         monkeypatch.setattr(job_view, "show", self.show)
-        for name, function in (("predict", self.start), ("trace", self.start), ("find", self.find)):
-            monkeypatch.setattr(jobs, name, function)
+        monkeypatch.setattr(questions, "predict", self.start)
+        monkeypatch.setattr(questions, "trace", self.start)
+        monkeypatch.setattr(jobs, "find", self.find)
 
     def start(self, model: str, what: object) -> Job:
         self.calls.append((model, what))

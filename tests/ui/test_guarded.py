@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from clew.ui import front_end
 from tests.browser.dashboard import serving
 
 pytestmark = pytest.mark.slow
@@ -56,3 +57,18 @@ def test_no_other_site_may_show_it_in_a_frame(address: tuple[str, int]) -> None:
         assert headers["X-Frame-Options"] == "SAMEORIGIN"
         assert headers["Content-Security-Policy"] == "frame-ancestors 'self'"
         assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_pages_name_the_parts_of_the_front_end_and_other_answers_do_not(
+    address: tuple[str, int],
+) -> None:
+    found = {}
+    for path in ("/", "/compare", "/_stcore/health"):
+        connection = http.client.HTTPConnection(*address, timeout=60)
+        connection.request("GET", path)
+        found[path] = connection.getresponse().headers["Link"]
+        connection.close()
+    assert "DataFrame" in front_end.link_header()
+    assert found == {"/": front_end.link_header(), "/compare": front_end.link_header()} | {
+        "/_stcore/health": None
+    }

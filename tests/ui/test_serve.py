@@ -1,5 +1,6 @@
 """The head start of the server never fails, creates nothing, and leaves Streamlit its options."""
 
+import ast
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,3 +38,13 @@ def test_options_go_to_streamlit(
     serve.main()
     assert given == [["run", str(serve.APP), "--server.port", "8600"]]
     assert serve.APP.is_file()
+
+
+def test_the_script_holds_no_text_that_streamlit_would_show() -> None:
+    statements = ast.parse((serve.APP.parent / "app.py").read_text(encoding="utf-8")).body[1:]
+    shown = [
+        each
+        for each in statements
+        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+    ]
+    assert not shown

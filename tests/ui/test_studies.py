@@ -216,7 +216,7 @@ def test_another_model_is_planned(
         started.append((*given, named))
         return _FakeJob(planned())
 
-    monkeypatch.setattr(jobs_module, "plan", plan)
+    monkeypatch.setattr("clew.ui.views.studies.plan", plan)
     app = page("studies", single.uri, view="Memory", config=CONFIG)
     app.selectbox(key="kind triples").set_value("complex").run()
     app.number_input(key=f"{CONFIG} complex model.embedding_dim").set_value(64)

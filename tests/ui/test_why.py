@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from clew.ui.data import jobs
-from clew.ui.data.jobs import Why
+from clew.ui.data import questions
+from clew.ui.data.questions import Why
 from tests.recorded import MODEL, Recorded
 from tests.ui.commands_here import CommandsHere
 from tests.ui.conftest import no_surprise, shown
@@ -36,7 +36,7 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
 ) -> None:
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
-    job = jobs.trace(f"models:/{MODEL}@champion", WHY)
+    job = questions.trace(f"models:/{MODEL}@champion", WHY)
     assert "First answer" not in shown(look(job.job_id)), "there is none yet"
 
     commands.run_last(report=False)
@@ -71,7 +71,7 @@ def test_what_was_cancelled_says_that_the_others_were_not_compared(
 ) -> None:
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
-    job = jobs.trace(f"models:/{MODEL}@champion", WHY)
+    job = questions.trace(f"models:/{MODEL}@champion", WHY)
     commands.run_last(report=False)
     job.cancelled = True
     job.process.report(0, 130)

@@ -5,12 +5,14 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from clew.errors import ClewError
 from clew.ui.components import markup, states
-from clew.ui.data.jobs import End, Job, Why
+from clew.ui.data.jobs import Job
 from clew.ui.data.models import ModelNames
 from clew.ui.data.paths import place_text
+from clew.ui.data.questions import End, Why
 
 ROW_HEIGHT = 36
 MAX_HEIGHT = 758
@@ -24,19 +26,24 @@ ABOUT = "{name} is {place} of {candidates:,} candidates{probability}{in_set}; {k
 Explain = Callable[[Why], None]
 
 
-def answers(job: Job, vocabulary: ModelNames, explain: Explain) -> None:
-    """Show the answers of a finished job, and offer to explain a ticked one."""
+def answers(job: Job, vocabulary: ModelNames, explain: Explain, beside: DeltaGenerator) -> None:
+    """Show the answers of a finished job, and offer `beside` them to explain a ticked one."""
     content = job.result()
     if job.state != "done" or content is None:
         return
     for note in content.get("notes", []):
         states.note(str(note))
     for number, prediction in enumerate(content.get("predictions", [])):
-        _prediction(prediction, vocabulary, explain, key=f"{job.job_id}-{number}")
+        _prediction(prediction, vocabulary, explain, beside, key=f"{job.job_id}-{number}")
 
 
 def _prediction(
-    prediction: dict[str, Any], vocabulary: ModelNames, explain: Explain, *, key: str
+    prediction: dict[str, Any],
+    vocabulary: ModelNames,
+    explain: Explain,
+    beside: DeltaGenerator,
+    *,
+    key: str,
 ) -> None:
     """Show one question with its answers."""
     given = "head" if "head" in prediction else "tail"
@@ -58,13 +65,15 @@ def _prediction(
     asked = prediction.get("asked")
     if isinstance(asked, dict):
         _about(asked, end)
-        why_button("Why this rank?", why(asked), explain, key=f"why-rank-{key}")
+        with beside:
+            why_button("Why this rank?", why(asked), explain, key=f"why-rank-{key}")
     found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
     rows = _table(found, end, key)
-    if rows:
-        why_button("Why?", why(found[rows[0]]), explain, key=f"why-{key}")
-    else:
-        st.caption("Tick an answer to ask why.")
+    with beside:
+        if rows:
+            why_button("Why?", why(found[rows[0]]), explain, key=f"why-{key}")
+        else:
+            st.caption("Tick an answer to ask why.")
 
 
 def _about(asked: dict[str, Any], end: str) -> None:

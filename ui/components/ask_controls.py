@@ -6,8 +6,8 @@ import streamlit as st
 
 from clew.ui.components import address, markup
 from clew.ui.components.entity_box import entity_box, shown
-from clew.ui.data.jobs import Question
 from clew.ui.data.models import ModelNames, RegisteredModel
+from clew.ui.data.questions import Question
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
 LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}

@@ -10,8 +10,9 @@ import streamlit as st
 
 from clew.errors import UsageError
 from clew.ui.components import address, exports, markup, palette, sign_in, states
-from clew.ui.data import jobs
-from clew.ui.data.jobs import AskedFrames, Job
+from clew.ui.data import questions
+from clew.ui.data.jobs import Job
+from clew.ui.data.questions import AskedFrames
 
 PATH = "ask-path"
 HDF5 = ("h5", "hdf5")
@@ -114,7 +115,7 @@ def predictions(job: Job) -> None:
         return
     for note in said.get("notes", []):
         states.note(str(note))
-    frame, unit = jobs.predictions_of(job), str(said.get("unit", ""))
+    frame, unit = questions.predictions_of(job), str(said.get("unit", ""))
     title = str(said.get("target_name", "")) + (f" [{unit}]" if unit else "")
     if isinstance(intervals := said.get("intervals"), dict):
         st.markdown(markup.markdown(_held(intervals, unit)))

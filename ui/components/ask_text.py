@@ -3,8 +3,9 @@
 import streamlit as st
 
 from clew.ui.components import address, exports, markup
-from clew.ui.data import jobs
-from clew.ui.data.jobs import AskedText, Job
+from clew.ui.data import questions
+from clew.ui.data.jobs import Job
+from clew.ui.data.questions import AskedText
 
 PROMPT = "ask-prompt"
 MOST_TOKENS = 5000
@@ -67,11 +68,11 @@ def question(*, again: bool) -> AskedText | None:
 def written(job: Job) -> None:
     """Show the prompt and what the model has written so far."""
     if job.state in {"running", "done"}:
-        markup.show(_TEXT, prompt=jobs.prompt_of(job), written=job.output().removesuffix("\n"))
+        markup.show(_TEXT, prompt=questions.prompt_of(job), written=job.output().removesuffix("\n"))
 
 
 def download(job: Job) -> None:
     """Offer the whole text of a finished job."""
     if job.state == "done":
-        text = jobs.prompt_of(job) + job.output()
+        text = questions.prompt_of(job) + job.output()
         exports.button("Text", text, "text.txt", "text/plain")

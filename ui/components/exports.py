@@ -1,6 +1,5 @@
 """Buttons that give a table away as a file."""
 
-import re
 from collections.abc import Callable, Mapping
 
 import pandas as pd
@@ -8,7 +7,6 @@ import streamlit as st
 
 from clew.ui.components import glossary
 from clew.ui.data.comparison import Comparison, csv_text, to_csv, to_latex, to_markdown
-from clew.ui.data.sharing import SharedExplanation, html_report, trapi_json
 
 
 def comparison(shown: Comparison, picked: Mapping[str, str]) -> None:
@@ -27,14 +25,6 @@ def comparison(shown: Comparison, picked: Mapping[str, str]) -> None:
         st.caption(
             "Point at a picture: the toolbar at its corner saves it as PNG.", width="content"
         )
-
-
-def explanation(shown: SharedExplanation) -> None:
-    """Offer an explanation as a page to mail and as a TRAPI message."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
-    button("Report to mail (HTML)", lambda: html_report(shown), f"{name}.html", "text/html")
-    button("TRAPI message (JSON)", lambda: trapi_json(shown), f"{name}.json", "application/json")
-    st.caption("The report is one file: picture, paths, facts, how far to trust them.")
 
 
 def table(frame: pd.DataFrame, name: str) -> None:

@@ -43,6 +43,10 @@ _QUALITY = {
     names.LOSS: Words("Loss", "", "What training makes small."),
 }
 
+_LDS = (
+    "Rank correlation of what the scores promise with what training without some of the facts "
+    "does; 1 is perfect, 0 no better than chance."
+)
 _METRICS = {
     names.TIME_EPOCH_SECONDS: Words(
         "Time per epoch",
@@ -75,6 +79,60 @@ _METRICS = {
     names.TRAIN_LOSS: Words("Training loss", "", "What training makes small, per example."),
     names.TRAIN_LEARNING_RATE: Words("Learning rate", "", "Size of the optimizer's steps."),
     names.TRAIN_GRAD_NORM: Words("Gradient norm", "", "Length of the gradient before clipping."),
+    names.TRAIN_LOSS_SCALE: Words(
+        "Loss scale", "", "What the loss is multiplied by, so that float16 holds its gradients."
+    ),
+    names.TRAIN_SKIPPED_STEPS: Words(
+        "Skipped steps", "", "Optimizer steps that were left out because float16 overflowed."
+    ),
+    names.TRAIN_EPOCH: Words("Epoch", "", "Passes over the training data so far."),
+    names.TIME_COMPILE_SECONDS: Words("Compiling", "s", "Seconds that torch.compile took."),
+    names.TIME_EVALUATION_SECONDS: Words("Evaluating", "s", "Seconds that evaluation took."),
+    names.MFU: Words("Use of the device", "", "Share of its peak arithmetic rate that was used."),
+    names.PROCESS_GROWTH_GIB: Words(
+        "Growth of the process",
+        "GiB",
+        "How much main memory the command took at most, above what its process had before it.",
+    ),
+    names.PREDICTED_GIB: Words(
+        "Predicted peak", "GiB", "Peak memory that the planner predicted before training."
+    ),
+    names.INFLUENCE_SECONDS_PER_TEST: Words(
+        "Time per explanation", "s", "Seconds that it took to explain one prediction."
+    ),
+    names.INFLUENCE_PAIRS_PER_SECOND: Words(
+        "Pairs per second", "1/s", "Pairs of a prediction and a training fact scored in a second."
+    ),
+    names.INFLUENCE_HALF_PRECISION_ERROR: Words(
+        "Error of half precision",
+        "",
+        "Largest difference from the scores in float32, as a share of the largest score.",
+    ),
+    names.INFLUENCE_HALF_PRECISION_SPEARMAN: Words(
+        "Order in half precision",
+        "",
+        "Rank correlation with the scores in float32, over the 100 strongest facts; 1 is the same "
+        "order.",
+    ),
+    names.INFLUENCE_LDS_SAME_SEED: Words("Predicts retraining, same seed", "", _LDS),
+    names.INFLUENCE_LDS_OTHER_SEEDS: Words("Predicts retraining, other seeds", "", _LDS),
+    names.INFLUENCE_LDS_SIBLINGS: Words(
+        "Counting siblings predicts retraining",
+        "",
+        "The same correlation for a plain count: facts with the same relation and head, or tail.",
+    ),
+    names.INFLUENCE_LDS_CEILING: Words(
+        "Retraining predicts itself",
+        "",
+        "The same correlation between retrainings with other random numbers: no explanation can "
+        "be expected to reach more.",
+    ),
+    names.INFLUENCE_DELETION_DROP: Words(
+        "Fall without the strongest facts",
+        "",
+        "How much the log-probability falls when the model is trained without them.",
+    ),
+    names.VALUE_SECONDS: Words("Time to value facts", "s", "Seconds for all training facts."),
 }
 
 INFLUENCE = (
@@ -139,6 +197,9 @@ def words(key: str) -> Words:
     if key in _METRICS:
         return _METRICS[key]
     split, _, name = key.rpartition("/")
+    if split in _METRICS:  # a measure of one form of score: `influence/lds_same_seed/cosine`
+        found = _METRICS[split]
+        return Words(f"{found.label}, {name}", found.unit, found.help)
     name, asked = _side(name)
     if split in {"valid", "test"} and name in _QUALITY:
         found = _QUALITY[name]

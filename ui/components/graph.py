@@ -72,13 +72,27 @@ def spec(
         "emphasis": {"focus": "none", "label": {"show": True}, "lineStyle": {"opacity": 1}},
         "select": {"lineStyle": {"opacity": 1}},
         "data": _nodes(
-            labels, places, ends, height=HEIGHTS[len(crowded)], kinds=kinds, crowded=crowded
+            labels,
+            places,
+            ends,
+            height=HEIGHTS[len(crowded)],
+            kinds=kinds,
+            crowded=crowded,
+            beside=True,
         ),
         "links": [_test_edge(test), *_fact_edges(facts, places, column, selected)],
     }
-    # Too narrow for names beside the columns: they are above and below, and may meet.
+    # Too narrow for names beside the columns: they are above and below.
     narrow = {
-        "data": _nodes(labels, places, ends, height=HEIGHT_NARROW, kinds=kinds, crowded=()),
+        "data": _nodes(
+            labels,
+            places,
+            ends,
+            height=HEIGHT_NARROW,
+            kinds=kinds,
+            crowded=crowded,
+            beside=False,
+        ),
         "left": AROUND_PIXELS,
         "right": AROUND_PIXELS,
     }
@@ -98,8 +112,12 @@ def _nodes(
     height: float,
     kinds: Mapping[str, str],
     crowded: Collection[float],
+    beside: bool,
 ) -> list[dict[str, Any]]:
-    """Return the entities; `labels` begins with the ends, then come those of strong facts."""
+    """Return the entities; `labels` begins with the ends, then come those of strong facts.
+
+    In a crowded column a name has one line, `beside` its entity where there is room.
+    """
     wrapped = len(labels) <= NUM_WRAPPED
     styles = {key: _style(key in ends, PLAIN.symbol, "") for key in labels}
     for kind, look in looks(kinds, labels).items():
@@ -117,9 +135,9 @@ def _nodes(
                 text,
                 places[key],
                 shown=number < NUM_NAMED,
-                wrapped=wrapped,
+                wrapped=wrapped and places[key][0] not in crowded,
                 is_end=key in ends,
-                crowded=crowded,
+                crowded=crowded if beside else (),
             ),
         }
         for number, (key, text) in enumerate(labels.items())
@@ -156,7 +174,7 @@ def _name(
     x, y = place
     beside = x in crowded
     # In a formatter a brace begins a placeholder; a space of no width behind it ends that.
-    lines = name_lines(text, 2 if wrapped and not beside else 1)
+    lines = name_lines(text, 2 if wrapped else 1)
     # The ends are so near to each other there that the name of the triple's relation is above them.
     below = y > 0 or (is_end and bool(crowded))
     outwards = ("right" if x > 0 else "left") if beside else ("bottom" if below else "top")

@@ -9,7 +9,7 @@ from clew.ui.components import markup, states
 from clew.ui.components.runs_table import seconds_text
 from clew.ui.data.jobs import Job, find
 
-SECONDS_BETWEEN = 1.0
+SECONDS_BETWEEN = 0.5
 SECONDS_AT_FIRST = 1.0
 TAIL_LINES = 30
 ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}

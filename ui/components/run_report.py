@@ -165,7 +165,7 @@ def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
     frame = curve.assign(run=name, group=name)
     spec = charts.curves(frame, key=key, order=[name], by_time=False)
     alt = f"Curve of {words.label} over the steps"
-    st.altair_chart(spec.properties(height=charts.HEIGHT), width="stretch", alt=alt)
+    st.vega_lite_chart(spec | {"height": charts.HEIGHT}, width="stretch", alt=alt)
 
 
 def relations(frame: pd.DataFrame) -> None:

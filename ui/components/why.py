@@ -5,7 +5,7 @@ import streamlit as st
 
 from clew.ui.components import links, markup, palette, states
 from clew.ui.components.answers import Explain, why_button
-from clew.ui.data import jobs
+from clew.ui.data import questions
 from clew.ui.data.influence import (
     ReportFiles,
     facts_of,
@@ -14,8 +14,9 @@ from clew.ui.data.influence import (
     report_of_run,
     triple_at,
 )
-from clew.ui.data.jobs import Job, Why
+from clew.ui.data.jobs import Job
 from clew.ui.data.paths import evidence, scored
+from clew.ui.data.questions import Why
 
 NUM_FACTS = 5
 _FACT = '<li><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
@@ -34,7 +35,7 @@ def explain_again(why: Why, explain: Explain) -> None:
 
 def first_answer(job: Job) -> None:
     """Show what the facts near the triple say, until all facts have been compared."""
-    path = jobs.first_answer_of(job)
+    path = questions.first_answer_of(job)
     if path is None or job.state == "done":
         return
     files = ReportFiles(json=path)

@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import streamlit as st
 
-from clew.errors import DataError, UsageError, described
+from clew.errors import UsageError
 from clew.runs import store
 from clew.ui.data.warm_process import Command, WarmProcess
 
@@ -31,58 +30,9 @@ MAX_RUNNING = 4
 MAX_KEPT = 50
 TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
-PROMPT_FILE = "prompt.txt"
-PREDICTIONS_FILE = "predictions.parquet"
-FIRST_ANSWER_FILE = "first_answer.json"
 RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
 
 JobState = Literal["running", "done", "refused", "failed", "cancelled"]
-End = Literal["head", "tail"]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a person asks a model, under the data set's own names; an empty end is asked for."""
-
-    head: str
-    relation: str
-    tail: str
-    top_k: int
-    only_new: bool
-    """Leave out what the training data say already."""
-    level: float | None
-    """Probability with which the answer set holds a new answer; None: no such set."""
-
-
-@dataclass(frozen=True)
-class AskedText:
-    """A text for a language model to continue, and how."""
-
-    prompt: str
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class AskedFrames:
-    """Frames for a model of image sequences: a path on the server, or the files of an upload."""
-
-    path: str
-    files: Mapping[str, bytes]
-    """By their names below the folder of the job; empty where there is a path."""
-    confidence: float
-
-
-@dataclass(frozen=True)
-class Why:
-    """A triple to explain, as the answer of the question for one of its ends."""
-
-    head: str
-    relation: str
-    tail: str
-    end: End
 
 
 @dataclass
@@ -116,13 +66,19 @@ class Job:
         """Return for how long it has been running."""
         return time.time() - self.started
 
+    def text_of(self, name: str) -> str:
+        """Return the text of a file in its folder, empty while there is none."""
+        with suppress(OSError):
+            return (self.folder / name).read_text(encoding="utf-8", errors="replace")
+        return ""
+
     def output(self) -> str:
         """Return all that it printed."""
-        return _text(self.folder / "stdout")
+        return self.text_of("stdout")
 
     def log(self) -> str:
         """Return the end of what it said on standard error."""
-        return _text(self.folder / "stderr")[-TAIL_CHARACTERS:]
+        return self.text_of("stderr")[-TAIL_CHARACTERS:]
 
     def message(self) -> str:
         """Return its last word: the error message of a command that failed."""
@@ -246,12 +202,6 @@ def _environment(person: str) -> dict[str, str]:
     return {"MLFLOW_TRACKING_URI": store.tracking_uri()} | person_too
 
 
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
 def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.startswith("{"):
@@ -259,108 +209,3 @@ def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
                 content = json.loads(line)
                 if isinstance(content, dict):
                     yield content
-
-
-def promote(run_id: str, name: str, *, dry_run: bool, force: str = "", person: str = "") -> Job:
-    """Start the promotion of a run under a registered model's name, by a person."""
-    arguments = ["promote", f"--run-id={run_id}", f"--name={name}", "--json"]
-    arguments += ["--dry-run"] if dry_run else []
-    arguments += [f"--force={force}"] if force else []
-    title = f"{'Check' if dry_run else 'Promote'} run {run_id[:8]} as {name}"
-    return jobs().start(arguments, title=title, person=person)
-
-
-def roll_back(name: str, person: str = "") -> Job:
-    """Start giving the alias `champion` back to the version before."""
-    arguments = ["promote", f"--name={name}", "--rollback", "--json"]
-    return jobs().start(arguments, title=f"Roll back {name}", person=person)
-
-
-def predict(model: str, asked: Question) -> Job:
-    """Start asking a model for the most likely entities, or where it puts a triple."""
-    parts = {"head": asked.head, "relation": asked.relation, "tail": asked.tail}
-    arguments = [f"--{name}={value}" for name, value in parts.items() if value]
-    arguments += ["--filter-known=true"] if asked.only_new else []
-    arguments += [] if asked.level is None else [f"--conformal={asked.level}"]
-    arguments += [f"--model={model}", f"--top-k={asked.top_k}", "--json"]
-    return jobs().start(["predict", *arguments], title=f"Ask {model}")
-
-
-def continue_text(model: str, asked: AskedText) -> Job:
-    """Start continuing a prompt, which goes by file, whatever is in it; the text is its output."""
-    arguments = [f"--model={model}", f"--prompt-file={{folder}}/{PROMPT_FILE}"]
-    arguments += [f"--max-tokens={asked.max_tokens}", f"--temperature={asked.temperature}"]
-    arguments += [f"--top-p={asked.top_p}", f"--seed={asked.seed}"]
-    files = {PROMPT_FILE: asked.prompt}
-    return jobs().start(["predict", *arguments], title=f"Ask {model}", files=files)
-
-
-def prompt_of(job: Job) -> str:
-    """Return the text that a job continues."""
-    return _text(job.folder / PROMPT_FILE)
-
-
-def predict_frames(model: str, asked: AskedFrames) -> Job:
-    """Start predicting frames; the values go to a file in the job's folder."""
-    frames = asked.path
-    if asked.files:
-        first = next(iter(asked.files))
-        frames = f"{{folder}}/{first.partition('/')[0]}"
-    arguments = [f"--model={model}", f"--frames={frames}", f"--confidence={asked.confidence}"]
-    arguments += [f"--output={{folder}}/{PREDICTIONS_FILE}", "--json"]
-    return jobs().start(["predict", *arguments], title=f"Ask {model}", files=asked.files)
-
-
-def predictions_of(job: Job) -> pd.DataFrame:
-    """Return the values that a job has predicted from frames, a row for each window.
-
-    Raises:
-        DataError: there are none that can be read.
-    """
-    path = job.folder / PREDICTIONS_FILE
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
-
-
-def trace(model: str, why: Why) -> Job:
-    """Start tracing a triple to its training facts; the triple goes by file, whatever is in it."""
-    triple = (why.head, why.relation, why.tail)
-    arguments = [f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"]
-    arguments += [f"--first-answer={{folder}}/{FIRST_ANSWER_FILE}", "--json"]
-    return jobs().start(
-        ["tracin", *arguments],
-        title=f"Explain {' · '.join(triple)}",
-        files={"test.txt": "\t".join(triple) + "\n"},
-    )
-
-
-def first_answer_of(job: Job) -> Path | None:
-    """Return what the facts near a triple say, while all of them are compared; None if nothing."""
-    path = job.folder / FIRST_ANSWER_FILE
-    return path if path.is_file() else None
-
-
-def plan(
-    config: str,
-    changes: Mapping[str, str],
-    *,
-    device: str,
-    memory_gib: float,
-    sizes: Mapping[str, str],
-) -> Job:
-    """Start predicting the memory of a configuration with some settings changed.
-
-    Args:
-        config: The configuration.
-        changes: Settings, `section.key` to value.
-        device: A GPU by name; empty: any device with `memory_gib`.
-        memory_gib: What there is on it.
-        sizes: What stands for the data: option of `clew plan` to value.
-    """
-    place = f"--device={device}" if device else f"--memory-gib={memory_gib}"
-    arguments = ["plan", f"--config={config}", place, "--json"]
-    arguments += [f"--{size.replace('_', '-')}={value}" for size, value in sizes.items()]
-    arguments += [f"{key}={value}" for key, value in changes.items()]
-    return jobs().start(arguments, title=f"Plan {config}")

@@ -1,4 +1,4 @@
-"""Registered models for the pages."""
+"""Registered models for the pages, and the commands that promote."""
 
 import tempfile
 from pathlib import Path
@@ -20,6 +20,8 @@ from clew.runs.reading.models import (
     read_examples,
     read_vocabulary,
 )
+from clew.ui.data import jobs
+from clew.ui.data.jobs import Job
 from clew.ui.data.runs import store_exists
 
 __all__ = ["Entry", "ModelNames", "RegisteredModel", "Terms", "Version", "complete"]
@@ -106,3 +108,18 @@ def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
         ("" if "head" in ends else head, relation, "" if "tail" in ends else tail)
         for (head, relation, tail), ends in zip(found, hidden, strict=False)
     ]
+
+
+def promote(run_id: str, name: str, *, dry_run: bool, force: str = "", person: str = "") -> Job:
+    """Start the promotion of a run under a registered model's name, by a person."""
+    arguments = ["promote", f"--run-id={run_id}", f"--name={name}", "--json"]
+    arguments += ["--dry-run"] if dry_run else []
+    arguments += [f"--force={force}"] if force else []
+    title = f"{'Check' if dry_run else 'Promote'} run {run_id[:8]} as {name}"
+    return jobs.jobs().start(arguments, title=title, person=person)
+
+
+def roll_back(name: str, person: str = "") -> Job:
+    """Start giving the alias `champion` back to the version before."""
+    arguments = ["promote", f"--name={name}", "--rollback", "--json"]
+    return jobs.jobs().start(arguments, title=f"Roll back {name}", person=person)

@@ -8,6 +8,7 @@ import streamlit as st
 
 from clew import names
 from clew.runs import store
+from clew.runs.reading.counting import count_runs, values_of_tag
 from clew.runs.reading.metrics import EpochProgress, headline_key, metric_histories, progress_of
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import (
@@ -15,7 +16,6 @@ from clew.runs.reading.search import (
     RunPage,
     RunQuery,
     State,
-    count_runs,
     find_runs,
     last_sign_of_life,
     list_experiments,
@@ -38,7 +38,7 @@ __all__ = [
 PAGE_SIZE = 50
 SECONDS_FRESH = 5
 NUM_RECENT = 100
-"""Runs whose tags fill the filters: each is read with all its metrics, so not too many."""
+"""Runs of a server whose tags fill the filters: each is read with all it holds, so not many."""
 
 
 @dataclass(frozen=True)
@@ -203,17 +203,19 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
 
 
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False, refresh_mode="background")
-def _recent_tags(uri: str, experiment_ids: tuple[str, ...]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for offset in range(0, NUM_RECENT, PAGE_SIZE):  # by pages: the first one is shown anyway
-        for run in _page(uri, RunQuery(experiment_ids), offset, PAGE_SIZE).runs:
-            for tag, value in run.tags.items():
-                found.setdefault(tag, set()).add(value)
-    return {tag: found.get(tag, set()) for tag in (names.TAG_VARIANT, names.TAG_DATASET)}
+def _tag_values(uri: str, experiment_ids: tuple[str, ...], tag: str) -> set[str]:
+    found = values_of_tag(experiment_ids, tag, uri=uri)
+    if found is not None:
+        return found
+    pages = [  # the first one is shown anyway
+        _page(uri, RunQuery(experiment_ids), offset, PAGE_SIZE)
+        for offset in range(0, NUM_RECENT, PAGE_SIZE)
+    ]
+    return {run.tags.get(tag, "") for page in pages for run in page.runs}
 
 
 def choices(experiment_ids: tuple[str, ...], tag: str) -> list[str]:
-    """Return the values that a tag has among the latest runs, for filters."""
+    """Return the values that a tag has, for filters: of all runs, or of a server's latest ones."""
     if not store_exists():
         return []
-    return sorted(filter(None, _recent_tags(store.tracking_uri(), experiment_ids)[tag]))
+    return sorted(filter(None, _tag_values(store.tracking_uri(), experiment_ids, tag)))

@@ -16,6 +16,8 @@ from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
 from clew.runs import store
 from clew.runs.reading.studies import StudyResult, read_study, shipped_studies
+from clew.ui.data import jobs
+from clew.ui.data.jobs import Job
 from clew.ui.data.runs import RunQuery, runs_page
 
 logger = logging.getLogger(__name__)
@@ -124,3 +126,27 @@ def fitting_changes(path: str, changes: Mapping[str, str]) -> dict[str, str]:
         configuration(path, derived | dict(changes))
         return derived | dict(changes)
     return dict(changes)
+
+
+def plan(
+    config: str,
+    changes: Mapping[str, str],
+    *,
+    device: str,
+    memory_gib: float,
+    sizes: Mapping[str, str],
+) -> Job:
+    """Start predicting the memory of a configuration with some settings changed.
+
+    Args:
+        config: The configuration.
+        changes: Settings, `section.key` to value.
+        device: A GPU by name; empty: any device with `memory_gib`.
+        memory_gib: What there is on it.
+        sizes: What stands for the data: option of `clew plan` to value.
+    """
+    place = f"--device={device}" if device else f"--memory-gib={memory_gib}"
+    arguments = ["plan", f"--config={config}", place, "--json"]
+    arguments += [f"--{size.replace('_', '-')}={value}" for size, value in sizes.items()]
+    arguments += [f"{key}={value}" for key, value in changes.items()]
+    return jobs.jobs().start(arguments, title=f"Plan {config}")

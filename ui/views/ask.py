@@ -16,9 +16,9 @@ from clew.ui.components import (
     states,
     why,
 )
-from clew.ui.data import jobs, models
-from clew.ui.data.jobs import End, Why
+from clew.ui.data import jobs, models, questions
 from clew.ui.data.models import ModelNames, RegisteredModel
+from clew.ui.data.questions import End, Why
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
@@ -53,7 +53,7 @@ def _text(model: RegisteredModel) -> None:
     with states.guarded("The text"):
         asked = ask_text.question(again=_is_gone())
         if asked is not None:
-            _show_next(jobs.continue_text(models.champion_uri(model), asked))
+            _show_next(questions.continue_text(models.champion_uri(model), asked))
         if answer_id := address.text("answer"):
             job_view.show(answer_id, progress=ask_text.written, result=ask_text.download)
 
@@ -63,7 +63,7 @@ def _frames(model: RegisteredModel) -> None:
     with states.guarded("The predictions"):
         asked = ask_frames.question(again=_is_gone())
         if asked is not None:
-            _show_next(jobs.predict_frames(models.champion_uri(model), asked))
+            _show_next(questions.predict_frames(models.champion_uri(model), asked))
         if answer_id := address.text("answer"):
             job_view.show(answer_id, result=ask_frames.predictions)
 
@@ -97,7 +97,7 @@ def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
     gone = _is_gone()
     asked = ask_controls.question(vocabulary, again=gone)
     if asked is not None:
-        job = jobs.predict(models.champion_uri(model), asked)
+        job = questions.predict(models.champion_uri(model), asked)
         if not gone:
             address.write("why", None)
         _show_next(job)
@@ -111,11 +111,21 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
         return
 
     def explain(meant: Why) -> None:
-        job = jobs.trace(models.champion_uri(model), meant)
+        job = questions.trace(models.champion_uri(model), meant)
         address.write("why", job.job_id)
         address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 
-    job_view.show(answer_id, result=lambda job: answers.answers(job, vocabulary, explain))
+    left, right = st.columns([1.2, 1], gap="medium")  # a long table leaves the reasons in view
+    with left:
+        job_view.show(
+            answer_id, result=lambda job: answers.answers(job, vocabulary, explain, right)
+        )
+    with right:
+        _reasons(explain)
+
+
+def _reasons(explain: answers.Explain) -> None:
+    """Show why the answer that a person asked about is one."""
     if why_id := address.text("why"):
         st.header("Why?", anchor=False)
         meant = _meant()

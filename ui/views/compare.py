@@ -105,13 +105,14 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
                 states.note("No run has both numbers.")
                 continue
             spec = charts.quality_against_cost(shown, cost_key=key, quality_key=setting.quality)
-            st.altair_chart(spec, width="stretch", alt=f"Points: {title[0].lower()}{title[1:]}")
+            alt = f"Points: {title[0].lower()}{title[1:]}"
+            st.vega_lite_chart(spec, width="stretch", alt=alt)
     bars = memory(comparison)
     if not bars.empty:
         st.header("Peak memory", anchor=False)
         order = [group.label for group in comparison.groups]
         alt = "Bars: peak memory of each variant"
-        st.altair_chart(charts.memory_bars(bars, order=order), width="stretch", alt=alt)
+        st.vega_lite_chart(charts.memory_bars(bars, order=order), width="stretch", alt=alt)
 
 
 def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
@@ -131,7 +132,7 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
         logarithmic=wanted.logarithmic,
     )
     alt = f"Curves of {glossary.label(wanted.key)}, a line a run"
-    st.altair_chart(spec, width="stretch", alt=alt)
+    st.vega_lite_chart(spec, width="stretch", alt=alt)
 
 
 def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:

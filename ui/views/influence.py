@@ -10,7 +10,6 @@ from clew.names import TAG_TASK
 from clew.runs import store
 from clew.ui.components import (
     agreement_view,
-    exports,
     facts,
     influence_charts,
     influence_controls,
@@ -20,6 +19,7 @@ from clew.ui.components import (
     review_queue,
     sequence_report,
     states,
+    take_away,
     text_report,
 )
 from clew.ui.components import paths as paths_view
@@ -94,7 +94,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     prediction.card(test, found, paths, head, kinds)
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), states.guarded("What can be shared"):
-        exports.explanation(shared(run_id, head, test, found, paths))
+        take_away.explanation(shared(run_id, head, test, found, paths))
     with left:
         section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
     with states.guarded(section):

@@ -12,7 +12,7 @@ from clew.ui.components import (
     sign_in,
     states,
 )
-from clew.ui.data import jobs, models
+from clew.ui.data import models
 from clew.ui.data.models import RegisteredModel, Version
 from clew.ui.data.runs import runs_by_id
 
@@ -54,7 +54,7 @@ def _model(model: RegisteredModel) -> None:
     if ticked is not None:
         _version(ticked)
     if model_controls.roll_back(model):
-        address.write("job", jobs.roll_back(model.name, sign_in.person()).job_id)
+        address.write("job", models.roll_back(model.name, sign_in.person()).job_id)
         st.rerun()
 
 
@@ -77,7 +77,7 @@ def _promote() -> None:
         message = f"no run {wanted.run_id} in the store; it may have been deleted"
         states.problem("The run", message, done="promoted")
         return
-    job = jobs.promote(
+    job = models.promote(
         wanted.run_id,
         wanted.name,
         dry_run=wanted.dry_run,

@@ -4,13 +4,13 @@ import streamlit as st
 
 from clew.runs import store
 from clew.ui.components import address, job_view, markup, plan_controls, states
-from clew.ui.data import jobs
 from clew.ui.data.studies import (
     claims_frame,
     configuration,
     configurations,
     fitting_changes,
     kind_changes,
+    plan,
     studies,
 )
 
@@ -97,7 +97,7 @@ def _memory() -> None:
         wanted = plan_controls.request(f"{chosen} {kind}", configuration(chosen, model))
         if wanted is not None:
             changes = fitting_changes(chosen, model | wanted.changes)
-            job = jobs.plan(
+            job = plan(
                 chosen,
                 changes,
                 device=wanted.device,

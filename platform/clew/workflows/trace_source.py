@@ -13,6 +13,7 @@ from clew.config.load import with_settings
 from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
+from clew.folders import cache_folder
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
@@ -143,6 +144,8 @@ def _load(
         device=resolve_device(
             "cpu" if config.training.device == "cpu" else "auto", world.local_rank
         ),
+        # Processes that share the entity table each have a part of the moments.
+        cache=cache_folder("moments") if world.size == 1 else None,
     )
     names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
     return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs, world)

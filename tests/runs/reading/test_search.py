@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clew.errors import TrackingError
-from clew.runs.reading import search
+from clew.runs.reading import counting, search
 from clew.runs.reading.metrics import metric_histories
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
@@ -41,9 +41,35 @@ def test_every_run_is_on_one_page(large: str) -> None:
     "query",
     [RunQuery(), RunQuery(variant="bf16"), RunQuery(status="FAILED"), RunQuery(text="no such run")],
 )
-def test_counting_agrees_with_reading(large: str, query: RunQuery) -> None:
+@pytest.mark.parametrize("is_database", [True, False])
+def test_counting_agrees_with_reading(
+    large: str, query: RunQuery, is_database: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_database:
+        monkeypatch.setattr(counting, "database_of", lambda connected: None)
     everything = search.search_runs(query, limit=1000, uri=large)
-    assert search.count_runs(query, uri=large) == len(everything.runs)
+    assert counting.count_runs(query, uri=large) == len(everything.runs)
+
+
+def test_the_values_of_a_tag_are_those_of_all_active_runs(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = recorded.copy(tmp_path / "store")
+    runs = search.search_runs(RunQuery(), limit=1000, uri=store.uri).runs
+    variants = {run.tags["clew.variant"] for run in runs if "clew.variant" in run.tags}
+    assert len(variants) > 2
+    assert counting.values_of_tag((), "clew.variant", uri=store.uri) == variants
+    (alone, *_) = (each for each in variants if each != "fp32")
+    for run in runs:
+        if run.tags.get("clew.variant") == alone:
+            store.client.delete_run(run.run_id)
+    assert counting.values_of_tag((), "clew.variant", uri=store.uri) == variants - {alone}
+    for experiment_id in {run.experiment_id for run in runs}:
+        left = search.search_runs(RunQuery((experiment_id,)), limit=1000, uri=store.uri).runs
+        expected = {run.tags["clew.variant"] for run in left if "clew.variant" in run.tags}
+        assert counting.values_of_tag((experiment_id,), "clew.variant", uri=store.uri) == expected
+    monkeypatch.setattr(counting, "database_of", lambda connected: None)
+    assert counting.values_of_tag((), "clew.variant", uri=store.uri) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])
@@ -56,7 +82,7 @@ def test_the_first_offset_past_the_end(size: int, near: int) -> None:
         calls.append(offset)
         return offset < size
 
-    assert search.first_unreached(reaches, near) == size
+    assert counting.first_unreached(reaches, near) == size
     assert len(calls) < 27
     if near == size:
         assert len(calls) <= 2
@@ -105,7 +131,7 @@ def test_a_deleted_run_is_gone(recorded: Recorded, tmp_path: Path) -> None:
     gone, kept = (store.runs[name] for name in MODELS[:2])
     store.client.delete_run(gone)
     assert [run.run_id for run in search.find_runs([gone, kept], uri=store.uri)] == [kept]
-    assert search.count_runs(RunQuery(), uri=store.uri) == 1
+    assert counting.count_runs(RunQuery(), uri=store.uri) == 1
 
 
 def test_histories(recorded: Recorded) -> None:

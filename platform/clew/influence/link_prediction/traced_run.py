@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
 from clew.influence.link_prediction.conve_trunk import ConvETrunk
 from clew.influence.link_prediction.deltas import DeltaRows, LossForm
-from clew.influence.link_prediction.geometry import COVERED_PARTS, Geometry
+from clew.influence.link_prediction.geometry import COVERED_PARTS, WHITENED, Geometry
 from clew.influence.link_prediction.inner_products import (
     OTHERS,
     Aligned,
@@ -22,6 +23,7 @@ from clew.influence.link_prediction.inner_products import (
     Kernel,
     unchanged,
 )
+from clew.influence.link_prediction.kept_geometries import kept
 from clew.influence.link_prediction.moments import MomentSettings, deflated, kronecker
 from clew.influence.link_prediction.preconditioner import Preconditioner, read_preconditioner
 from clew.influence.link_prediction.rows import FactoredRows, RowBuilder
@@ -35,7 +37,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.models.tucker import TuckER
 from clew.link_prediction.task import LinkPrediction
-from clew.training.checkpoints import CheckpointRecord, load_model
+from clew.training.checkpoints import CheckpointRecord, load_model, weights_digest
 from clew.training.precision import half_precision_type
 
 EVERY_LAYER = 3
@@ -150,6 +152,7 @@ class TracedRun:
         settings: Settings of the explanation.
         checkpoints: Checkpoints in order of their steps.
         device: Device to compute on.
+        cache: Folder that keeps moments of training rows; None: they are estimated each time.
     """
 
     def __init__(
@@ -160,8 +163,10 @@ class TracedRun:
         settings: InfluenceConfig,
         checkpoints: Sequence[CheckpointRecord],
         device: torch.device,
+        cache: Path | None = None,
     ) -> None:
         self.config, self.settings = config, settings
+        self._data, self._cache = task.data_fingerprint, cache
         self.checkpoints, self.device = checkpoints, device
         self.weights = checked_weights(checkpoints)
         self.operand = half_precision_type(settings, device)
@@ -184,8 +189,10 @@ class TracedRun:
 
     def kernels(self, rows: TripleRows, *, half: bool = True) -> list[GraphModelCheckpoint]:
         """Return the inner products at each checkpoint; `half` allows half precision."""
-        if not self._forms:
-            self._forms = [self._geometry(model, rows) for model in self.models]
+        if not self._forms and self.settings.score in WHITENED:
+            records = zip(self.models, self.checkpoints, strict=True)
+            self._forms = [self._geometry(model, record, rows) for model, record in records]
+        forms = self._forms or [None] * len(self.models)
         options = KernelOptions(
             min(self.depth, EVERY_LAYER),
             MatrixProduct(self.operand if half else None),
@@ -193,7 +200,7 @@ class TracedRun:
         )
         return [
             GraphModelCheckpoint(model, rows, options, form)
-            for model, form in zip(self.models, self._forms, strict=True)
+            for model, form in zip(self.models, forms, strict=True)
         ]
 
     def _load(self, task: LinkPrediction, record: CheckpointRecord) -> GraphModel:
@@ -202,13 +209,26 @@ class TracedRun:
         return model.to(self.device).eval()
 
     @torch.no_grad()
-    def _geometry(self, model: GraphModel, rows: TripleRows) -> Geometry | None:
-        if self.settings.score == "deflated":
-            return deflated(build_trunk(model), rows.train, MOMENTS)
-        if self.settings.score == "kronecker":
+    def _geometry(self, model: GraphModel, record: CheckpointRecord, rows: TripleRows) -> Geometry:
+        """Return what becomes of the factors at a checkpoint; `score` is one of `WHITENED`."""
+
+        def estimate() -> Geometry:
+            if self.settings.score == "deflated":
+                return deflated(build_trunk(model), rows.train, MOMENTS)
             scorer = Scorer(model, MatrixProduct())
             return kronecker(build_trunk(model), scorer, rows.train, rows.form.function, MOMENTS)
-        return None
+
+        depends_on = {
+            "weights": weights_digest(record.path),
+            "type": str(model.entity.weight.dtype),
+            "network": self.config.model.model_dump(mode="json"),
+            "data": self._data,
+            "directions": rows.train.num_directions,
+            "loss": rows.form.function,
+            "score": self.settings.score,
+            "moments": MOMENTS.as_dict(),
+        }
+        return kept(self._cache, depends_on, estimate, self.device)
 
     def _preconditioner(self, model: GraphModel, record: CheckpointRecord) -> Preconditioner:
         optimizer = self.config.optimizer

@@ -12,6 +12,7 @@ the loss of the answer that was asked for, the tail or the head, or of both.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -75,6 +76,7 @@ class Tracer:
         checkpoints: Checkpoints in order of their steps.
         device: Device to compute on.
         further_runs: Checkpoints of the other runs of an ensemble, of which scores are averaged.
+        cache: Folder that keeps moments of training rows; None: they are estimated each time.
 
     Raises:
         ConfigError: the settings ask for what this model cannot give.
@@ -89,13 +91,16 @@ class Tracer:
         checkpoints: Sequence[CheckpointRecord],
         device: torch.device,
         further_runs: Sequence[Sequence[CheckpointRecord]] = (),
+        cache: Path | None = None,
     ) -> None:
         settings = with_chosen_form(settings, task)
         require_defined(settings, task, config)
         self.graph, self.config, self.settings = task.graph, config, settings
         self.checkpoints, self.device = checkpoints, device
         self.runs = [
-            TracedRun(task, config, settings=settings, checkpoints=records, device=device)
+            TracedRun(
+                task, config, settings=settings, checkpoints=records, device=device, cache=cache
+            )
             for records in (checkpoints, *further_runs)
         ]
         loss = config.loss

@@ -3,17 +3,20 @@
 The curve of epochs says how far a training run is, and how long the rest takes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+from mlflow import MlflowClient
+from mlflow.entities import Metric
 
 from clew import names
 from clew.config.directions import direction_of
 from clew.runs import store
+from clew.runs.reading.database import database_of, metric_values
 from clew.runs.reading.runs import RunRecord, client
 
 MAX_POINTS = 600
@@ -47,28 +50,39 @@ def metric_histories(
     Runs without the metric have no rows. Each curve is thinned to `MAX_POINTS` values; its first,
     last, smallest and largest value stay.
     """
-    connected = client(uri)
-    having = [run for run in runs if key in run.metrics]
+    having = {run.run_id: run for run in runs if key in run.metrics}
+    found = list(_values(client(uri), list(having), key, uri)) if having else []
+    if not found:
+        return pd.DataFrame(columns=list(HISTORY_COLUMNS))
+    frame = pd.DataFrame(found, columns=["run_id", "step", "milliseconds", "value"])
+    started = frame["run_id"].map({run_id: run.started_ms for run_id, run in having.items()})
+    frame["seconds"] = (frame.pop("milliseconds") - started) / 1000
+    places = frame["run_id"].map({run_id: place for place, run_id in enumerate(having)})
+    order = np.lexsort((frame["seconds"], frame["step"], places))
+    curves = frame.iloc[order].groupby("run_id", sort=False)
+    return pd.concat([thin(curve) for _, curve in curves], ignore_index=True)[[*HISTORY_COLUMNS]]
 
-    def read(run: RunRecord) -> pd.DataFrame:
-        with store.using(f"metric {key} of run {run.run_id}", uri):
-            history = connected.get_metric_history(run.run_id, key)
-        frame = pd.DataFrame(
-            {
-                "run_id": run.run_id,
-                "step": [metric.step for metric in history],
-                "seconds": [(metric.timestamp - run.started_ms) / 1000 for metric in history],
-                "value": [metric.value for metric in history],
-            },
-            columns=list(HISTORY_COLUMNS),
-        )
-        return thin(frame.sort_values(["step", "seconds"], kind="stable"))
+
+def _values(
+    connected: MlflowClient, run_ids: Sequence[str], key: str, uri: str | None
+) -> Iterator[tuple[str, int, int, float]]:
+    """Yield each value of a metric: its run, step, time in milliseconds, and itself.
+
+    A database gives all of them at once; a server is asked for one run at a time.
+    """
+    if (base := database_of(connected)) is not None:
+        with store.using(f"metric {key}", uri):
+            yield from metric_values(base, run_ids, key)
+        return
+
+    def read(run_id: str) -> list[Metric]:
+        with store.using(f"metric {key} of run {run_id}", uri):
+            return list(connected.get_metric_history(run_id, key))
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        frames = [frame for frame in threads.map(read, having) if len(frame)]
-    if not frames:
-        return pd.DataFrame(columns=list(HISTORY_COLUMNS))
-    return pd.concat(frames, ignore_index=True)
+        for run_id, history in zip(run_ids, threads.map(read, run_ids), strict=True):
+            for found in history:
+                yield run_id, found.step, found.timestamp, found.value
 
 
 def run_histories(run: RunRecord, *, uri: str | None = None) -> dict[str, pd.DataFrame]:

@@ -1,14 +1,13 @@
 """Searches runs page by page, so that a store of many thousand runs answers as fast as a small one.
 
-The tracking server filters, orders and cuts; nothing here reads more than it shows. MLflow has no
-call that counts: `count_runs` finds the number of runs by asking which offsets are past the end,
-first near the number that it was before.
+The tracking server filters, orders and cuts; nothing here reads more than it shows. How many runs
+there are: `clew.runs.reading.counting`.
 """
 
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
-MAX_COUNT = 1_000_000
 MAX_IDS_PER_FILTER = 50
 
 State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
@@ -83,54 +81,14 @@ def search_runs(
     with store.using("the list of runs", uri):
         connected = client(uri)
         found = connected.search_runs(
-            _experiment_ids(connected, query),
+            experiment_ids_of(connected, query),
             filter_string(query),
             ViewType.ACTIVE_ONLY,
             max_results=limit,
             order_by=[query.order_by],
-            page_token=_token(offset),
+            page_token=page_token(offset),
         )
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
-
-
-def count_runs(query: RunQuery, *, near: int = 0, uri: str | None = None) -> int:
-    """Return how many runs match, by doubling and halving the offset of a page of one.
-
-    From a good guess (`near`) it takes two searches, from none about two for each power of two.
-    """
-    with store.using("the number of runs", uri):
-        connected = client(uri)
-        ids, text = _experiment_ids(connected, query), filter_string(query)
-
-        def reaches(offset: int) -> bool:
-            page = connected.search_runs(
-                ids, text, ViewType.ACTIVE_ONLY, max_results=1, page_token=_token(offset)
-            )
-            return len(page) > 0
-
-        return first_unreached(reaches, near)
-
-
-def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
-    """Return the smallest offset that `reaches` denies, given that it denies all after it.
-
-    Steps away from the guess `near` double until they are past the end, or before it.
-    """
-    reached, beyond, step = near - 1, near, 1 if near else 64
-    if near and not reaches(reached):
-        reached, beyond = near - 2, near - 1
-        while reached >= 0 and not reaches(reached):
-            reached, beyond, step = max(reached - step, -1), reached, 2 * step
-    else:
-        while beyond < MAX_COUNT and reaches(beyond):
-            reached, beyond, step = beyond, beyond + step, 2 * step
-    while beyond - reached > 1:
-        middle = (reached + beyond) // 2
-        if reaches(middle):
-            reached = middle
-        else:
-            beyond = middle
-    return beyond
 
 
 def find_runs(run_ids: Sequence[str], *, uri: str | None = None) -> list[RunRecord]:
@@ -139,7 +97,7 @@ def find_runs(run_ids: Sequence[str], *, uri: str | None = None) -> list[RunReco
     found: dict[str, RunRecord] = {}
     with store.using("the chosen runs", uri):
         connected = client(uri)
-        experiments = _experiment_ids(connected, RunQuery())
+        experiments = experiment_ids_of(connected, RunQuery())
         for first in range(0, len(wanted), MAX_IDS_PER_FILTER):
             ids = ", ".join(f"'{run_id}'" for run_id in wanted[first : first + MAX_IDS_PER_FILTER])
             page = connected.search_runs(
@@ -217,13 +175,14 @@ def quoted(text: str) -> str:
     return '"' + text.replace('"', "_") + '"'
 
 
-def _experiment_ids(connected: MlflowClient, query: RunQuery) -> list[str]:
+def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
+    """Return the experiments that a query is about: all that there are, where it names none."""
     if query.experiment_ids:
         return list(query.experiment_ids)
     return [str(e.experiment_id) for e in connected.search_experiments(max_results=500)]
 
 
-def _token(offset: int) -> str | None:
+def page_token(offset: int) -> str | None:
     """Return the token of the page that starts at `offset`; MLflow's own are made the same way."""
     if offset == 0:
         return None

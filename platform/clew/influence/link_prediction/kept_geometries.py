@@ -1,0 +1,155 @@
+"""Geometries of checkpoints on the disk, so that only a model's first explanation estimates them.
+
+Moments of training rows do not depend on what is explained. A file is named by the digest of all
+that they do depend on, the code included, and holds the digest of its own tensors.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from clew.errors import described
+from clew.files import replacing
+from clew.influence.link_prediction.geometry import Geometry, Metric
+from clew.training.checkpoint_files import save_tensors
+from clew.training.peers import code_digest
+from clew.training.precision import device_name
+
+logger = logging.getLogger(__name__)
+
+LARGEST_FOLDER_BYTES = 2**30
+"""What is kept in all; the files that were used least recently go first."""
+SCALE, VECTORS, WEIGHTS = "scale", "vectors", "weights"
+SHA256 = "sha256"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+
+
+def kept(
+    folder: Path | None,
+    depends_on: Mapping[str, Any],
+    make: Callable[[], Geometry],
+    device: torch.device,
+) -> Geometry:
+    """Return a geometry as it was kept, or make it and keep it.
+
+    Args:
+        folder: Where geometries are kept; None: nowhere.
+        depends_on: What it depends on besides code, device and number of threads: JSON values.
+        make: Makes it.
+        device: Where its tensors belong.
+    """
+
+    def made() -> Geometry:
+        """Return it as it would be read: how an operand lies in memory may decide a bit."""
+        return _geometry(_tensors(make()))
+
+    if folder is None:
+        return made()
+    path = folder / f"{_digest_of(depends_on, device)}.safetensors"
+    if path.is_file():
+        try:
+            found = _read(path, device)
+            path.touch()
+            return found
+        except UNREADABLE as error:
+            logger.warning("%s cannot be used (%s); it is made again", path, described(error))
+    geometry = made()
+    try:
+        _write(path, geometry)
+        _make_room(folder)
+    except OSError as error:
+        logger.warning(
+            "%s cannot be written (%s), so the next explanation estimates the moments again; set "
+            "XDG_CACHE_HOME to a folder that you can write",
+            path,
+            described(error),
+        )
+    return geometry
+
+
+def _digest_of(depends_on: Mapping[str, Any], device: torch.device) -> str:
+    """Return hexadecimal digits that change with whatever could change a bit."""
+    machine = (torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
+    whole = [dict(depends_on), code_digest(), device_name(device), *map(str, machine)]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _read(path: Path, device: torch.device) -> Geometry:
+    """Read a geometry.
+
+    Raises:
+        ValueError, KeyError, ...: the file is not as it was written.
+    """
+    tensors = load_file(path)
+    if tensors.pop(SHA256).numpy().tobytes() != _digest(tensors):
+        raise ValueError("its SHA-256 is not the one that it states")
+    # What was read lies anywhere in memory, and products may depend on where their operands begin.
+    return _geometry({name: tensor.clone().to(device) for name, tensor in tensors.items()})
+
+
+def _write(path: Path, geometry: Geometry) -> None:
+    tensors = {name: tensor.cpu() for name, tensor in _tensors(geometry).items()}
+    stated = torch.frombuffer(bytearray(_digest(tensors)), dtype=torch.uint8)
+    with replacing(path) as temporary:
+        save_tensors(tensors | {SHA256: stated}, temporary)
+
+
+def _tensors(geometry: Geometry) -> dict[str, Tensor]:
+    """Return what a geometry consists of, by names that say where it belongs."""
+    found = {}
+    for field in fields(geometry):
+        value = getattr(geometry, field.name)
+        if isinstance(value, Metric):
+            found[f"{field.name}/{SCALE}"] = torch.tensor(value.scale, dtype=torch.float64)
+            found[f"{field.name}/{VECTORS}"] = value.vectors.contiguous()
+            found[f"{field.name}/{WEIGHTS}"] = value.weights.contiguous()
+        elif value is not None:
+            found[field.name] = value.contiguous()
+    return found
+
+
+def _geometry(tensors: Mapping[str, Tensor]) -> Geometry:
+    """Return the geometry that tensors are of.
+
+    Raises:
+        KeyError, TypeError: they are of none.
+    """
+    parts: dict[str, Any] = {"features": None}
+    for name, tensor in tensors.items():
+        field, _, kind = name.partition("/")
+        if kind == SCALE:
+            others = (tensors[f"{field}/{other}"] for other in (VECTORS, WEIGHTS))
+            parts[field] = Metric(float(tensor), *others)
+        elif not kind:
+            parts[field] = tensor
+    return Geometry(**parts)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what was used least recently, down to `LARGEST_FOLDER_BYTES`."""
+    states = [(path, path.stat()) for path in folder.glob("*.safetensors")]
+    total = 0
+    for path, state in sorted(states, key=lambda each: each[1].st_mtime_ns, reverse=True):
+        total += state.st_size
+        if total > LARGEST_FOLDER_BYTES:
+            with suppress(OSError):  # another process may be faster
+                path.unlink()
