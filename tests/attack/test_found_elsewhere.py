@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from clew.config.load import load
-from clew.errors import CheckpointError, ClewError, TrackingError
+from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
 from clew.influence.unrolled.progress_files import KeptInFile
 from clew.runs.forwarder import sync_spool
 from clew.runs.influence_report import read_influence_outline
@@ -222,3 +222,7 @@ def test_a_limit_of_requests_that_is_no_size(given: str, monkeypatch: pytest.Mon
     with pytest.raises(SystemExit, match=f"CLEW_REQUEST_MIB='{given}'; expected MiB") as caught:
         close_door("rows")
     require_one_line(str(caught.value))
+
+
+def test_a_frame_model_without_end_is_not_built() -> None:
+    refused(lambda: load("era5", {"model.temporal_layers": 10**6}), "temporal_layers", ConfigError)

@@ -128,7 +128,7 @@ class SequenceRegressionModel(Section):
     """Hidden width of the network that makes gamma and beta."""
     spatial_attention: bool = True
     """Pool feature maps with learned attention instead of their mean."""
-    temporal_layers: int = Field(default=2, ge=1)
+    temporal_layers: int = Field(default=2, ge=1, le=64)
     """Layers of the head over time; `cnn` has none."""
     heads: int = Field(default=4, ge=1)
     """Number of attention heads, and of blocks of the eigenstate layers' resonance matrix."""

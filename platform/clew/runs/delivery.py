@@ -9,6 +9,7 @@ optimizer state, no pickle. In a local store its files are hard links to the art
 lie on the disk once; a server gets them twice, as MLflow has no way to share them.
 """
 
+import errno
 import json
 import logging
 import os
@@ -120,7 +121,9 @@ class Delivery:
         """Send messages together; where the store refuses them, find the ones it will not take."""
         try:
             self._send(messages)
-        except (MlflowException, UnusableMessageError) as error:
+        except (MlflowException, UnusableMessageError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+                raise  # a full disk or a lost connection may be mended: it is tried again
             if isinstance(error, MlflowException):
                 if error.error_code not in REFUSALS:
                     raise

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew.config.services import Question, TestLoss
 from clew.errors import DataError, described
@@ -111,7 +111,7 @@ class ValidationRecord(_Record):
     largest_difference: float
     """Of log-probabilities: training again without dropping anything against the run itself."""
     scores: tuple[DatamodellingScore, ...]
-    ceilings: tuple[Ceiling, ...]
+    ceilings: tuple[Ceiling, ...] = Field(min_length=1)
     deletions: tuple[DeletionEffect, ...]
 
     @property
