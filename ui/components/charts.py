@@ -39,7 +39,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
         low=points["quality"] - points["quality_deviation"].fillna(0),
         high=points["quality"] + points["quality_deviation"].fillna(0),
         cheap=points["cost"] - points["cost_deviation"].fillna(0),
-        dear=points["cost"] + points["cost_deviation"].fillna(0),
+        costly=points["cost"] + points["cost_deviation"].fillna(0),
         # Neighbours' names stand above and below in turn, so that they do not cover each other.
         above=points["cost"].rank(method="first").astype(int) % 2 == 1,
     )
@@ -71,7 +71,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
         },
         {
             "mark": rule,
-            "encoding": {"y": y, "x": number("cheap"), "x2": {"field": "dear"}, "color": colour},
+            "encoding": {"y": y, "x": number("cheap"), "x2": {"field": "costly"}, "color": colour},
         },
         {
             "mark": {"type": "point", "size": 130, "filled": True, "opacity": 1},
@@ -84,16 +84,21 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
             },
         },
     ]
-    for side, dy in (("true", -11), ("false", 14)):
-        text = {"align": "left", "dx": 9, "dy": dy, "fontSize": 12, "color": theme.ink()}
-        layers.append(
-            {
-                "transform": [{"filter": f"datum.above == {side}"}],
-                "mark": {"type": "text", **text},
-                "encoding": {"x": x, "y": y, "text": name("group"), "tooltip": tooltip},
-            }
-        )
+    layers += _names_beside({"x": x, "y": y, "text": name("group"), "tooltip": tooltip})
     return {"data": points, "height": HEIGHT, "layer": layers}
+
+
+def _names_beside(encoding: Spec) -> list[Spec]:
+    """Return the layers of the points' names, above a point and below the next."""
+    text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "color": theme.ink()}
+    return [
+        {
+            "transform": [{"filter": f"datum.above == {side}"}],
+            "mark": text | {"dy": dy},
+            "encoding": encoding,
+        }
+        for side, dy in (("true", -11), ("false", 14))
+    ]
 
 
 def _padded(points: pd.DataFrame) -> Spec:

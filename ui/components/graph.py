@@ -7,6 +7,7 @@ short paths, outside of them what is nearer to one end. The same explanation alw
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -56,6 +57,7 @@ def spec(
     places = positions(test, facts)
     ends = [str(test["head_id"]), str(test["tail_id"])]
     crowded = _crowded_sides(places)
+    nodes = partial(_nodes, labels, places, ends, kinds=kinds, crowded=crowded)
     # No `labelLayout`: with it, names of edges are drawn at another size and place.
     series = {
         "type": "graph",
@@ -71,28 +73,12 @@ def spec(
         "edgeSymbolSize": 8,
         "emphasis": {"focus": "none", "label": {"show": True}, "lineStyle": {"opacity": 1}},
         "select": {"lineStyle": {"opacity": 1}},
-        "data": _nodes(
-            labels,
-            places,
-            ends,
-            height=HEIGHTS[len(crowded)],
-            kinds=kinds,
-            crowded=crowded,
-            beside=True,
-        ),
+        "data": nodes(height=HEIGHTS[len(crowded)], beside=True),
         "links": [_test_edge(test), *_fact_edges(facts, places, column, selected)],
     }
     # Too narrow for names beside the columns: they are above and below.
     narrow = {
-        "data": _nodes(
-            labels,
-            places,
-            ends,
-            height=HEIGHT_NARROW,
-            kinds=kinds,
-            crowded=crowded,
-            beside=False,
-        ),
+        "data": nodes(height=HEIGHT_NARROW, beside=False),
         "left": AROUND_PIXELS,
         "right": AROUND_PIXELS,
     }
