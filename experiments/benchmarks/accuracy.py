@@ -24,7 +24,7 @@ from clew.config.load import load
 from clew.files import write_whole
 from clew.validation.measures import Interval
 from clew.workflows.train import train
-from experiments.benchmarks.harness import COMMIT, ROOT, print_table, write_results
+from experiments.benchmarks.harness import ROOT, SHORT_COMMIT, print_table, write_results
 
 NAME = "accuracy"
 KEPT = Path("runs") / NAME
@@ -36,7 +36,7 @@ Row = dict[str, float]
 
 def trained(preset: str, seed: int) -> Row:
     """Return the metrics of one training, which may have finished earlier at the same commit."""
-    kept = KEPT / f"{preset}-{seed}-{COMMIT[:12]}.json"
+    kept = KEPT / f"{preset}-{seed}-{SHORT_COMMIT}.json"
     if kept.is_file():
         found: Row = json.loads(kept.read_text(encoding="utf-8"))
         return found

@@ -30,6 +30,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 CHILD_RESULT = "RESULT "
 COMMIT = git_commit()
 """Asked at the start: what is committed while a benchmark runs is not what it measures."""
+SHORT_COMMIT = (COMMIT or "no-commit")[:12]
+"""Part of the names of files that hold parts of a benchmark."""
 
 
 def interleaved_seconds(

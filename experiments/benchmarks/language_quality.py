@@ -1,132 +1,257 @@
-"""Bits per byte after the same tokens: `nano` and a transformer of its size, on Shakespeare.
+"""Bits per byte of eigenstate layers, fixed and gated, and a transformer, tuned alike.
 
-    CLEW_DATA=... python -m experiments.benchmarks.language_quality [steps] [seed]
+    CLEW_DATA=... python -m experiments.benchmarks.language_quality DOCUMENTATION
 
-Configuration `experiments/language_modeling/nano.yaml` with fewer steps (1,000 of 1,024 tokens by
-default): the same windows in the same order for both, AdamW, warm-up and cosine over these steps,
-bfloat16 products, the next token alone, no average of the parameters. Each model has its own rate,
-decay and dropout: `nano` those of its configuration, the transformer those of nanoGPT's run on this
-text (.001, .1, .2). Both are tested on the last tenth of the text in windows of 512 tokens that
-share nothing, also on the way. Data of `tinyshakespeare` under `$CLEW_DATA`.
+Two texts: Shakespeare's plays (the last tenth is for the test, the tenth before it for validation)
+and the folder that `python -m experiments.language_modeling.documentation` wrote. Bytes, windows of
+256, four in a step, float32, AdamW with warm-up and cosine, one thread; some 0.7 million
+parameters, so that many trainings fit into an hour: `nano`'s blocks at a quarter of its width.
+
+Tuning: each model has the same number of trials from the same grid of rates and decays, each for
+the same processor time, with seed 0; the one with the least validation loss is taken. Then seeds 1
+to 3 train with it, once for that time and once for the same number of tokens, and are tested.
+Processor time counts training alone. Finished trainings are kept in `runs/language_quality`.
 """
 
+import itertools
+import json
 import math
+import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from clew.config.load import load
-from clew.config.schema import RunConfig
-from clew.config.training import TrainingConfig
-from clew.language_modeling.loss import token_losses
+from clew.config.eigenstate import EigenstateLMModel
+from clew.files import write_whole
 from clew.language_modeling.model import EigenstateLM
-from clew.language_modeling.task import LanguageModeling
-from clew.training.loaders import BatchLoader
 from clew.training.memory import keep_allocator_pages
-from clew.training.optimizer import build_optimizer
-from clew.training.schedule import build_schedule
 from clew.training.setup import count_parameters
-from clew.workflows.tasks import build_task
-from experiments.benchmarks.harness import ROOT, median, print_table, write_results
-from experiments.benchmarks.language_training import train_step
+from clew.validation.measures import Interval
+from experiments.benchmarks.harness import SHORT_COMMIT, print_table, write_results
 from experiments.language_modeling.transformer import Transformer
 
 NAME = "language_quality"
-CONFIGURATION = ROOT / "experiments/language_modeling/nano.yaml"
-STEPS, STEPS_BETWEEN_TESTS = 1000, 125
-TRANSFORMER_RATE, TRANSFORMER_DECAY, TRANSFORMER_DROPOUT = 1e-3, 0.1, 0.2
-EVALUATED_AT_ONCE = 32
+KEPT = Path("runs") / NAME
+END_OF_TEXT, VOCABULARY = 256, 257
+WINDOW, BATCH = 256, 4
+TRAINING_SECONDS, TRAINING_TOKENS = 60.0, 400_000
+WARM_UP = 0.05
+RATES, DECAYS = (0.001, 0.003, 0.009), (0.1, 1.0)
+TUNING_SEED, SEEDS = 0, (1, 2, 3)
+EVALUATED_BYTES, EVALUATED_AT_ONCE = 262_144, 32
+Model = EigenstateLM | Transformer
+Split = Literal["train", "valid", "test"]
+Row = dict[str, Any]
 
 
-def build(name: str, task: LanguageModeling) -> EigenstateLM | Transformer:
-    """Build a model by name."""
-    if name == "nano":
-        return task.build_model()
-    return Transformer(task.vocabulary_size, dropout=TRANSFORMER_DROPOUT)
+def eigenstate_layers(transition: Literal["fixed", "gated"]) -> EigenstateLM:
+    """Build `nano`'s blocks at a quarter of its width."""
+    config = EigenstateLMModel(
+        d_model=128,
+        n_layers=4,
+        num_eigenstates=32,
+        num_gates=128,
+        max_seq_len=WINDOW,
+        longest_time_constant=16,
+        convolution_width=4,
+        transition=transition,
+    )
+    return EigenstateLM(VOCABULARY, config)
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "fixed": lambda: eigenstate_layers("fixed"),
+    "gated": lambda: eigenstate_layers("gated"),
+    "transformer": lambda: Transformer(VOCABULARY, dim=128, num_layers=4, num_heads=4),
+}
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A model, how fast it was trained, and how it did on the way."""
+class Cell:
+    """One training: what is trained on what, with which settings, and when it ends."""
 
-    model: EigenstateLM | Transformer
-    tokens_per_second: float
-    curve: dict[int, float]
-    """Training tokens seen to bits per byte on the test text."""
+    text: str
+    model: str
+    rate: float
+    decay: float
+    seed: int
+    ends_by: Literal["seconds", "tokens"]
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return "-".join(str(value) for value in asdict(self).values())
 
 
-def train(name: str, task: LanguageModeling, config: RunConfig, steps: int) -> Trained:
-    """Train, with a test every `STEPS_BETWEEN_TESTS` steps."""
-    torch.manual_seed(config.training.seed)
-    model = build(name, task).train()
-    own = {"learning_rate": TRANSFORMER_RATE, "weight_decay": TRANSFORMER_DECAY}
-    settings = config.optimizer.model_copy(update={} if name == "nano" else own)
-    optimizer, peak = build_optimizer(settings, model), settings.learning_rate
-    schedule = build_schedule(config.schedule, total_steps=steps, evaluation=config.evaluation)
-    seconds: list[float] = []
-    step_tokens = config.training.batch_size * task.train_examples().length
-    curve: dict[int, float] = {}
-    order = TrainingConfig(batch_size=config.training.batch_size, seed=config.training.seed)
-    loader = BatchLoader(task.train_examples(), order)
-    epoch = 0
-    while len(seconds) < steps:
-        for batch in loader.epoch(epoch):
-            started = time.perf_counter()
-            for group in optimizer.param_groups:
-                group["lr"] = peak * schedule.factor(step=len(seconds), epoch=epoch)
-            train_step(model, optimizer, batch.tokens, max_grad_norm=config.training.max_grad_norm)
-            seconds.append(time.perf_counter() - started)
-            if len(seconds) % STEPS_BETWEEN_TESTS == 0 or len(seconds) == steps:
-                found = bits_per_byte(model.eval(), task)
-                model.train()
-                curve[len(seconds) * step_tokens] = found
-                print(f"{name}: {len(seconds) / steps:.0%}, {found:.3f} bits a byte", flush=True)
-            if len(seconds) == steps:
-                break
-        epoch += 1
-    return Trained(model.eval(), step_tokens / median(seconds), curve)
+def plays() -> dict[Split, Tensor]:
+    """Return Shakespeare's plays, `(token,)`, cut by position."""
+    file = Path(os.environ["CLEW_DATA"]) / "tinyshakespeare" / "input.txt"
+    tokens = torch.from_numpy(np.fromfile(file, dtype=np.uint8).astype(np.int64))
+    tenth = len(tokens) // 10
+    return {
+        "train": tokens[: -2 * tenth],
+        "valid": tokens[-2 * tenth : -tenth],
+        "test": tokens[-tenth:],
+    }
+
+
+def documentation(folder: Path) -> dict[Split, Tensor]:
+    """Return the documents of each split, `(token,)`, each with an end-of-text token after it."""
+    splits: dict[Split, Tensor] = {}
+    names: tuple[Split, ...] = ("train", "valid", "test")
+    for split in names:
+        parts: list[np.ndarray] = []
+        for file in sorted((folder / split).iterdir()):
+            parts += [np.fromfile(file, dtype=np.uint8).astype(np.int16), np.array([END_OF_TEXT])]
+        splits[split] = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
+    return splits
+
+
+def batches(tokens: Tensor, seed: int) -> Iterator[Tensor]:
+    """Yield windows `(batch, WINDOW + 1)` from anywhere, the same ones for each model."""
+    generator = torch.Generator().manual_seed(seed)
+    windows = tokens.unfold(0, WINDOW + 1, 1)
+    while True:
+        yield windows[torch.randint(len(windows), (BATCH,), generator=generator)]
+
+
+def losses(model: Model, windows: Tensor) -> Tensor:
+    """Return the loss of each token, `(window * time,)`, in nats."""
+    logits = model(windows[:, :-1]) @ model.embedding.weight.T
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="none")
+
+
+def train(cell: Cell, tokens: Tensor) -> tuple[Model, int, float]:
+    """Return the trained model, the tokens that it saw, and its processor seconds."""
+    torch.manual_seed(cell.seed)
+    model = MODELS[cell.model]().train()
+    plain = {id(parameter) for parameter in model.parameters_without_decay()}
+    decayed = [p for p in model.parameters() if id(p) not in plain]
+    groups = [
+        {"params": decayed, "weight_decay": cell.decay},
+        {"params": model.parameters_without_decay(), "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=cell.rate, betas=(0.9, 0.99), fused=True)
+    began, seen, progress = time.process_time(), 0, 0.0
+    for windows in batches(tokens, cell.seed):
+        factor = min(progress / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * progress))
+        for group in optimizer.param_groups:
+            group["lr"] = cell.rate * factor
+        losses(model, windows).mean().backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen += BATCH * WINDOW
+        seconds = time.process_time() - began
+        progress = (
+            seconds / TRAINING_SECONDS if cell.ends_by == "seconds" else seen / TRAINING_TOKENS
+        )
+        if progress >= 1:
+            return model.eval(), seen, seconds
+    raise AssertionError("batches never end")
 
 
 @torch.no_grad()
-def bits_per_byte(model: EigenstateLM | Transformer, task: LanguageModeling) -> float:
-    """Return the loss on windows of the test text that share nothing, in bits a byte."""
-    window = task.train_examples().length
-    test = task.splits.windows["test"]
-    stream = torch.from_numpy(test.stream.astype("int64"))
-    whole = (len(stream) - 1) // window
-    tokens = stream[: whole * window + 1].unfold(0, window + 1, window)
-    total = 0.0
-    for part in tokens.split(EVALUATED_AT_ONCE):
-        hidden = model(part[:, :-1])
-        losses = token_losses(hidden, model.embedding.weight, part[:, 1:].contiguous())
-        total += float(losses.sum(dtype=torch.float64))
-    num_bytes = task.splits.num_bytes(test.start + 1, test.start + 1 + whole * window)
-    return total / math.log(2) / num_bytes
+def bits_per_byte(model: Model, tokens: Tensor) -> float:
+    """Return the loss on windows that share nothing, in bits for each byte that is text."""
+    windows = tokens[:EVALUATED_BYTES].unfold(0, WINDOW + 1, WINDOW)
+    parts = torch.split(windows, EVALUATED_AT_ONCE)
+    total = math.fsum(float(losses(model, part).sum()) for part in parts)
+    return total / math.log(2) / int((windows[:, 1:] != END_OF_TEXT).sum())
 
 
-def main(steps: int = STEPS, seed: int = 1) -> None:
-    """Train both, test, print, write."""
+def run(cell: Cell, text: dict[Split, Tensor], measured: Split) -> Row:
+    """Train and measure a cell, or return what an earlier call at this commit found."""
+    kept = KEPT / f"{cell.name}-{measured}-{SHORT_COMMIT}.json"
+    if kept.is_file():
+        found: Row = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    model, seen, seconds = train(cell, text["train"])
+    row = asdict(cell) | {
+        "parameters": count_parameters(model),
+        "training_tokens": seen,
+        "training_seconds": seconds,
+        f"{measured}_bits_per_byte": bits_per_byte(model, text[measured]),
+    }
+    write_whole(kept, json.dumps(row))
+    print(row, flush=True)
+    return row
+
+
+def tuned(text: str, splits: dict[Split, Tensor]) -> tuple[list[Row], Row]:
+    """Return all trials on a text, and the best of each model by validation."""
+    trials = [
+        run(Cell(text, model, rate, decay, TUNING_SEED, "seconds"), splits, "valid")
+        for rate, decay, model in itertools.product(RATES, DECAYS, MODELS)
+    ]
+    best = {
+        model: min(
+            (trial for trial in trials if trial["model"] == model),
+            key=lambda trial: float(trial["valid_bits_per_byte"]),
+        )
+        for model in MODELS
+    }
+    return trials, best
+
+
+def compared(text: str, splits: dict[Split, Tensor], best: Row) -> tuple[list[Row], list[Row]]:
+    """Return the tested trainings, and each model's mean with its lead over the transformer."""
+    rows = [
+        run(Cell(text, model, found["rate"], found["decay"], seed, ends_by), splits, "test")
+        for seed in SEEDS
+        for ends_by in ("seconds", "tokens")
+        for model, found in best.items()
+    ]
+    summary = []
+    for ends_by, model in itertools.product(("seconds", "tokens"), MODELS):
+        own, others = (
+            np.array(
+                [
+                    row["test_bits_per_byte"]
+                    for row in rows
+                    if (row["ends_by"], row["model"]) == (ends_by, name)
+                ]
+            )
+            for name in (model, "transformer")
+        )
+        mean, lead = Interval.of(own), Interval.of(others - own)
+        summary.append(
+            {
+                "text": text,
+                "ends_by": ends_by,
+                "model": model,
+                "test_bits_per_byte": mean.mean,
+                "±": mean.half_width,
+                "below_transformer": lead.mean,
+                "± of that": lead.half_width,
+            }
+        )
+    return rows, summary
+
+
+def main(folder: str) -> None:
+    """Tune, train, test, print and write."""
+    torch.set_num_threads(1)
     keep_allocator_pages()
-    config = load(CONFIGURATION, {"training.seed": seed, "model.further_tokens": 0})
-    task = build_task(config)
-    assert isinstance(task, LanguageModeling)
-    rows: list[dict[str, object]] = []
-    for name in ("nano", "transformer"):
-        trained = train(name, task, config, steps)
-        row: dict[str, object] = {
-            "model": name,
-            "parameters": count_parameters(trained.model),
-            "training_tokens": max(trained.curve),
-            "test_bits_per_byte": trained.curve[max(trained.curve)],
-            "best_bits_per_byte": min(trained.curve.values()),
-            "tokens_per_second": trained.tokens_per_second,
-        }
-        print_table([row])
-        rows.append({**row, "curve": trained.curve})
-    write_results(NAME, {"seed": seed, "models": rows})
+    KEPT.mkdir(parents=True, exist_ok=True)
+    trials: list[Row] = []
+    tests: list[Row] = []
+    summary: list[Row] = []
+    for text, splits in {"plays": plays(), "documentation": documentation(Path(folder))}.items():
+        tried, best = tuned(text, splits)
+        rows, means = compared(text, splits, best)
+        trials, tests, summary = trials + tried, tests + rows, summary + means
+    print_table(summary)
+    write_results(NAME, {"summary": summary, "tests": tests, "trials": trials}, packages=["torch"])
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1])
