@@ -1,7 +1,9 @@
 """Moments on the disk: equal to the bit, made once for each model, and never trusted unchecked."""
 
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +117,24 @@ def test_a_folder_that_cannot_be_written_costs_time_alone(
     (tmp_path / "file").write_text("")
     np.testing.assert_array_equal(scores(tmp_path / "file" / "moments"), scores(None))
     assert "set XDG_CACHE_HOME to a folder that you can write" in caplog.text
+
+
+def test_of_two_that_need_the_same_one_makes_it(cache: Path) -> None:
+    made, second_makes = [], threading.Event()
+    metric = Metric(1.0, torch.ones(2, 2), torch.ones(2))
+
+    def make() -> Geometry:
+        made.append(threading.get_ident())
+        if len(made) > 1:
+            second_makes.set()
+        second_makes.wait(1)  # of two that did not wait for each other, the second would get here
+        return Geometry(metric, None)
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: kept_geometries.kept(cache, {}, make, CPU), range(2)))
+    assert len(made) == 1
+    assert len(found) == 2
+    assert [path.suffix for path in cache.iterdir()] == [".safetensors"], "no lock is left"
 
 
 def test_a_geometry_is_written_as_it_is(tmp_path: Path) -> None:

@@ -36,10 +36,12 @@ class Started:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, object]] = []
+        self.prepared: set[str] = set()
         self.job = Job()
         monkeypatch.setattr(job_view, "show", self.show)
         monkeypatch.setattr(questions, "predict", self.start)
         monkeypatch.setattr(questions, "trace", self.start)
+        monkeypatch.setattr(questions, "prepare_reasons", lambda m, run: self.prepared.add(m))
         monkeypatch.setattr(jobs, "find", self.find)
 
     def start(self, model: str, what: object) -> Job:
@@ -96,7 +98,9 @@ def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started
     assert app.button(key="ask").disabled
     app.selectbox(key="ask-relation").set_value("affects")
     app.selectbox(key="ask-tail").set_value("steroid").run()
+    assert not started.prepared
     press(app, "Ask")
+    assert started.prepared == {CHAMPION}, "reasons are prepared while answers are read"
     app.selectbox(key="ask-head").set_value("eicosanoid").run()
     press(app, "Ask")
     assert [call for _, call in started.calls] == [

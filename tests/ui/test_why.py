@@ -58,6 +58,17 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
     assert text.count("clew-relation") == 5
 
 
+def test_what_reasons_share_is_prepared_once_and_used(
+    recorded: Recorded, tmp_path: Path, use: Callable[[str], None], commands: CommandsHere
+) -> None:
+    use(recorded.copy(tmp_path / "store").uri)
+    model = f"models:/{MODEL}@champion"
+    job = questions.prepare_reasons(model, "0" * 32)
+    assert questions.prepare_reasons(model, "0" * 32) is job
+    commands.run_last()
+    assert job.state == "done"
+
+
 def count_near(store: Recorded) -> int:
     from tests.recorded import UMLS
 

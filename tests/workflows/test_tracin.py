@@ -16,6 +16,8 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
+from clew.folders import cache_folder
+from clew.influence.link_prediction import traced_run
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json
@@ -107,6 +109,19 @@ def test_a_first_answer_has_the_scores_of_the_whole(trained: TrainedStore, tmp_p
     found = {entry.train_index: entry.influence for entry in (*first.proponents, *first.opponents)}
     assert found.keys() == set(near.tolist())
     assert found == pytest.approx({place: every[place] for place in found}, rel=1e-4, abs=1e-7)
+
+
+def test_what_explanations_share_is_prepared(trained: TrainedStore, monkeypatch, capsys):
+    client = MlflowClient(trained.uri)
+    experiments = [found.experiment_id for found in client.search_experiments()]
+    before = len(client.search_runs(experiments))
+    command = ["tracin", f"--model={trained.strong}", "--prepare", "influence.score=kronecker"]
+    assert run_command(command) == 0
+    assert capsys.readouterr().out == ""
+    assert len(client.search_runs(experiments)) == before, "nothing is recorded"
+    assert any(cache_folder("moments").glob("*.safetensors"))
+    monkeypatch.delattr(traced_run, "kronecker")
+    tracin(trained.strong, LINES[0].replace("\t", ","), {"influence.score": "kronecker"})
 
 
 def test_a_first_answer_that_would_take_as_long_is_left_out(

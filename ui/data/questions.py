@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
+import streamlit as st
 
 from clew.errors import DataError, described
 from clew.ui.data import jobs
@@ -71,6 +72,20 @@ def predict(model: str, asked: Question) -> Job:
     arguments += [] if asked.level is None else [f"--conformal={asked.level}"]
     arguments += [f"--model={model}", f"--top-k={asked.top_k}", "--json"]
     return jobs.jobs().start(["predict", *arguments], title=f"Ask {model}")
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def prepare_reasons(model: str, run_id: str) -> Job:
+    """Start, once for each champion, what its explanations share: while a person reads answers.
+
+    Args:
+        model: Its address.
+        run_id: Its training run.
+
+    Raises:
+        UsageError: too many jobs are running.
+    """
+    return jobs.jobs().start(["tracin", f"--model={model}", "--prepare"], title=f"Prepare {run_id}")
 
 
 def continue_text(model: str, asked: AskedText) -> Job:

@@ -1,10 +1,12 @@
 """Ask: a champion's answers and why it believes one, its text, or its predictions."""
 
+from contextlib import suppress
 from typing import cast
 
 import streamlit as st
 
 from clew import names
+from clew.errors import UsageError
 from clew.ui.components import (
     address,
     answers,
@@ -98,6 +100,8 @@ def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
     asked = ask_controls.question(vocabulary, again=gone)
     if asked is not None:
         job = questions.predict(models.champion_uri(model), asked)
+        with suppress(UsageError):  # too many commands run: the first reason takes longer
+            questions.prepare_reasons(models.champion_uri(model), models.champion_run(model))
         if not gone:
             address.write("why", None)
         _show_next(job)

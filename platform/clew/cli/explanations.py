@@ -53,14 +53,20 @@ class TracinOptions(ExplainOptions):
     first_answer: Annotated[Path | None, HIDDEN] = None
     """Before all training triples are scored, write to this JSON file what those with an entity of
     the test triple say."""
+    prepare: Annotated[bool, HIDDEN] = False
+    """Explain nothing: keep what explanations of the model share, for those that follow."""
 
 
 @command(TracinOptions)
 def tracin(options: TracinOptions) -> int:
     """Find the training triples behind a prediction. They raised or lowered it."""
     from clew.workflows.trace_source import GivenFiles
+    from clew.workflows.tracin import prepare
     from clew.workflows.tracin import tracin as workflow
 
+    if options.prepare:
+        prepare(options.model, options.overrides)
+        return 0
     result = workflow(
         options.model,
         options.test,

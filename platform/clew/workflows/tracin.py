@@ -141,6 +141,20 @@ def tracin(
         return TraceResult(report, tracker.run_id, output)
 
 
+def prepare(model: str, overrides: Mapping[str, Any]) -> None:
+    """Estimate and keep what explanations of a model share, so that the first one is sooner there.
+
+    Args:
+        model: A run id, `models:/name@alias`, or a folder of checkpoints.
+        overrides: Settings of the explanations, `influence.key` to value.
+
+    Raises:
+        UsageError: the model, its checkpoints or its data cannot be used.
+    """
+    with open_trace_source(model, overrides) as source:
+        source.tracer.prepare()
+
+
 def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
     """Return every option that was in force, what was chosen by itself, and what was measured."""
     tracer = source.tracer

@@ -1,19 +1,21 @@
 """Geometries of checkpoints on the disk, so that only a model's first explanation estimates them.
 
 Moments of training rows do not depend on what is explained. A file is named by the digest of all
-that they do depend on, the code included, and holds the digest of its own tensors.
+that they do depend on, the code included, and holds the digest of its own tensors. Of processes
+that need the same geometry, one makes it and the others wait.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -56,25 +58,47 @@ def kept(
     if folder is None:
         return made()
     path = folder / f"{_digest_of(depends_on, device)}.safetensors"
-    if path.is_file():
+    was_there = path.is_file()
+    if was_there and (found := _found(path, device)):
+        return found
+    with _alone(path):
+        if not was_there and path.is_file() and (found := _found(path, device)):
+            return found  # another process has made it meanwhile
+        geometry = made()
         try:
-            found = _read(path, device)
-            path.touch()
-            return found
-        except UNREADABLE as error:
-            logger.warning("%s cannot be used (%s); it is made again", path, described(error))
-    geometry = made()
-    try:
-        _write(path, geometry)
-        _make_room(folder)
-    except OSError as error:
-        logger.warning(
-            "%s cannot be written (%s), so the next explanation estimates the moments again; set "
-            "XDG_CACHE_HOME to a folder that you can write",
-            path,
-            described(error),
-        )
+            _write(path, geometry)
+            _make_room(folder)
+        except OSError as error:
+            logger.warning(
+                "%s cannot be written (%s), so the next explanation estimates the moments again; "
+                "set XDG_CACHE_HOME to a folder that you can write",
+                path,
+                described(error),
+            )
     return geometry
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait while another process makes the same geometry; do not wait where nothing can be kept."""
+    with ExitStack() as stack:
+        with suppress(OSError, RuntimeError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(path.with_suffix(".lock"), mode=0o600))
+            # Whoever waits for the lock finds the geometry, and asks for no lock after that.
+            stack.callback(path.with_suffix(".lock").unlink, missing_ok=True)
+        yield
+
+
+def _found(path: Path, device: torch.device) -> Geometry | None:
+    """Return what a file holds; None, with a warning, if it cannot be used."""
+    try:
+        found = _read(path, device)
+        path.touch()
+    except UNREADABLE as error:
+        logger.warning("%s cannot be used (%s); it is made again", path, described(error))
+        return None
+    return found
 
 
 def _digest_of(depends_on: Mapping[str, Any], device: torch.device) -> str:

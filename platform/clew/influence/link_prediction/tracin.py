@@ -189,6 +189,12 @@ class Tracer:
             )
         return results
 
+    def prepare(self) -> None:
+        """Estimate the moments that every explanation needs; those in the cache are read."""
+        if self.settings.score != "unrolled":
+            for run in self.runs:
+                run.kernels(self._rows(self.graph.train[:1]))
+
     def self_influence(self) -> Float[np.ndarray, "train"]:
         """Return the (first) run's TracIn of every training triple on itself.
 
