@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,3 +189,39 @@ def test_the_run_of_an_explanation_is_found(
     shell(monkeypatch, f"print({output!r})")
     job = finished(jobs.start([], title="trace"))
     assert job.run_id() == "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("end", "exit_code", "said"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("pass", 0, ""),
+        ("raise ValueError('a mistake')", 1, "ValueError: a mistake"),
+    ],
+)
+def test_a_command_ends_when_its_threads_and_its_last_calls_have(
+    end: str, exit_code: int, said: str
+) -> None:
+    program = f"""
+import atexit, threading
+from clew import warm
+
+def command():
+    started = threading.Event()
+    def thread():
+        started.wait()
+        print("a thread ends")
+    threading.Thread(target=thread).start()
+    atexit.register(lambda: print("the last call"))
+    started.set()
+    {end}
+
+warm.run_command = command
+warm.run_and_end()
+"""
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == exit_code
+    assert found.stdout == "a thread ends\nthe last call\n"
+    assert said in found.stderr
+    assert ("Traceback" in found.stderr) == bool(said)
