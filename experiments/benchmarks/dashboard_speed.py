@@ -184,13 +184,13 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1400, "height": 900})
         cold = cold_starts(uri, page)
         with serving(uri) as address:
-            asked = questions(Dashboard(page, address).open("/"))
-        with serving(uri) as address:
             dashboard = Dashboard(page, address).open("/")
             changes = page_changes(dashboard)
             preset = comparison(dashboard)
             explained = explanation(dashboard, 1, another=True)
             large = explanation(dashboard, 0, another=False)
+        with serving(uri) as address:
+            asked = questions(Dashboard(page, address).open("/"))
     rows: list[dict[str, object]] = [_row("cold start", cold, LIMITS["cold start"])]
     rows += [_row(f"page {name}", found, LIMITS["page"]) for name, found in changes.items()]
     rows.append(_row("preset of Compare", preset, LIMITS["page"]))
