@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -50,8 +51,15 @@ def ask(kind: str, material: Material) -> Iterator[Ask]:
         use_store(patch, f"sqlite:///{material.folder / 'mlflow.db'}")
         model = load_model(f"models:/{kind}@champion")
         door = Door(scoring_server.init(model), "rows")
-        with asyncio.Runner() as runner:
-            yield lambda body, content_type: runner.run(_answer(door, body, content_type))
+        runner = asyncio.Runner()
+        # Not in this thread: where a browser was used before, Playwright runs a loop in it.
+        with ThreadPoolExecutor(1) as thread:
+
+            def asked(body: bytes, content_type: str) -> tuple[int, bytes]:
+                return thread.submit(runner.run, _answer(door, body, content_type)).result()
+
+            yield asked
+            thread.submit(runner.close).result()
 
 
 async def _answer(door: Door, body: bytes, content_type: str) -> tuple[int, bytes]:
