@@ -46,6 +46,11 @@ CASES: dict[str, dict[str, Any]] = {
         "loss__function": "softmax_cross_entropy",
     },
     "transe, binary": {"model__kind": "transe"},
+    "transe, softmax, triples in groups": {
+        "model__kind": "transe",
+        "loss__group_by_query": True,
+        "loss__function": "softmax_cross_entropy",
+    },
     "samples, softmax": {
         "loss__negatives": 7,
         "loss__negative_sampling": "degree",

@@ -38,10 +38,11 @@ def train_plainly(config: RunConfig, task: LinkPrediction, weights: Tensor) -> t
     for plan in plans:
         for start in range(0, len(plan), size):
             window = plan[start : start + size]
-            count = sum(map(len, window))
-            for indices in window:
-                loss = weighted_loss(config, task, model, source.batch(indices), weights)
-                (loss / count).backward()
+            batches = [source.batch(indices) for indices in window]
+            grouped = getattr(config.loss, "group_by_query", False)
+            count = sum(len(batch.row if grouped else batch.head) for batch in batches)
+            for batch in batches:
+                (weighted_loss(config, task, model, batch, weights) / count).backward()
             moved = {name: p for name, p in parameters.items() if p.grad is not None}
             norm = math.sqrt(sum(float(p.grad.square().sum()) for p in moved.values()))
             limit = settings.max_grad_norm
@@ -111,14 +112,15 @@ def weighted_loss(config, task, model, batch, weights: Tensor) -> Tensor:
     for place in range(batch.num_examples):
         s = scores[place]
         tails = batch.entity[batch.row == place].tolist()
+        key = (int(batch.head[place]), int(batch.relation[place]))
+        facts = [np.flatnonzero((rows == (*key, t)).all(1))[0] % num_facts for t in tails]
         if config.loss.kind == "one_vs_all":
-            total = total + weights[int(batch.example[place]) % num_facts] * row(config, s, tails)
+            for fact, tail in zip(facts, tails, strict=True):
+                total = total + weights[fact] * row(config, s, [tail])
             continue
         whole = row(config, s, tails)
         total = total + whole
-        for tail in tails:
-            key = (int(batch.head[place]), int(batch.relation[place]), tail)
-            (fact,) = np.flatnonzero((rows == key).all(1)) % num_facts
+        for fact, tail in zip(facts, tails, strict=True):
             others = [t for t in tails if t != tail]
             share = whole - row(config, s, others) if others else whole
             total = total + (weights[fact] - 1) * share

@@ -71,6 +71,7 @@ def config_of(
     inverse: bool = True,
     kind: str = "one_vs_all",
     function: str = "binary_cross_entropy",
+    grouped: bool = False,
     model: dict[str, object] | None = None,
     **influence: object,
 ) -> RunConfig:
@@ -83,7 +84,8 @@ def config_of(
                 "function": function,
                 "label_smoothing": 0.1,
                 "implementation": "plain",
-            },
+            }
+            | ({"group_by_query": True} if grouped else {}),
             "influence": {"memory_budget_mib": 16.0, "direction": "both", "score": "raw"}
             | influence,
         },
@@ -326,6 +328,14 @@ def test_kvs_all_runs_and_differs(tmp_path):
     own = reference(small, small.task.graph.train, small.tests).numpy()
     assert np.isfinite(ours).all()
     assert np.abs(ours - own).max() > 1e-3 * np.abs(own).max()
+
+
+def test_triples_in_groups_are_rows_of_their_own(tmp_path):
+    small = fixture_of(tmp_path, DoubleTask, function="softmax_cross_entropy", grouped=True)
+    assert len(small.task.train_examples()) < 2 * TRIPLES
+    ours = matrix(small.tracer(top_k=0).explain(small.tests))
+    own = reference(small, small.task.graph.train, small.tests).numpy()
+    np.testing.assert_allclose(ours, own, rtol=1e-9, atol=1e-12)
 
 
 def test_generic_engine_agrees_with_the_kernel(small):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from clew.config.base import TRAIN_FLAG, Section
 
@@ -51,6 +51,19 @@ class OneVsAllLoss(EntityLoss):
 
     kind: Literal["one_vs_all"] = "one_vs_all"
     """One row per triple."""
+    group_by_query: bool = False
+    """Put all training triples with the same query (head, relation) into the same batch, and encode
+    and score it once for all of them: the same loss for less work. `training.batch_size` is then a
+    number of queries. For softmax cross entropy."""
+
+    @model_validator(mode="after")
+    def _groups_need_softmax(self) -> "OneVsAllLoss":
+        if self.group_by_query and self.function != "softmax_cross_entropy":
+            raise ValueError(
+                f"loss.group_by_query is true, but loss.function is {self.function}; it needs "
+                "softmax_cross_entropy"
+            )
+        return self
 
 
 class KvsAllLoss(EntityLoss):

@@ -26,7 +26,12 @@ from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import Factorization, GraphModel, build_graph_model
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
-from clew.link_prediction.triple_batches import KvsAllExamples, OneVsAllExamples, TripleBatch
+from clew.link_prediction.triple_batches import (
+    GroupedExamples,
+    KvsAllExamples,
+    OneVsAllExamples,
+    TripleBatch,
+)
 from clew.link_prediction.triples import KnowledgeGraph, Split
 from clew.training.sharding.table import ShardedTable
 from clew.training.task import LossSum
@@ -61,8 +66,10 @@ class LinkPrediction:
         self.dataset = graph.name
         self.data_fingerprint = graph.fingerprint
         self.inverse_relations = data.inverse_relations
-        examples = KvsAllExamples if isinstance(loss, KvsAllLoss) else OneVsAllExamples
-        self._examples = examples.from_graph(graph, inverse_relations=self.inverse_relations)
+        grouped = isinstance(loss, OneVsAllLoss) and loss.group_by_query
+        self._examples = _kind_of_examples(loss).from_graph(
+            graph, inverse_relations=self.inverse_relations
+        )
         self._known: dict[str, FilterIndex] = {}
         self._ranking = RankingSettings(
             config.evaluation.batch_size, int(config.evaluation.chunk_mib * 1024**2)
@@ -72,6 +79,7 @@ class LinkPrediction:
             label_smoothing=loss.label_smoothing,
             implementation=loss.implementation,
             chunk_bytes=int(loss.chunk_mib * 1024**2),
+            group_by_query=grouped,
         )
         self.terms = TripleTerms.from_config(loss)
         self.sampler = _sampler_of(graph, loss, config.training.seed)
@@ -162,6 +170,7 @@ class LinkPrediction:
                 entities=graph_model.entity.num_embeddings,
                 function=self._loss.function,
                 label_smoothing=self._loss.label_smoothing,
+                group_by_query=self._loss.group_by_query,
                 dtype=torch.promote_types(positive.rows.dtype, torch.float32),
             ),
             function=self._loss.function,
@@ -236,6 +245,14 @@ class LinkPrediction:
         self._results[split].write_by_relation(
             folder / f"{split}_by_relation.parquet", self.graph.relations
         )
+
+
+def _kind_of_examples(
+    loss: OneVsAllLoss | KvsAllLoss,
+) -> type[OneVsAllExamples] | type[KvsAllExamples]:
+    if isinstance(loss, KvsAllLoss):
+        return KvsAllExamples
+    return GroupedExamples if loss.group_by_query else OneVsAllExamples
 
 
 def _sampler_of(graph: KnowledgeGraph, loss: EntityLoss, seed: int) -> NegativeSampler | None:

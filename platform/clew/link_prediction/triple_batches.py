@@ -127,5 +127,23 @@ class KvsAllExamples:
         return _as_batch(head, relation, row, entity, example)
 
 
+@dataclass(frozen=True, eq=False)
+class GroupedBatch(TripleBatch):
+    """Queries, each of which stands for its positives."""
+
+    @property
+    def count(self) -> int:
+        """The divisor of the summed loss: the number of triples."""
+        return len(self.row)
+
+
+class GroupedExamples(KvsAllExamples):
+    """One example per distinct query, which stands for the training triples that have it."""
+
+    def batch(self, indices: np.ndarray) -> GroupedBatch:
+        """Return the examples at `indices` `(example,)` as one batch."""
+        return GroupedBatch(**vars(super().batch(indices)))
+
+
 def _as_batch(*arrays: np.ndarray) -> TripleBatch:
     return TripleBatch(*(torch.from_numpy(array) for array in arrays))

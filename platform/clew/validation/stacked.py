@@ -166,8 +166,10 @@ def _targets(
     if loss.function == "softmax_cross_entropy":
         share = share / positives.clamp_min(1.0)[batch.row]
         mass = mass / positives.clamp_min(1.0)
-    floor = smoothing / num_entities
-    return Targets(batch.row, batch.entity, share, floor, mass + smoothing)
+    floor, once = smoothing / num_entities, torch.ones_like(mass)
+    return Targets(
+        batch.row, batch.entity, share, floor, once, batch.num_examples, mass + smoothing
+    )
 
 
 def _stacked(scorer: _Scorer, count: int) -> _Scorer:

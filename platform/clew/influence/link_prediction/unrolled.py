@@ -6,6 +6,7 @@ the row, the loss with it less the loss without it, and the row's loss is l + su
 
     binary cross entropy     c = -(1 - eps) s_t
     softmax                  c = -(1 - eps) / (n - 1) (s_t - mean of s over the n tails)
+    softmax, rows in groups  c = l / n - (1 - eps) (s_t - mean of s over the n tails)
 
 These are the deltas of `deltas`, as losses. With inverse relations a triple has two rows, and one
 weight.
@@ -32,7 +33,7 @@ from clew.influence.unrolled.progress_files import KeptInFile, pass_name
 from clew.influence.unrolled.refusals import require_replayable
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triple_batches import TripleBatch
+from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.training.checkpoints import CheckpointRecord
 from clew.training.replay import Replay
@@ -190,7 +191,7 @@ class TripleFacts:
             losses = self.task.example_losses(model, batch)
         finally:
             hook.remove()
-        if not self.form.one_query_a_row:
+        if not (self.form.one_query_a_row or isinstance(batch, GroupedBatch)):
             weight = torch.ones_like(losses, requires_grad=True)
             return WeightedLoss((weight * losses).sum(), weight, examples % self._num_triples)
         assert isinstance(model, GraphModel)
@@ -213,10 +214,12 @@ class TripleFacts:
             scores = scores + query_bias[row]
         count = torch.bincount(row, minlength=len(losses))[row]
         keep = 1.0 - self.form.label_smoothing
-        if self.form.function == "softmax_cross_entropy":
-            mean = torch.zeros_like(losses).index_add(0, row, scores)[row] / count
-            scores = (scores - mean) / (count - 1).clamp_min(1)
-        return torch.where(count == 1, losses[row], -keep * scores)
+        if self.form.function == "binary_cross_entropy":
+            return torch.where(count == 1, losses[row], -keep * scores)
+        further = scores - torch.zeros_like(losses).index_add(0, row, scores)[row] / count
+        if isinstance(batch, GroupedBatch):
+            return losses[row] / count - keep * further
+        return torch.where(count == 1, losses[row], -keep * further / (count - 1).clamp_min(1))
 
     def _facts_of(self, batch: TripleBatch) -> Int[np.ndarray, "positive"]:
         row = batch.row

@@ -182,7 +182,7 @@ class _Gradients:
         self.dw = torch.empty_like(table) if wanted[1] else None
         self.db = table.new_empty(len(table)) if wanted[2] else None
         self.dc = torch.zeros_like(targets.mass) if wanted[3] else None
-        self.smoothing = targets.floor * queries.to(self.exact).sum(dim=0)
+        self.smoothing = targets.floor * _counted(queries.to(self.exact), targets).sum(dim=0)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -192,7 +192,8 @@ class _Gradients:
         """Add a chunk's part of the normaliser's gradient."""
         product, exact, g = self.workspace.product, self.exact, slope.scaled
         if self.db is not None:
-            torch.sub(slope.columns, self.targets.floor * len(g), out=self.db[entities])
+            smoothing = self.targets.floor * self.targets.total_times
+            torch.sub(slope.columns, smoothing, out=self.db[entities])
         if self.dx is not None:
             self.dx.add_(product("dx", g, rows, dtype=exact), alpha=1.0 / self.gain)
         if self.dw is not None:
@@ -215,13 +216,13 @@ class _Gradients:
         positive_x, positive_w = x[row], table[entity]
         table_sum = table.sum(dim=0)
         scores = (positive_x * positive_w).sum(dim=1)
-        smoothed = torch.dot(x.sum(dim=0), table_sum)
+        smoothed = torch.dot(_counted(x, self.targets).sum(dim=0), table_sum)
         if bias is not None:
             scores += bias[entity]
-            smoothed += len(x) * bias.sum()
+            smoothed += self.targets.total_times * bias.sum()
         if self.dx is not None:
             self.dx.index_add_(0, row, positive_w.mul_(weight[:, None]), alpha=-1)
-            self.dx -= self.targets.floor * table_sum
+            self.dx -= (self.targets.floor * self.targets.times)[:, None] * table_sum
         if self.dw is not None:
             self.dw.index_add_(0, entity, positive_x.mul_(weight[:, None]), alpha=-1)
         if self.db is not None:
@@ -232,6 +233,11 @@ class _Gradients:
         if query_bias is None:
             return total
         return total + self.share * torch.dot(self.targets.mass, query_bias)
+
+
+def _counted(values: Float[Tensor, "batch dim"], targets: Targets) -> Float[Tensor, "batch dim"]:
+    """Return values of rows times how often each row counts."""
+    return targets.times[:, None] * values
 
 
 def _part(bias: Tensor | None, entities: slice) -> Tensor | None:

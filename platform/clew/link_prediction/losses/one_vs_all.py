@@ -16,6 +16,10 @@ With eps the label smoothing and E the number of entities, a row's label of enti
 where the weight is 1 - eps for binary cross entropy, and (1 - eps) / (positives of the row) for
 softmax cross entropy, whose labels are a distribution (as in LibKGE: labels normalised by row).
 The matrix y is never built: both losses are linear in y, so its two parts are added separately.
+
+A row may also stand for its positives. Its loss is then the sum of theirs, each as a row of its
+own: with n positives all labels are n times as large, and the scores are computed once, not n
+times. This holds for softmax cross entropy, whose normaliser is linear in the labels.
 """
 
 from dataclasses import dataclass
@@ -49,6 +53,8 @@ class OneVsAll:
     """`auto` is `plain` if all scores and their gradients stay in the cache, else `fused`."""
     chunk_bytes: int = 64 * 1024**2
     """Budget of the fused loss for its chunks of scores, in bytes."""
+    group_by_query: bool = False
+    """Whether a row stands for its positives; for softmax cross entropy."""
 
     def chosen(self, batch: int, entities: int) -> Implementation:
         """Return the implementation for a batch, `plain` or `fused`."""
@@ -67,7 +73,11 @@ class Targets:
     weight: Float[Tensor, " positive"]
     """Label of each positive beyond `floor`."""
     floor: float
-    """Label of every entity, by smoothing."""
+    """Label of every entity, by smoothing, in a row that counts once."""
+    times: Float[Tensor, " batch"]
+    """How often each row counts: 1, or the number of its positives."""
+    total_times: int
+    """Sum of `times`, known without waiting for a GPU."""
     mass: Float[Tensor, " batch"]
     """Sum of the labels of each row."""
 
@@ -81,17 +91,20 @@ def smoothed_targets(
     function: LossFunction,
     label_smoothing: float,
     dtype: torch.dtype,
+    group_by_query: bool = False,
 ) -> Targets:
     """Weigh the positives `(row, entity)` of `batch` rows over `entities` entities."""
     ones = torch.ones(row.shape, dtype=dtype, device=row.device)
     positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
-    keep = 1.0 - label_smoothing
+    keep, floor = 1.0 - label_smoothing, label_smoothing / entities
+    if group_by_query:
+        return Targets(row, entity, keep * ones, floor, positives, len(row), positives)
     if function == "binary_cross_entropy":
         weight, mass = keep * ones, keep * positives + label_smoothing
     else:
         weight = keep / positives[row]
         mass = keep * (positives > 0).to(dtype) + label_smoothing
-    return Targets(row, entity, weight, label_smoothing / entities, mass)
+    return Targets(row, entity, weight, floor, torch.ones_like(mass), batch, mass)
 
 
 def one_vs_all_loss(
@@ -148,7 +161,7 @@ def row_losses(
         normaliser = targets.mass * scores.logsumexp(dim=1)
     positive = targets.weight * scores[targets.row, targets.entity]
     labelled = torch.zeros_like(normaliser).index_add(0, targets.row, positive)
-    return normaliser - labelled - targets.floor * scores.sum(dim=1)
+    return normaliser - labelled - targets.floor * targets.times * scores.sum(dim=1)
 
 
 def targets_of(
@@ -162,5 +175,6 @@ def targets_of(
         entities=len(table),
         function=settings.function,
         label_smoothing=settings.label_smoothing,
+        group_by_query=settings.group_by_query,
         dtype=torch.float64 if table.dtype == torch.float64 else torch.float32,
     )

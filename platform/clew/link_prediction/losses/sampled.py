@@ -126,7 +126,9 @@ class SampledScores:
         targets = self.targets
         known = torch.zeros_like(targets.mass)
         known = known.index_add(0, targets.row, targets.weight * self.own)
-        return known + targets.floor * self.total(torch.clone) if targets.floor else known
+        if not targets.floor:
+            return known
+        return known + targets.floor * targets.times * self.total(torch.clone)
 
 
 def softplus(scores: Tensor) -> Tensor:
