@@ -29,13 +29,22 @@ def main() -> None:
 
     # Of the processes that torchrun starts, one tells what goes on; errors come from each.
     usual = "INFO" if is_main_process() else "WARNING"
-    logging.basicConfig(level=logging.WARNING, format="clew: %(message)s", stream=sys.stderr)
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(_OneLine("clew: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[shown])
     level = os.environ.get("CLEW_LOG_LEVEL") or usual
     if level.upper() not in logging.getLevelNamesMapping():
         expected = "expected DEBUG, INFO, WARNING, ERROR or CRITICAL"
         sys.exit(_report(f"CLEW_LOG_LEVEL is {level!r}; {expected}", UsageError.exit_code))
     logging.getLogger("clew").setLevel(level.upper())
     sys.exit(run(sys.argv[1:]))
+
+
+class _OneLine(logging.Formatter):
+    """Shows what does not print in a message as its code: names of files may hold anything."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return printable(super().formatMessage(record))
 
 
 def _end_once(_number: int, _frame: FrameType | None) -> None:

@@ -1,6 +1,8 @@
 """What the attack found, one small case each: refused in one line, where it once was a crash."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,16 @@ def test_a_message_without_end_is_cut_and_shows_what_does_not_print(
     (line,) = capsys.readouterr().err.splitlines()
     assert len(line) < 6 * MAX_CHARACTERS
     assert line.isprintable()
+
+
+def test_a_warning_shows_what_does_not_print(tmp_path: Path) -> None:
+    given = "experiments/link_pre\x1b[2Jdiction/codex_s.yaml"
+    command = [sys.executable, "-m", "clew", "train", "--config", given, "data.name=none"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    warning = next(line for line in done.stderr.splitlines() if "ships with Clew" in line)
+    assert warning.isprintable()
+    assert r"\x1b[2J" in warning
 
 
 def test_a_report_whose_numbers_are_none(tmp_path: Path) -> None:

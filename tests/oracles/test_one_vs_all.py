@@ -17,7 +17,7 @@ from clew.link_prediction.losses.one_vs_all import (
     one_vs_all_loss,
     one_vs_all_row_losses,
 )
-from clew.link_prediction.losses.score_tiles import MINIMUM_CHUNK, chunk_size
+from clew.link_prediction.losses.score_tiles import MINIMUM_CHUNK, EntityChunks, chunk_size
 
 FUNCTIONS = get_args(LossFunction)
 
@@ -183,7 +183,7 @@ def test_rows_add_up_and_ignore_each_other(function):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("chunk_bytes", [1, 7 * 8 * 3000, 2**26])
+@pytest.mark.parametrize("chunk_bytes", [1, 7 * 8 * 3000, 7 * 8 * 5000, 2**26])
 def test_the_chunk_changes_nothing(function, chunk_bytes):
     problem = Problem(7, 6001, 4, dtype=torch.float64)
     options = {"function": function, "label_smoothing": 0.1}
@@ -194,6 +194,26 @@ def test_the_chunk_changes_nothing(function, chunk_bytes):
         problem.dense_loss(function, 0.1),
         1e-12,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kept_bytes", "num_kept"), [(0, 0), (2 * 4 * 5 * 40, 2), (10**6, 3)])
+def test_as_many_products_are_kept_as_fit(dtype, kept_bytes, num_kept, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    queries, table = (torch.randn(n, 6, generator=generator) for n in (5, 110))
+    chunks = EntityChunks(queries, table, operand=dtype, size=40, kept_bytes=kept_bytes)
+    first = [scores.clone() for _, _, scores in chunks]
+    made, product = [], chunks.workspace.product
+
+    def counted(name, *factors, dtype):
+        made.append(name)
+        return product(name, *factors, dtype=dtype)
+
+    monkeypatch.setattr(chunks.workspace, "product", counted)
+    second = [scores.clone() for _, _, scores in chunks]
+    assert len(made) == 3 - num_kept
+    torch.testing.assert_close(second, first, rtol=0.0, atol=0.0)
+    assert [scores.shape for scores in first] == [(5, 40), (5, 40), (5, 30)]
 
 
 def test_chunks_keep_to_the_budget_and_are_not_small():

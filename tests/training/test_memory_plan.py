@@ -195,6 +195,7 @@ def test_image_sequences_are_planned_as_they_are_trained(tmp_path: Path, recompu
 
 
 GRAPH = DataSizes(num_entities=14_541, num_relations=237)
+SOFTMAX = {"loss__function": "softmax_cross_entropy", "loss__implementation": "fused"}
 FRAMES = DataSizes(frame_shape=(1, 24, 32))
 
 
@@ -204,6 +205,7 @@ FRAMES = DataSizes(frame_shape=(1, 24, 32))
         pytest.param(text(model__n_layers=3), DataSizes(), 33, id="small_32k"),
         pytest.param(config(), GRAPH, 300, id="conve"),
         pytest.param(config(loss__implementation="fused"), GRAPH, 300, id="conve fused"),
+        pytest.param(config(**SOFTMAX), GRAPH, 300, id="conve fused, softmax"),
         # Where the loss turns from plain to fused: the model is as small as models come.
         pytest.param(
             config(model__embedding_dim=12, model__output_channels=1),
@@ -292,6 +294,18 @@ def test_a_chunked_loss_is_planned_for_without_going_through_its_chunks() -> Non
     )
     table = DIM * 4 * (400 - 4) * 2048
     assert 4 * table < many - few < 7 * table, "weight, moments, gradients; and no scores"
+
+
+def test_scores_that_are_kept_for_a_second_pass_are_planned_for() -> None:
+    batch, tile = 1024, 8 * 1024**2
+    whole, part = (
+        live_bytes_of_step(chosen, planned(chosen, GRAPH), CPU).total()
+        for chosen in (
+            config(**SOFTMAX, training__batch_size=batch, loss__chunk_mib=mib) for mib in (64, 16)
+        )
+    )
+    more = 4 * batch * GRAPH.num_entities - 2 * tile
+    assert whole - part == pytest.approx(more, abs=tile)
 
 
 def test_a_task_of_another_kind_needs_no_code_of_its_own() -> None:

@@ -18,7 +18,8 @@ class EntityLoss(Section):
     """`plain` keeps all scores, `fused` processes entities in chunks and keeps no scores, `auto`
     selects the one that suits the sizes; the choice is recorded on the run."""
     chunk_mib: float = Field(default=64.0, gt=0)
-    """Memory budget of the fused loss for its chunks, in MiB."""
+    """Memory budget of the fused loss for its chunks, in MiB. Softmax cross entropy may use as much
+    again for scores that it needs a second time; it computes again what does not fit."""
     regularizer: Literal["n3", "dura"] | None = None
     """Penalty on the embeddings of each training triple. `n3`: cubes of the sizes of its numbers
     (Lacroix et al., 2018). `dura`: squared lengths of the query vector and of the tail (Zhang et

@@ -69,14 +69,15 @@ def _find(given: str | Path, shipped: dict[str, Path], what: str) -> Path:
     path = expanded(given)
     if os.path.isfile(path):  # Path.is_file raises for what can be no path
         return path
+    said = quoted(str(given))[1:-1]
     name = path.stem if path.suffix in SUFFIXES else path.name
     found = shipped.get(name)
     if found is None:
         raise ConfigError(
-            f"{quoted(str(given))[1:-1]}: no such {what}, and Clew ships with none of that name; "
+            f"{said}: no such {what}, and Clew ships with none of that name; "
             f"{valid_names(name, list(shipped))}"
         )
     here = Path("experiments", found.parent.name, found.name)
     if str(given) not in (name, str(here)):
-        logger.warning("%s does not exist; using the %s that ships with Clew", given, name)
+        logger.warning("%s does not exist; using the %s that ships with Clew", said, name)
     return found

@@ -7,9 +7,16 @@ from contextvars import ContextVar
 _SHOWN = ContextVar[int | None]("shown", default=None)
 
 
-def chunks(length: int, size: int) -> Iterator[slice]:
-    """Yield slices of `size` that cover `length`; the last one may be shorter."""
-    for start in list(range(0, length, size))[: _SHOWN.get()]:
+def chunks(length: int, size: int, *, kept: int = 0) -> Iterator[slice]:
+    """Yield slices of `size` that cover `length`; the last one may be shorter.
+
+    Args:
+        length: What to cover.
+        size: Size of a chunk.
+        kept: Number of first chunks that stay in memory: planning goes through all of them.
+    """
+    shown = _SHOWN.get()
+    for start in list(range(0, length, size))[: shown and max(shown, kept)]:
         yield slice(start, min(start + size, length))
 
 

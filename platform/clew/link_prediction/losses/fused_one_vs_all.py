@@ -9,9 +9,12 @@ For a chunk c of entities, with G = dN/ds over it, three matrix products give th
 
     S = X W_c^T + b_c,    dX += G W_c,    dW_c = G^T X,    db_c = sum_rows G,    dc += sum_cols G
 
-The softmax needs its log-sum-exp first, so scores are computed twice: four products. The linear
-part, sum_e y_e s_e, needs no scores at all: its positives are gathered rows, and its smoothing is
-(eps / E) X . sum_e W_e. Only two chunks are in memory, never anything of size (batch, entity).
+The softmax needs its log-sum-exp first, and all scores twice. As many chunks as fit the memory
+budget are kept for that; those beyond are computed again, by a fourth product. With the binary loss
+only two chunks are in memory.
+
+The linear part, sum_e y_e s_e, needs no scores at all: its positives are gathered rows, and its
+smoothing is (eps / E) X . sum_e W_e.
 
 Apple's cut-cross-entropy (arXiv 2411.09009) does this for softmax; unlike it, nothing small is
 dropped from the gradient: the sum of many terms of size 1 / E matters.
@@ -86,8 +89,8 @@ def fused_loss(
         bias: Entity bias b, or None.
         targets: Labels of the rows.
         function: Which normaliser.
-        chunk_bytes: Budget for the chunks of scores; a chunk has about 2,048 entities
-            even if the budget is smaller.
+        chunk_bytes: Budget for the chunks of scores, and with the softmax as much again for those
+            that are kept; a chunk has about 2,048 entities even if the budget is smaller.
         query_bias: Query bias c, or None.
         exchange: The processes that have the other rows, where table, bias and positives are those
             of one process; None: they are whole. Losses and gradients of all processes add up to
@@ -110,6 +113,7 @@ def fused_loss(
             function,
             operand,
             size,
+            chunk_bytes,
             wanted,
             exchange,
         )
@@ -130,10 +134,19 @@ class _FusedLoss(torch.autograd.Function):
         function: LossFunction,
         operand: torch.dtype,
         size: int,
+        chunk_bytes: int,
         wanted: tuple[bool, bool, bool, bool],
         exchange: Exchange | None,
     ) -> Tensor:
-        chunks = EntityChunks(queries, table, operand=operand, size=size, query_bias=query_bias)
+        twice = function == "softmax_cross_entropy" and any(wanted)
+        chunks = EntityChunks(
+            queries,
+            table,
+            operand=operand,
+            size=size,
+            query_bias=query_bias,
+            kept_bytes=chunk_bytes if twice else 0,
+        )
         # What belongs to whole rows of scores is counted in equal shares.
         share = 1.0 if exchange is None else 1.0 / exchange.size
         gradients = _Gradients(chunks, targets, wanted=wanted, share=share)
@@ -159,7 +172,7 @@ class _FusedLoss(torch.autograd.Function):
         ctx.gradients = None
         if queries is not None:
             queries = queries.to(ctx.queries_type)
-        return queries, *others, None, None, None, None, None, None
+        return queries, *others, None, None, None, None, None, None, None
 
 
 class _Gradients:

@@ -75,7 +75,8 @@ class Workspace:
 class EntityChunks:
     """Products with one chunk of entities after another, plus the bias of each query if given.
 
-    A bias of entities is added later.
+    A bias of entities is added later. The products of the first chunks may be kept for a second
+    pass, which may change them.
     """
 
     def __init__(
@@ -86,21 +87,31 @@ class EntityChunks:
         operand: torch.dtype,
         size: int,
         query_bias: Tensor | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         self.queries, self.table, self.query_bias = queries.to(operand), table, query_bias
         self.size = size
+        self.num_kept = kept_bytes // (max(len(queries), 1) * size * table.element_size())
         self.workspace = Workspace(table.device)
+        self._kept: dict[int, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, a buffer."""
         operand, exact = self.queries.dtype, self.table.dtype
-        for entities in chunks(len(self.table), self.size):
+        all_chunks = chunks(len(self.table), self.size, kept=self.num_kept)
+        for number, entities in enumerate(all_chunks):
             rows = self.table[entities]
             if operand != exact:
                 rows = self.workspace.take("rows", tuple(rows.shape), operand).copy_(rows)
-            scores = self.workspace.product("scores", self.queries, rows.T, dtype=exact)
+            if number in self._kept:
+                yield entities, rows, self._kept.pop(number)
+                continue
+            name = f"scores {number}" if number < self.num_kept else "scores"
+            scores = self.workspace.product(name, self.queries, rows.T, dtype=exact)
             if self.query_bias is not None:
                 scores += self.query_bias[:, None]
+            if number < self.num_kept:
+                self._kept[number] = scores
             yield entities, rows, scores
 
 
@@ -133,8 +144,13 @@ class Slopes:
         return total, self._slope(scores.sigmoid_())
 
     def log_sum(self, scores: Tile, bias: TileBias | None) -> PerRow:
-        """Return log sum exp(s) over the tile's columns."""
-        return _biased(scores, bias).logsumexp(dim=1)
+        """Return log sum exp(s) over the tile's columns; leaves the scores as they are."""
+        exponentials = self._workspace.take("exponentials", tuple(scores.shape), scores.dtype)
+        if bias is not None:
+            scores = torch.add(scores, bias, out=exponentials)
+        largest = scores.amax(dim=1)
+        torch.sub(scores, largest[:, None], out=exponentials)
+        return exponentials.exp_().sum(dim=1).log_() + largest
 
     def softmax(self, scores: Tile, bias: TileBias | None, log_sum: PerRow, mass: PerRow) -> Slope:
         """Return the slope mass * exp(s - log_sum)."""
