@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock
+
 from clew.errors import ClewError
 
 WORK_PREFIX = "clew-work-"
@@ -55,6 +57,19 @@ def _exchanged(one: Path, other: Path) -> bool:
         return False
     names = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other))
     return bool(renameat2(*names, RENAME_EXCHANGE) == 0)
+
+
+def waiting_lock(path: Path) -> FileLock:
+    """Return a lock that waits, with its file in place.
+
+    FileLock takes a file that cannot be made, as below /proc, for one that is held, and waits for
+    ever.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    return FileLock(path, mode=0o600)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -21,6 +21,7 @@ from clew.runs.messages import MESSAGES, Unreadable
 from clew.runs.reading.run_files import read_by_relation
 from clew.runs.reading.studies import read_study
 from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in, close_door
+from clew.runs.store import creation_lock
 from clew.runs.window_report import TextInfluenceReport
 from clew.training.checkpoints import MANIFEST_FILE, read_manifest
 from clew.training.history import last_step
@@ -226,3 +227,9 @@ def test_a_limit_of_requests_that_is_no_size(given: str, monkeypatch: pytest.Mon
 
 def test_a_frame_model_without_end_is_not_built() -> None:
     refused(lambda: load("era5", {"model.temporal_layers": 10**6}), "temporal_layers", ConfigError)
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/proc/self", "/dev/null/x"])
+def test_a_lock_that_cannot_be_made_is_not_waited_for(folder: str) -> None:
+    uri = f"sqlite:///{folder}/runs.db"
+    refused(lambda: creation_lock(uri).__enter__(), "its lock cannot be made", TrackingError)

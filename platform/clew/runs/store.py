@@ -17,9 +17,8 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from filelock import FileLock
-
 from clew.errors import TrackingError, described
+from clew.files import waiting_lock
 
 PROJECT_FILE = "MLproject"
 PROBE_SECONDS = 5.0
@@ -161,7 +160,7 @@ def creation_lock(uri: str) -> Iterator[None]:
             runtime = os.environ.get("XDG_RUNTIME_DIR") or Path("~/.cache").expanduser()
             path = Path(runtime, "clew", f"store-{hashlib.sha256(uri.encode()).hexdigest()[:16]}")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock", mode=0o600)
+        lock = waiting_lock(Path(f"{path}.lock"))
         lock.acquire()
     except (OSError, RuntimeError) as error:
         raise TrackingError(

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from clew.errors import described
-from clew.files import replacing
+from clew.files import replacing, waiting_lock
 from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.training.checkpoint_files import save_tensors
 from clew.training.peers import code_digest
@@ -84,7 +83,7 @@ def _alone(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError, RuntimeError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path.with_suffix(".lock"), mode=0o600))
+            stack.enter_context(waiting_lock(path.with_suffix(".lock")))
             # Whoever waits for the lock finds the geometry, and asks for no lock after that.
             stack.callback(path.with_suffix(".lock").unlink, missing_ok=True)
         yield
