@@ -10,6 +10,7 @@ import torch
 from clew.config.load import from_mapping
 from clew.errors import ConfigError
 from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_batches import GroupedExamples
 from clew.link_prediction.triples import KnowledgeGraph
 
 
@@ -19,7 +20,7 @@ def graph(graph: KnowledgeGraph) -> KnowledgeGraph:
     return replace(graph, train=np.unique(graph.train, axis=0))
 
 
-GROUPED = {"loss.group_by_query": True}
+GROUPED = {"loss.triples_per_row": 4}
 FACTORS = {
     "model.kind": "complex",
     "loss.regularizer": "n3",
@@ -50,12 +51,13 @@ def of_all_triples(graph: KnowledgeGraph, **settings: Any) -> tuple[int, dict[st
 @pytest.mark.parametrize("implementation", ["plain", "fused"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("model", [{}, FACTORS, {"model.kind": "distmult"}])
+@pytest.mark.parametrize("size", [2, 1_000])
 def test_equals_a_row_for_each_triple(
-    graph: KnowledgeGraph, implementation: str, smoothing: float, model: dict[str, Any]
+    graph: KnowledgeGraph, implementation: str, smoothing: float, model: dict[str, Any], size: int
 ) -> None:
     settings = model | {"loss.implementation": implementation, "loss.label_smoothing": smoothing}
     count, expected = of_all_triples(graph, **settings)
-    grouped, found = of_all_triples(graph, **settings, **GROUPED)
+    grouped, found = of_all_triples(graph, **settings, **{"loss.triples_per_row": size})
     assert grouped == count == 2 * len(graph.train)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12, msg=name)
@@ -68,15 +70,35 @@ def test_samples_of_all_entities_equal_all(graph: KnowledgeGraph) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_each_query_is_scored_once(graph: KnowledgeGraph) -> None:
-    config = from_mapping({"data": {"name": "random"}}, {"loss.function": "softmax_cross_entropy"})
-    grouped = from_mapping(config.model_dump(), GROUPED)
-    rows = graph.with_inverses(graph.train)[:, :2]
-    one_each, shared = (len(LinkPrediction(graph, c).train_examples()) for c in (config, grouped))
-    assert one_each == len(rows)
-    assert shared == len(np.unique(rows, axis=0)) < one_each
+@pytest.mark.parametrize("inverse_relations", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 5, 1_000])
+def test_rows_have_each_triple_once_and_no_more_than_fit(
+    graph: KnowledgeGraph, inverse_relations: bool, size: int
+) -> None:
+    kind = {"inverse_relations": inverse_relations}
+    examples = GroupedExamples.from_graph(graph, **kind, size=size)
+    batch = examples.batch(np.arange(len(examples)))
+    rows = graph.with_inverses(graph.train) if inverse_relations else graph.train
+    triples = np.stack([batch.head[batch.row], batch.relation[batch.row], batch.entity], axis=1)
+    np.testing.assert_array_equal(np.unique(triples, axis=0), np.unique(rows, axis=0))
+    assert batch.count == len(triples) == len(rows)
+    _, per_query = np.unique(rows[:, :2], axis=0, return_counts=True)
+    assert len(examples) == sum(-(-per_query // size))
+    assert np.bincount(batch.row).max() == min(size, per_query.max())
+
+
+def test_a_batch_is_its_rows(graph: KnowledgeGraph) -> None:
+    examples = GroupedExamples.from_graph(graph, inverse_relations=True, size=3)
+    chosen = np.random.default_rng(1).permutation(len(examples))[:40]
+    batch = examples.batch(chosen)
+    singly = [examples.batch(chosen[i : i + 1]) for i in range(40)]
+    for name in ("head", "relation", "entity", "example"):
+        together = torch.cat([getattr(one, name) for one in singly])
+        assert getattr(batch, name).tolist() == together.tolist()
+    assert batch.row.tolist() == [i for i, one in enumerate(singly) for _ in one.row]
+    assert examples.batch(np.empty(0, np.int64)).count == 0
 
 
 def test_binary_cross_entropy_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"loss.group_by_query is true, but loss.function is bin"):
+    with pytest.raises(ConfigError, match=r"loss.triples_per_row is 4, but loss.function is bin"):
         from_mapping({"data": {"name": "umls"}}, GROUPED)

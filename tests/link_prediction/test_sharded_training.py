@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "transe, binary": {"model__kind": "transe"},
     "transe, softmax, triples in groups": {
         "model__kind": "transe",
-        "loss__group_by_query": True,
+        "loss__triples_per_row": 16,
         "loss__function": "softmax_cross_entropy",
     },
     "samples, softmax": {

@@ -39,8 +39,8 @@ def train_plainly(config: RunConfig, task: LinkPrediction, weights: Tensor) -> t
         for start in range(0, len(plan), size):
             window = plan[start : start + size]
             batches = [source.batch(indices) for indices in window]
-            grouped = getattr(config.loss, "group_by_query", False)
-            count = sum(len(batch.row if grouped else batch.head) for batch in batches)
+            by_triple = config.loss.kind == "one_vs_all"
+            count = sum(len(batch.row if by_triple else batch.head) for batch in batches)
             for batch in batches:
                 (weighted_loss(config, task, model, batch, weights) / count).backward()
             moved = {name: p for name, p in parameters.items() if p.grad is not None}

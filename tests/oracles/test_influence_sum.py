@@ -71,7 +71,7 @@ def config_of(
     inverse: bool = True,
     kind: str = "one_vs_all",
     function: str = "binary_cross_entropy",
-    grouped: bool = False,
+    triples_per_row: int = 1,
     model: dict[str, object] | None = None,
     **influence: object,
 ) -> RunConfig:
@@ -85,7 +85,7 @@ def config_of(
                 "label_smoothing": 0.1,
                 "implementation": "plain",
             }
-            | ({"group_by_query": True} if grouped else {}),
+            | ({"triples_per_row": triples_per_row} if kind == "one_vs_all" else {}),
             "influence": {"memory_budget_mib": 16.0, "direction": "both", "score": "raw"}
             | influence,
         },
@@ -331,7 +331,7 @@ def test_kvs_all_runs_and_differs(tmp_path):
 
 
 def test_triples_in_groups_are_rows_of_their_own(tmp_path):
-    small = fixture_of(tmp_path, DoubleTask, function="softmax_cross_entropy", grouped=True)
+    small = fixture_of(tmp_path, DoubleTask, function="softmax_cross_entropy", triples_per_row=4)
     assert len(small.task.train_examples()) < 2 * TRIPLES
     ours = matrix(small.tracer(top_k=0).explain(small.tests))
     own = reference(small, small.task.graph.train, small.tests).numpy()

@@ -152,7 +152,7 @@ CASES = {
     "average": {"training__ema_decay": 0.9},
     "many tails": KVS,
     "many tails, binary": KVS | BCE,
-    "triples in groups": {"loss__group_by_query": True},
+    "triples in groups": {"loss__triples_per_row": 3},
     "one tail, binary": BCE | {"schedule__kind": "constant"},
     "no smoothing": {"loss__label_smoothing": 0.0},
     "relu": {"model__activation": "relu"},

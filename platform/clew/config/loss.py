@@ -52,17 +52,17 @@ class OneVsAllLoss(EntityLoss):
 
     kind: Literal["one_vs_all"] = "one_vs_all"
     """One row per triple."""
-    group_by_query: bool = False
-    """Put all training triples with the same query (head, relation) into the same batch, and encode
-    and score it once for all of them: the same loss for less work. `training.batch_size` is then a
-    number of queries. For softmax cross entropy."""
+    triples_per_row: int = Field(default=1, ge=1)
+    """Largest number of training triples with the same query (head, relation) that share a row.
+    Their query is encoded and scored once: the same loss for less work. `training.batch_size` is
+    then a number of rows. More than 1 needs softmax cross entropy."""
 
     @model_validator(mode="after")
     def _groups_need_softmax(self) -> "OneVsAllLoss":
-        if self.group_by_query and self.function != "softmax_cross_entropy":
+        if self.triples_per_row > 1 and self.function != "softmax_cross_entropy":
             raise ValueError(
-                f"loss.group_by_query is true, but loss.function is {self.function}; it needs "
-                "softmax_cross_entropy"
+                f"loss.triples_per_row is {self.triples_per_row}, but loss.function is "
+                f"{self.function}; it needs softmax_cross_entropy"
             )
         return self
 

@@ -36,6 +36,8 @@ from clew.link_prediction.triples import KnowledgeGraph, Split
 from clew.training.sharding.table import ShardedTable
 from clew.training.task import LossSum
 
+Examples = OneVsAllExamples | KvsAllExamples | GroupedExamples
+
 SAMPLED = "sampled"
 """Name of the implementation where a loss is estimated from a sample of entities."""
 
@@ -66,10 +68,7 @@ class LinkPrediction:
         self.dataset = graph.name
         self.data_fingerprint = graph.fingerprint
         self.inverse_relations = data.inverse_relations
-        grouped = isinstance(loss, OneVsAllLoss) and loss.group_by_query
-        self._examples = _kind_of_examples(loss).from_graph(
-            graph, inverse_relations=self.inverse_relations
-        )
+        self._examples = _examples_of(graph, loss, inverse_relations=self.inverse_relations)
         self._known: dict[str, FilterIndex] = {}
         self._ranking = RankingSettings(
             config.evaluation.batch_size, int(config.evaluation.chunk_mib * 1024**2)
@@ -79,7 +78,7 @@ class LinkPrediction:
             label_smoothing=loss.label_smoothing,
             implementation=loss.implementation,
             chunk_bytes=int(loss.chunk_mib * 1024**2),
-            group_by_query=grouped,
+            grouped=isinstance(self._examples, GroupedExamples),
         )
         self.terms = TripleTerms.from_config(loss)
         self.sampler = _sampler_of(graph, loss, config.training.seed)
@@ -108,8 +107,8 @@ class LinkPrediction:
             model.use_row_gradients()
         return model
 
-    def train_examples(self) -> OneVsAllExamples | KvsAllExamples:
-        """Return the training rows; each is one triple or one query."""
+    def train_examples(self) -> Examples:
+        """Return the training rows; each is one triple, several with the same query, or a query."""
         return self._examples
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
@@ -170,7 +169,7 @@ class LinkPrediction:
                 entities=graph_model.entity.num_embeddings,
                 function=self._loss.function,
                 label_smoothing=self._loss.label_smoothing,
-                group_by_query=self._loss.group_by_query,
+                grouped=self._loss.grouped,
                 dtype=torch.promote_types(positive.rows.dtype, torch.float32),
             ),
             function=self._loss.function,
@@ -247,12 +246,16 @@ class LinkPrediction:
         )
 
 
-def _kind_of_examples(
-    loss: OneVsAllLoss | KvsAllLoss,
-) -> type[OneVsAllExamples] | type[KvsAllExamples]:
+def _examples_of(
+    graph: KnowledgeGraph, loss: OneVsAllLoss | KvsAllLoss, *, inverse_relations: bool
+) -> Examples:
     if isinstance(loss, KvsAllLoss):
-        return KvsAllExamples
-    return GroupedExamples if loss.group_by_query else OneVsAllExamples
+        return KvsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
+    if loss.triples_per_row == 1:
+        return OneVsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
+    return GroupedExamples.from_graph(
+        graph, inverse_relations=inverse_relations, size=loss.triples_per_row
+    )
 
 
 def _sampler_of(graph: KnowledgeGraph, loss: EntityLoss, seed: int) -> NegativeSampler | None:

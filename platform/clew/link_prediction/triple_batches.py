@@ -137,12 +137,47 @@ class GroupedBatch(TripleBatch):
         return len(self.row)
 
 
-class GroupedExamples(KvsAllExamples):
-    """One example per distinct query, which stands for the training triples that have it."""
+class GroupedExamples:
+    """One example for at most `size` training triples with the same query (head, relation).
+
+    Which of a query's triples share an example is drawn once. Copies of a triple count as one.
+    """
+
+    def __init__(
+        self, triples: Triples, num_relations: int, *, inverse_relations: bool, size: int
+    ) -> None:
+        if inverse_relations:
+            triples = add_inverses(triples, num_relations)
+            num_relations *= 2
+        index = FilterIndex.from_triples(triples, num_relations)
+        query, tail = index.tails_of(np.arange(len(index)))
+        drawn = np.random.default_rng(0).permutation(len(query))
+        self.tail = tail[drawn[np.argsort(query[drawn], kind="stable")]]
+        count = np.bincount(query, minlength=len(index))
+        num_examples = -(-count // size)
+        of_query = np.repeat(np.arange(len(index)), num_examples)
+        place = np.arange(len(of_query)) - (np.cumsum(num_examples) - num_examples)[of_query]
+        self.start = (np.cumsum(count) - count)[of_query] + place * size
+        self.count = np.minimum(count[of_query] - place * size, size)
+        self.head, self.relation = np.divmod(index.keys[of_query], num_relations)
+
+    @classmethod
+    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool, size: int) -> Self:
+        """Take the training triples of a graph."""
+        return cls(graph.train, graph.num_relations, inverse_relations=inverse_relations, size=size)
+
+    def __len__(self) -> int:
+        return len(self.head)
 
     def batch(self, indices: np.ndarray) -> GroupedBatch:
         """Return the examples at `indices` `(example,)` as one batch."""
-        return GroupedBatch(**vars(super().batch(indices)))
+        example = indices.astype(np.int64)
+        count = self.count[example]
+        row = np.repeat(np.arange(len(example)), count)
+        place = np.arange(len(row)) - (np.cumsum(count) - count)[row]
+        entity = self.tail[self.start[example][row] + place]
+        head, relation = self.head[example], self.relation[example]
+        return GroupedBatch(**vars(_as_batch(head, relation, row, entity, example)))
 
 
 def _as_batch(*arrays: np.ndarray) -> TripleBatch:

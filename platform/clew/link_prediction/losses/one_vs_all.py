@@ -53,7 +53,7 @@ class OneVsAll:
     """`auto` is `plain` if all scores and their gradients stay in the cache, else `fused`."""
     chunk_bytes: int = 64 * 1024**2
     """Budget of the fused loss for its chunks of scores, in bytes."""
-    group_by_query: bool = False
+    grouped: bool = False
     """Whether a row stands for its positives; for softmax cross entropy."""
 
     def chosen(self, batch: int, entities: int) -> Implementation:
@@ -91,13 +91,13 @@ def smoothed_targets(
     function: LossFunction,
     label_smoothing: float,
     dtype: torch.dtype,
-    group_by_query: bool = False,
+    grouped: bool = False,
 ) -> Targets:
     """Weigh the positives `(row, entity)` of `batch` rows over `entities` entities."""
     ones = torch.ones(row.shape, dtype=dtype, device=row.device)
     positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
     keep, floor = 1.0 - label_smoothing, label_smoothing / entities
-    if group_by_query:
+    if grouped:
         return Targets(row, entity, keep * ones, floor, positives, len(row), positives)
     if function == "binary_cross_entropy":
         weight, mass = keep * ones, keep * positives + label_smoothing
@@ -175,6 +175,6 @@ def targets_of(
         entities=len(table),
         function=settings.function,
         label_smoothing=settings.label_smoothing,
-        group_by_query=settings.group_by_query,
+        grouped=settings.grouped,
         dtype=torch.float64 if table.dtype == torch.float64 else torch.float32,
     )

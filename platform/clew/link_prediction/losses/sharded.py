@@ -53,7 +53,7 @@ def sharded_loss(
         entities=table.num_embeddings,
         function=settings.function,
         label_smoothing=settings.label_smoothing,
-        group_by_query=settings.group_by_query,
+        grouped=settings.grouped,
         dtype=torch.promote_types(table.weight.dtype, torch.float32),
     )
     own = _own_targets(targets, table)
