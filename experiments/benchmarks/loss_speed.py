@@ -1,0 +1,149 @@
+"""Losses over all entities: fused beside plain and bare products, and several triples in a row.
+
+    CLEW_DATA=... python -m experiments.benchmarks.loss_speed [rounds]
+
+`losses`: milliseconds of a loss with its gradients, float32, label smoothing .1, a bias for each
+entity. `products` are the three matrix products that no loss over all entities can do without.
+`auto` is the implementation that a training chooses. `epochs`: seconds that an epoch of ComplEx
+takes by `loss.triples_per_row`, from steps that see 8,000 triples: everything between two batches,
+with N3, relation prediction and Adagrad as in the configurations that ship. Batches hold about
+1,000 triples. All alternatives take turns.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from clew.config.data import TripleData
+from clew.config.load import load
+from clew.layers.products import product
+from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
+from clew.link_prediction.losses.one_vs_all import LossFunction, OneVsAll, one_vs_all_loss
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.task import LinkPrediction
+from clew.training.memory import keep_allocator_pages
+from clew.training.optimizer import build_optimizer
+from experiments.benchmarks.harness import (
+    ROOT,
+    interleaved_seconds,
+    median,
+    print_table,
+    write_results,
+)
+
+NAME = "loss_speed"
+ROUNDS = 9
+SIZES = (
+    (400, 400, 2_034),
+    (128, 200, 14_541),
+    (512, 200, 14_541),
+    (1_024, 200, 14_541),
+    (400, 400, 14_541),
+    (500, 400, 40_943),
+)
+"""Batch, dimensions, entities."""
+FUNCTIONS: tuple[LossFunction, ...] = ("binary_cross_entropy", "softmax_cross_entropy")
+DATA_SETS = {"codex-s": "codex_s_complex", "FB15k-237": "fb15k237_complex"}
+PER_ROW = (1, 4, 16)
+TRIPLES_A_BATCH, TRIPLES_A_TURN = 1_000, 8_000
+
+Row = dict[str, object]
+
+
+def losses(rounds: int) -> list[Row]:
+    """Time every size, function and implementation."""
+    rows: list[Row] = []
+    for batch, dim, entities in SIZES:
+        for function in FUNCTIONS:
+            turns = alternatives(batch, dim, entities, function)
+            seconds = interleaved_seconds(turns, repeats=rounds, warm_ups=2)
+            settings = OneVsAll(function, implementation="auto")
+            row: Row = {"batch": batch, "dimensions": dim, "entities": entities, "loss": function}
+            row |= {name: 1e3 * median(values) for name, values in seconds.items()}
+            rows.append(row | {"auto": settings.chosen(batch, entities)})
+    return rows
+
+
+def alternatives(
+    batch: int, dim: int, entities: int, function: LossFunction
+) -> dict[str, Callable[[], object]]:
+    """Return what is timed, over the same random queries and entities."""
+    generator = torch.Generator().manual_seed(0)
+    queries, table = (torch.randn(n, dim, generator=generator) for n in (batch, entities))
+    leaves = [queries, 0.05 * table, torch.zeros(entities)]
+    row, entity = torch.arange(batch), torch.randint(0, entities, (batch,), generator=generator)
+
+    def products() -> None:
+        scores = product(leaves[0], leaves[1].T)
+        product(scores, leaves[1])
+        product(scores.T, leaves[0])
+
+    def loss(compute: Callable[..., torch.Tensor]) -> None:
+        inputs = [leaf.clone().requires_grad_() for leaf in leaves]
+        compute(*inputs, row, entity, settings=OneVsAll(function, 0.1)).backward()  # type: ignore[no-untyped-call]
+
+    return {
+        "products": products,
+        "plain": partial(loss, one_vs_all_loss),
+        "fused": partial(loss, fused_one_vs_all_loss),
+    }
+
+
+def epochs(rounds: int) -> list[Row]:
+    """Time training steps with one triple and with several in a row."""
+    rows: list[Row] = []
+    for data, preset in DATA_SETS.items():
+        steps = {str(per_row): Steps(preset, per_row) for per_row in PER_ROW}
+        seconds = interleaved_seconds({name: s.turn for name, s in steps.items()}, repeats=rounds)
+        for name, each in steps.items():
+            row: Row = {"data set": data, "triples in a row": int(name)}
+            row |= {"rows": each.num_rows, "rows a batch": each.batch_size}
+            share = each.num_triples / each.triples_a_turn
+            rows.append(row | {"seconds an epoch": share * median(seconds[name])})
+    return rows
+
+
+class Steps:
+    """Training steps of a configuration that ships, some batches a turn."""
+
+    def __init__(self, preset: str, per_row: int) -> None:
+        path = ROOT / f"experiments/link_prediction/{preset}.yaml"
+        config = load(path, {"loss.triples_per_row": per_row})
+        assert isinstance(config.data, TripleData)
+        self.task = LinkPrediction(load_graph(config.data), config)
+        self.examples = self.task.train_examples()
+        self.num_rows = len(self.examples)
+        self.num_triples = 2 * len(np.unique(self.task.graph.train, axis=0))
+        self.batch_size = max(1, round(TRIPLES_A_BATCH * self.num_rows / self.num_triples))
+        self.model = self.task.build_model()
+        self.optimizer = build_optimizer(config.optimizer, self.model)
+        self.order = np.random.default_rng(0).permutation(self.num_rows)
+        turns = range(TRIPLES_A_TURN // TRIPLES_A_BATCH)
+        self.batches = [self.order[i * self.batch_size :][: self.batch_size] for i in turns]
+        self.triples_a_turn = sum(len(self.examples.batch(b).row) for b in self.batches)
+
+    def turn(self) -> None:
+        """Take a step for each batch."""
+        for indices in self.batches:
+            loss = self.task.loss(self.model, self.examples.batch(indices))
+            (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+def main(rounds: int) -> None:
+    """Measure, print and write."""
+    keep_allocator_pages()
+    by_size = losses(rounds)
+    print_table(by_size)
+    by_rows = epochs(max(3, rounds // 3))
+    print_table(by_rows)
+    threads = torch.get_num_threads()
+    write_results(NAME, {"threads": threads, "losses": by_size, "epochs": by_rows})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else ROUNDS)
