@@ -179,6 +179,17 @@ def test_manifests_of_packs_that_are_none(tmp_path: Path, content: str) -> None:
     refused(lambda: read_manifest(tmp_path), "not a manifest of packed tokens")
 
 
+def test_a_pack_by_a_tokenizer_whose_fingerprint_does_not_print(tmp_path: Path) -> None:
+    corpus, packed = tmp_path / "corpus.txt", tmp_path / "packed"
+    corpus.write_text("green bottles on a wall\n" * 40)
+    config = TokenData(dataset=str(corpus), packed=str(packed))
+    load_tokens(config, window=16)
+    manifest = json.loads((packed / "manifest.json").read_text())
+    changed = manifest | {"tokenizer_fingerprint": "\n\x85"}
+    (packed / "manifest.json").write_text(json.dumps(changed))
+    refused(lambda: load_tokens(config, window=16), "packed with tokenizer")
+
+
 def test_a_token_that_the_vocabulary_does_not_have(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("green bottles on a wall\n" * 40)

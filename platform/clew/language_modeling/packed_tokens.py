@@ -164,8 +164,8 @@ def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedToken
     manifest = read_manifest(folder)
     if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         raise DataError(
-            f"{folder}: packed with tokenizer {manifest.tokenizer!r} "
-            f"({manifest.tokenizer_fingerprint}), but data.tokenizer gives "
+            f"{folder}: packed with tokenizer {quoted(manifest.tokenizer)} of fingerprint "
+            f"{quoted(manifest.tokenizer_fingerprint)}, but data.tokenizer gives "
             f"{tokenizer.fingerprint}; use the tokenizer it was packed with, or pack again into "
             "another folder"
         )
