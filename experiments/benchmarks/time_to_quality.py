@@ -7,12 +7,12 @@ with it, so imports, reading the data and every validation count. The configurat
 ComplEx are those that ship for such a machine; nothing is chosen by these curves. "Plain ComplEx"
 is one recipe for both programs: 400 numbers an entity, inverse relations, all answers of 500
 queries a step, cross entropy over all entities, Adagrad at .1, no regulariser. Every second epoch
-is validated. Each data set has a result file of its own.
+is validated. Each data set has a result file of its own. Finished curves are kept in
+`runs/time_to_quality`, so a program that was stopped goes on with the next one.
 """
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,9 +26,11 @@ import torch
 from mlflow import MlflowClient
 
 from clew import names
-from experiments.benchmarks.harness import ROOT, print_table, write_results
+from clew.files import write_whole
+from experiments.benchmarks.harness import ROOT, SHORT_COMMIT, print_table, write_results
 
 NAME = "time_to_quality"
+KEPT = Path("runs") / NAME
 MINUTES = 30.0
 DATA_SETS = {
     "codex-s": {"conve": "codex_s_short", "complex": "codex_s_complex"},
@@ -71,6 +73,18 @@ CURVES = (
 )
 
 
+def followed(curve: Curve, data: str, minutes: float) -> list[Point]:
+    """Return the points of a curve, which may have been followed earlier at the same commit."""
+    of_file = "-".join([data, curve.program, curve.recipe, f"{minutes:g}", SHORT_COMMIT])
+    kept = KEPT / f"{of_file.replace(' ', '_')}.json"
+    if kept.is_file():
+        found: list[Point] = json.loads(kept.read_text(encoding="utf-8"))
+        return found
+    points = follow(curve, data, minutes)
+    write_whole(kept, json.dumps(points))
+    return points
+
+
 def follow(curve: Curve, data: str, minutes: float) -> list[Point]:
     """Run a training for some minutes, and return its validations: `seconds` and `mrr`."""
     with tempfile.TemporaryDirectory(prefix="clew-quality-") as folder:
@@ -91,7 +105,7 @@ def follow(curve: Curve, data: str, minutes: float) -> list[Point]:
 
 
 def stop_after(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a process, and interrupt it when its time is over.
+    """Wait for a process, and end it when its time is over.
 
     Raises:
         RuntimeError: it ended by itself with an error.
@@ -100,7 +114,7 @@ def stop_after(process: subprocess.Popen[bytes], seconds: float) -> None:
         if process.wait(seconds):
             raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # what a shell starts in the background ignores SIGINT
         process.wait(GRACE_SECONDS)
 
 
@@ -194,10 +208,11 @@ def summary(curve: Curve, points: list[Point]) -> Row:
 
 def main(minutes: float, data_sets: list[str]) -> None:
     """Follow every curve of each data set, print and write."""
+    KEPT.mkdir(parents=True, exist_ok=True)
     for data in data_sets:
         found = {}
         for curve in CURVES:
-            found[curve] = follow(curve, data, minutes)
+            found[curve] = followed(curve, data, minutes)
             print(data, summary(curve, found[curve]), flush=True)
         rows = [{"data set": data, **summary(*pair)} for pair in found.items()]
         print_table(rows)
