@@ -1,6 +1,7 @@
 """Stores for the pages: none, empty, one run, all that was recorded, broken; how a page is run."""
 
 import functools
+import importlib
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from clew.runs import store as clew_store
 
 clew_store.prepare_client_environment()
 
+from clew.ui import views  # noqa: E402
 from tests.recorded import Recorded  # noqa: E402
 from tests.ui.seed_many import copy_run  # noqa: E402
 
@@ -26,6 +28,17 @@ manifest_scanner.scan_component_manifests = functools.cache(
 )
 TIMEOUT_SECONDS = 60
 Open = Callable[..., AppTest]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_pages() -> None:
+    """Import every page before tests replace parts of modules.
+
+    A page imports what it shows when it is first opened. In a test that has replaced a function, it
+    would keep the replacement for all later tests.
+    """
+    for path in Path(views.__file__).parent.glob("*.py"):
+        importlib.import_module(f"{views.__name__}.{path.stem}")
 
 
 @pytest.fixture(autouse=True)

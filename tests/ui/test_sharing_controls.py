@@ -5,12 +5,13 @@ import pandas as pd
 from clew.runs.reading.kinds import COLOURS, looks
 from clew.ui.components import graph, identifiers
 from tests.recorded import Recorded
-from tests.ui.conftest import Open
+from tests.ui.conftest import Open, shown
 
 
 def test_an_explanation_can_be_shared(page: Open, many: Recorded) -> None:
     app = page("influence", many.uri, run=many.runs["trace"])
     labels = [button.label for button in app.get("download_button")]
+    assert labels, shown(app)
     assert "⤓ Report to mail (HTML)" in labels
     assert "⤓ TRAPI message (JSON)" in labels
 

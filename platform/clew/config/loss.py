@@ -15,8 +15,8 @@ class EntityLoss(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1), TRAIN_FLAG] = 0.1
     """Share eps of the labels that is spread over all entities: y = (1-eps) y + eps / entities."""
     implementation: Literal["auto", "plain", "fused"] = "auto"
-    """`plain` keeps all scores, `fused` processes entities in chunks and keeps no scores, `auto`
-    selects the one that suits the sizes; the choice is recorded on the run."""
+    """`plain` keeps all scores, `fused` processes entities in chunks and keeps what `chunk_mib`
+    allows, `auto` selects the one that suits the sizes; the choice is recorded on the run."""
     chunk_mib: float = Field(default=64.0, gt=0)
     """Memory budget of the fused loss for its chunks, in MiB. Softmax cross entropy may use as much
     again for scores that it needs a second time; it computes again what does not fit."""

@@ -1,4 +1,4 @@
-"""Losses over all entities in chunks, without keeping scores; gradients come with the forward.
+"""Losses over all entities in chunks, in little memory; gradients come with the forward.
 
 Both losses are a normaliser minus a part that is linear in the scores s = X W^T + b + c:
 

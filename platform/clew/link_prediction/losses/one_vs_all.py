@@ -7,7 +7,7 @@ With scores s = X W^T + b + c of query vectors X `(batch, dim)` against the enti
     softmax cross entropy    (sum_e y_e) log sum_e exp(s_e)     - sum_e y_e s_e
 
 summed over rows and, for the first, over entities: nothing is averaged here. These functions keep
-all scores, `(batch, entity)`; `clew.link_prediction.losses.fused_one_vs_all` keeps none.
+all scores, `(batch, entity)`; `clew.link_prediction.losses.fused_one_vs_all` keeps few or none.
 
 With eps the label smoothing and E the number of entities, a row's label of entity e is
 
@@ -52,7 +52,7 @@ class OneVsAll:
     implementation: Implementation = "fused"
     """`auto` is `plain` if all scores and their gradients stay in the cache, else `fused`."""
     chunk_bytes: int = 64 * 1024**2
-    """Budget of the fused loss for its chunks of scores, in bytes."""
+    """Budget of the fused loss for its chunks of scores, in bytes; see `fused_loss`."""
     grouped: bool = False
     """Whether a row stands for its positives; for softmax cross entropy."""
 
