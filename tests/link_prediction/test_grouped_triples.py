@@ -11,7 +11,7 @@ from clew.config.load import from_mapping
 from clew.errors import ConfigError
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedExamples
-from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.triples import KnowledgeGraph, no_triples
 
 
 @pytest.fixture
@@ -87,6 +87,17 @@ def test_rows_have_each_triple_once_and_no_more_than_fit(
     assert np.bincount(batch.row).max() == min(size, per_query.max())
 
 
+def test_a_size_that_needs_more_than_64_bits_is_no_limit(graph: KnowledgeGraph) -> None:
+    queries = np.unique(graph.train[:, :2], axis=0)
+    examples = GroupedExamples.from_graph(graph, inverse_relations=False, size=10**30)
+    assert len(examples) == len(queries)
+
+
+def test_no_triples_are_no_rows(graph: KnowledgeGraph) -> None:
+    empty = replace(graph, train=no_triples())
+    assert len(GroupedExamples.from_graph(empty, inverse_relations=True, size=4)) == 0
+
+
 def test_a_batch_is_its_rows(graph: KnowledgeGraph) -> None:
     examples = GroupedExamples.from_graph(graph, inverse_relations=True, size=3)
     chosen = np.random.default_rng(1).permutation(len(examples))[:40]
@@ -100,5 +111,5 @@ def test_a_batch_is_its_rows(graph: KnowledgeGraph) -> None:
 
 
 def test_binary_cross_entropy_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"loss.triples_per_row is 4, but loss.function is bin"):
+    with pytest.raises(ConfigError, match=r"loss: triples_per_row is 4, but function is bin"):
         from_mapping({"data": {"name": "umls"}}, GROUPED)

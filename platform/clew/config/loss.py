@@ -61,8 +61,8 @@ class OneVsAllLoss(EntityLoss):
     def _groups_need_softmax(self) -> "OneVsAllLoss":
         if self.triples_per_row > 1 and self.function != "softmax_cross_entropy":
             raise ValueError(
-                f"loss.triples_per_row is {self.triples_per_row}, but loss.function is "
-                f"{self.function}; it needs softmax_cross_entropy"
+                f"triples_per_row is {self.triples_per_row}, but function is {self.function}; set "
+                "function to softmax_cross_entropy, or leave triples_per_row out"
             )
         return self
 

@@ -154,6 +154,7 @@ class GroupedExamples:
         drawn = np.random.default_rng(0).permutation(len(query))
         self.tail = tail[drawn[np.argsort(query[drawn], kind="stable")]]
         count = np.bincount(query, minlength=len(index))
+        size = max(1, min(size, len(query)))  # what was asked for may need more than 64 bits
         num_examples = -(-count // size)
         of_query = np.repeat(np.arange(len(index)), num_examples)
         place = np.arange(len(of_query)) - (np.cumsum(num_examples) - num_examples)[of_query]
