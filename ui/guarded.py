@@ -54,8 +54,13 @@ class Guard:
 
 
 def _early(event: Event) -> list[tuple[bytes, bytes]]:
-    """Return what tells the browser to fetch parts of the front end, if the answer is a page."""
-    is_page = dict(event.get("headers", ())).get(b"content-type", b"").startswith(b"text/html")
+    """Return what tells the browser to fetch parts of the front end, if the answer is a page.
+
+    A downloaded report is HTML too, but no page: beside it are no scripts.
+    """
+    headers = dict(event.get("headers", ()))
+    is_html = headers.get(b"content-type", b"").startswith(b"text/html")
+    is_page = is_html and b"content-disposition" not in headers
     return [(b"link", link_header().encode())] if is_page else []
 
 
