@@ -72,7 +72,7 @@ def own_losses(source: TraceSource) -> np.ndarray:
     losses = []
     for model in source.tracer.models:
         with torch.no_grad():
-            scores = model(head, relation) @ model.entity.weight.T + model.entity_bias
+            scores = model.queries(head, relation) @ model.entity.weight.T + model.entity_bias
         each = scores.logsumexp(1) - scores.gather(1, tail[:, None])[:, 0]
         losses.append(each.view(-1, len(graph.train)).sum(0).numpy())
     return np.stack(losses)

@@ -70,7 +70,7 @@ def network() -> ConvE:
     rows = torch.from_numpy(triples(2048, 7).astype(np.int64))
     with torch.no_grad():
         for _ in range(20):
-            model(rows[:, 0], rows[:, 1])
+            model.queries(rows[:, 0], rows[:, 1])
     return model.eval()
 
 
@@ -90,7 +90,7 @@ class Scorer(nn.Module):
     def forward(self, head: Tensor, relation: Tensor) -> Tensor:
         """Return all scores."""
         weight, bias = self.model.entity.weight, self.model.entity_bias
-        return F.linear(self.model(head, relation), weight, bias)
+        return F.linear(self.model.queries(head, relation), weight, bias)
 
 
 def columns(rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,7 +154,7 @@ def run_loop(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
 
     def gradient(row: np.ndarray) -> list[Tensor]:
         head, relation, tail = columns(row[None])
-        loss = row_losses(model(head, relation), tail).sum()
+        loss = row_losses(model.queries(head, relation), tail).sum()
         return list(torch.autograd.grad(loss, parameters))
 
     start = time.perf_counter()

@@ -161,7 +161,7 @@ def step_call(cell: Cell, batches: int = 1) -> Callable[[], object]:
             head, entity = torch.randint(cell.entities, (2, cell.batch), device=on)
             relation = torch.randint(RELATIONS, (cell.batch,), device=on)
             with precision_of(cell):
-                queries = model(head, relation)
+                queries = model.queries(head, relation)
                 table, bias = model.entity.weight, model.entity_bias
                 loss = compare(queries, table, bias, row, entity)
             (loss / cell.batch).backward()

@@ -106,7 +106,7 @@ def bare_loop(case: Case) -> list[float]:
     start = time.perf_counter()
     for batch in BatchLoader(examples, TrainingConfig(batch_size=case.batch_size)).epoch(0):
         with case.autocast():
-            queries = model(batch.head, batch.relation)
+            queries = model.queries(batch.head, batch.relation)
             table, bias = model.entity.weight, model.entity_bias
             total = loss(queries, table, bias, batch.row, batch.entity, settings=settings)
         (total / batch.count).backward()

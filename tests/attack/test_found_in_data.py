@@ -113,6 +113,15 @@ def test_a_zarr_array_without_axes(tmp_path: Path) -> None:
     refused(lambda: read_frames(tmp_path / "x.zarr"), r"images have shape \(\)")
 
 
+def test_a_tokenizer_that_its_library_reads_although_it_is_no_json(tmp_path: Path) -> None:
+    model = tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
+    content = tokenizers.Tokenizer(model).to_str().replace('"version":"1.0"', '"ver-Infinity0null"')
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    tokenizers.Tokenizer.from_str(content)
+    refused(lambda: FileTokenizer(path), "not a tokenizer")
+
+
 def test_a_tokenizer_whose_token_for_the_unknown_is_none(tmp_path: Path) -> None:
     model = tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]")
     path = tmp_path / "tokenizer.json"

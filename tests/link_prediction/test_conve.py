@@ -74,19 +74,19 @@ def test_forward_is_the_published_formula():
     x = normalise(model.feature_norm, x).clamp(min=0).reshape(len(head), -1)
     x = x @ model.projection.weight.T + model.projection.bias
     expected = normalise(model.projection_norm, x).clamp(min=0)
-    torch.testing.assert_close(model(head, relation), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.queries(head, relation), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_dropouts_act_in_training_only():
     model, (head, relation) = build(), batch()
-    assert not torch.equal(model(head, relation), model(head, relation))
+    assert not torch.equal(model.queries(head, relation), model.queries(head, relation))
     model.eval()
-    assert torch.equal(model(head, relation), model(head, relation))
+    assert torch.equal(model.queries(head, relation), model.queries(head, relation))
 
 
 def test_one_row_can_be_trained():
     model = build()
-    model(*batch(1)).sum().backward()
+    model.queries(*batch(1)).sum().backward()
     assert model.entity.weight.grad is not None
 
 
@@ -95,7 +95,7 @@ def train_once(model, *, autocast=False):
     torch.manual_seed(3)
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        queries = model(*batch())
+        queries = model.queries(*batch())
     queries.float().square().sum().backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return queries, gradients, dict(model.named_buffers())
@@ -131,7 +131,7 @@ def test_recomputation_keeps_fewer_activations():
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t: sizes.append(t.nbytes) or t, lambda t: t
         ):
-            model(*batch())
+            model.queries(*batch())
         return sum(sizes)
 
     model, twin = pair()

@@ -38,6 +38,7 @@ SETTINGS = {
     "rotate": RotatEModel(embedding_dim=6),
 }
 HEAD, RELATION = torch.tensor([0, 3, 6, 3]), torch.tensor([1, 0, 3, 2])
+TAIL = torch.tensor([5, 1, 1, 0, 2])
 
 
 def numbers(rows: torch.Tensor) -> torch.Tensor:
@@ -96,7 +97,7 @@ def test_rescal_scores_as_pykeen_does():
 def test_tucker_scores_as_pykeen_does():
     model = build(SETTINGS["tucker"])
     model.train()
-    model(torch.arange(NUM_ENTITIES), torch.zeros(NUM_ENTITIES, dtype=torch.long))
+    model.queries(torch.arange(NUM_ENTITIES), torch.zeros(NUM_ENTITIES, dtype=torch.long))
     model.eval()
     theirs = TuckERInteraction(embedding_dim=6, relation_dim=3).double().eval()
     core = model.core.detach().unflatten(1, (3, 6)).permute(2, 1, 0)
@@ -161,9 +162,10 @@ def test_the_seam(kind: str):
     queries = model.queries(HEAD, RELATION)
     assert queries.shape == (len(HEAD), dim)
     assert model.entity.weight.shape == (NUM_ENTITIES, dim)
-    torch.testing.assert_close(model(HEAD, RELATION), queries)
     heads, relations = model.head_table(HEAD), model.relation(RELATION)
-    torch.testing.assert_close(model.encode(heads, relations), queries)
+    torch.testing.assert_close(model(heads, relations), queries)
+    looked_up = model.look_up(HEAD, TAIL)
+    torch.testing.assert_close(looked_up, (heads, model.entity(TAIL)))
     assert (model.entity_bias is None) == (not SETTINGS[kind].entity_bias)
     assert model.floats_per_query > 0
 
@@ -172,9 +174,9 @@ def test_the_seam(kind: str):
 def test_dropout_is_in_force_in_training_alone(kind: str):
     config = SETTINGS[kind].model_copy(update={"input_dropout": 0.5})
     model = build(config)
-    assert torch.equal(model(HEAD, RELATION), model(HEAD, RELATION))
+    assert torch.equal(model.queries(HEAD, RELATION), model.queries(HEAD, RELATION))
     model.train()
-    assert not torch.equal(model(HEAD, RELATION), model(HEAD, RELATION))
+    assert not torch.equal(model.queries(HEAD, RELATION), model.queries(HEAD, RELATION))
 
 
 def test_relations_may_have_a_dropout_of_their_own():
@@ -182,7 +184,7 @@ def test_relations_may_have_a_dropout_of_their_own():
     model = build(config).train()
     torch.nn.init.ones_(model.entity.weight)
     torch.nn.init.ones_(model.relation.weight)
-    queries = model(HEAD, RELATION)
+    queries = model.queries(HEAD, RELATION)
     kept = queries != 0
     assert 0 < kept.sum() < kept.numel()
     torch.testing.assert_close(queries[kept], torch.full_like(queries[kept], 10.0))

@@ -58,7 +58,7 @@ def model(*, inverses: bool = True) -> ConvE:
         # Statistics that are not those of a fresh network.
         built.train()
         for _ in range(3):
-            built(torch.arange(20), torch.arange(20) % NUM_RELATIONS)
+            built.queries(torch.arange(20), torch.arange(20) % NUM_RELATIONS)
     return built.eval()
 
 
@@ -72,7 +72,7 @@ def scores_of(head: int, relation: int) -> np.ndarray:
     """Score every tail, one query and one entity at a time."""
     net = model()
     with torch.no_grad():
-        query = net(torch.tensor([head]), torch.tensor([relation]))[0].double()
+        query = net.queries(torch.tensor([head]), torch.tensor([relation]))[0].double()
         return np.array(
             [
                 float(query @ net.entity.weight[e].double() + net.entity_bias[e].double())

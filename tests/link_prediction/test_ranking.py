@@ -35,8 +35,8 @@ class WholeNumberScores(ConvE):
         for table in (self.entity.weight, self.relation.weight, self.entity_bias):
             table.data = torch.randint(-2, 3, table.shape).float()
 
-    def forward(self, head, relation):
-        return (self.entity(head) + self.relation(relation)).clamp(-2, 2)
+    def encode(self, head, relation):
+        return (head + relation).clamp(-2, 2)
 
 
 def vocabulary(kind, size):
@@ -75,7 +75,7 @@ def dense_scores(model, triples, side):
             heads, relations, tails = torch.full_like(every, tail), relation + NUM_RELATIONS, every
         else:
             heads, relations, tails = every, relation, torch.full_like(every, tail)
-        queries = model(heads, torch.full_like(every, relations))
+        queries = model.queries(heads, torch.full_like(every, relations))
         scores = (queries * model.entity(tails)).sum(1)
         rows.append(scores + (model.entity_bias[tails] if model.entity_bias is not None else 0))
     return torch.stack(rows).detach()

@@ -105,7 +105,7 @@ def update(config: RunConfig, p: Tensor, g: Tensor, state: dict[str, Tensor], ra
 
 def weighted_loss(config, task, model, batch, weights: Tensor) -> Tensor:
     """Return the summed loss of a batch from dense labels, with fact weights."""
-    queries = model(batch.head, batch.relation)
+    queries = model.queries(batch.head, batch.relation)
     scores = model.scores(queries)
     rows = np.asarray(add_inverses(task.graph.train, task.graph.num_relations))
     num_facts, total = len(task.graph.train), torch.zeros((), dtype=scores.dtype)
@@ -143,6 +143,6 @@ def explained_loss(config: RunConfig, task: LinkPrediction, model, triple: np.nd
     model.eval()
     total = torch.zeros(())
     for h, r, t in add_inverses(triple[None], task.graph.num_relations):
-        scores = model.scores(model(torch.tensor([h]), torch.tensor([r])))
+        scores = model.scores(model.queries(torch.tensor([h]), torch.tensor([r])))
         total = total + row(config, scores[0], [int(t)])
     return total

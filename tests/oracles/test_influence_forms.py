@@ -70,7 +70,7 @@ def network(kind: str) -> GraphModel:
         parameter.data += 0.3 * torch.randn_like(parameter)
     model.train()
     for _ in range(3):
-        model(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
+        model.queries(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
     return model.eval()
 
 
@@ -253,7 +253,7 @@ def whitening(model: GraphModel, form: LossForm, directions: int, rank: int) -> 
 
     variances = []
     for h, r in pairs:
-        scores = (model(torch.tensor([h]), torch.tensor([r])) @ model.entity.weight.T)[0]
+        scores = (model.queries(torch.tensor([h]), torch.tensor([r])) @ model.entity.weight.T)[0]
         scores = scores + (0.0 if model.entity_bias is None else model.entity_bias)
         softmax = form.function == "softmax_cross_entropy"
         chance = scores.softmax(0) if softmax else scores.sigmoid()
@@ -401,7 +401,7 @@ def test_rank_and_score_are_of_the_question_that_is_explained(tmp_path):
     with torch.no_grad():
         for (head, relation, tail), score, rank in zip(small.tests, scores, ranks, strict=True):
             inverse = torch.tensor([relation + graph.num_relations])
-            query = model.eval()(torch.tensor([tail]), inverse)
+            query = model.eval().queries(torch.tensor([tail]), inverse)
             row = (query @ model.entity.weight.T + model.entity_bias)[0]
             same = (known[:, 2] == tail) & (known[:, 1] == relation)
             others = set(range(len(row))) - set(known[same, 0].tolist())

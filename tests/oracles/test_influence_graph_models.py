@@ -67,7 +67,7 @@ def network(**overrides: object) -> ConvE:
         parameter.data += 0.3 * torch.randn_like(parameter)
     model.train()
     for _ in range(3):
-        model(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
+        model.queries(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
     return model.eval()
 
 
@@ -88,7 +88,7 @@ def simple(kind: str) -> GraphModel:
     for parameter in model.parameters():
         parameter.data += 0.5 * torch.randn_like(parameter)
     for _ in range(3):  # running statistics of TuckER
-        model(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
+        model.queries(torch.randint(0, ENTITIES, (32,)), torch.randint(0, 2 * RELATIONS, (32,)))
     return model.eval()
 
 
@@ -117,7 +117,7 @@ def query_loss(
     """The loss of one training row with `scorer` as the table of tails; nothing without tails."""
     if not tails:
         return scorer.sum() * 0.0
-    hidden = model(*(torch.tensor([number]) for number in query))
+    hidden = model.queries(*(torch.tensor([number]) for number in query))
     bias, query_bias = model.entity_bias, None
     if model.squared_distance:  # -|h / 2 - W_e|^2 written out
         lengths = -(scorer * scorer).sum(1)

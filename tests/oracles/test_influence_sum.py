@@ -417,7 +417,7 @@ def test_score_and_rank_of_the_test_triples(small):
     known = np.concatenate([graph.train, graph.test])
     with torch.no_grad():
         for (head, relation, tail), score, rank in zip(small.tests, scores, ranks, strict=True):
-            query = model.eval()(torch.tensor([head]), torch.tensor([relation]))
+            query = model.eval().queries(torch.tensor([head]), torch.tensor([relation]))
             row = (query @ model.entity.weight.T + model.entity_bias)[0]
             same = (known[:, 0] == head) & (known[:, 1] == relation)
             others = set(range(ENTITIES)) - set(known[same, 2].tolist())

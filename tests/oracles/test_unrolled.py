@@ -246,7 +246,9 @@ def test_tail_and_head_add_up_to_both(tmp_path):
     run = train(tmp_path / "run")
     triple = run.task.graph.test[:1]
     losses = [loss_of(run, triple, np.ones(1), way) for way in ("tail", "head", "both")]
-    queries = [run.trainer.model.eval()(*map(torch.tensor, query)) for query in asked(run, triple)]
+    queries = [
+        run.trainer.model.eval().queries(*map(torch.tensor, query)) for query in asked(run, triple)
+    ]
     for loss, query, answer in zip(losses, queries, (triple[0, 2], triple[0, 0]), strict=False):
         scores = run.trainer.model.scores(query)[0]
         expected = row(run.config, scores, [int(answer)])

@@ -23,7 +23,7 @@ def test_outcomes_equal_a_plain_loop(function: str) -> None:
         )
         for direction, (start, kind, answer, triple) in enumerate(sides):
             with torch.no_grad():
-                query = model(torch.tensor([start]), torch.tensor([kind]))[0]
+                query = model.queries(torch.tensor([start]), torch.tensor([kind]))[0]
                 scores = (model.entity.weight @ query + model.entity_bias).double()
             log_probability = scores.log_softmax(0)[answer]
             assert found.log_probability[direction, place] == pytest.approx(float(log_probability))

@@ -66,7 +66,7 @@ print(json.dumps(scores(torch.tensor([3, 7, 9]), torch.tensor([0, 50, 91])).toli
     with open_model(trained.strong) as source:
         model = open_predictor(source)[0].model
     with torch.no_grad():
-        queries = model(torch.tensor([3, 7, 9]), torch.tensor([0, 50, 91]))
+        queries = model.queries(torch.tensor([3, 7, 9]), torch.tensor([0, 50, 91]))
         expected = queries @ model.entity.weight.T + model.entity_bias
     np.testing.assert_allclose(json.loads(done.stdout), expected, atol=1e-5)
 

@@ -39,7 +39,7 @@ def test_answers_equal_the_scores_of_the_trained_model(trained: TrainedStore) ->
     with open_model(trained.strong) as source:
         model = load_source(source).model.eval()
     with torch.no_grad():
-        query = model(torch.tensor([head]), torch.tensor([relation]))
+        query = model.queries(torch.tensor([head]), torch.tensor([relation]))
         scores = (query @ model.entity.weight.T + model.entity_bias)[0].numpy()
     known = {t for h, r, t in graph.train.tolist() if (h, r) == (head, relation)}
     assert tail in known

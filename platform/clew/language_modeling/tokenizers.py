@@ -105,6 +105,7 @@ class FileTokenizer:
         try:
             self.file_content: str | None = content.decode("utf-8")
             self._tokenizer = tokenizers.Tokenizer.from_str(self.file_content)
+            settings = json.loads(self.file_content)  # the library reads what is no JSON too
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises plain Exception, and Rust's panics
@@ -115,7 +116,6 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._path = path
-        settings = json.loads(content)
         self._is_byte_level = _is_byte_level(settings)
         self._unknown = self._unknown_token(settings.get("model") or {})
         self.fingerprint = hashlib.sha256(content).hexdigest()[:16]

@@ -60,15 +60,18 @@ def onednn_is_faster() -> bool:
         return False
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the matrix product a b, not differentiable; its memory layout may be either one.
 
     Args:
         a: Left factor, `(rows, inner)`.
         b: Right factor, `(inner, columns)`.
+        out: Where to write it, `(rows, columns)`; None: new memory.
     """
     if not _goes_to_onednn(a):
-        return a @ b
+        return torch.mm(a, b, out=out)
+    if out is not None:
+        return out.copy_(product(a, b))
     if a.is_contiguous():
         return _times_transposed(a, b.T)
     # The left factor has to be contiguous: transpose the product, and copy the other factor.

@@ -57,8 +57,7 @@ class QueryScores:
     @torch.no_grad()
     def encode(self, entities: Ids, relations: Ids) -> Queries:
         """Return the query vectors, `(batch, dim)`."""
-        encoded: Tensor = self.model(torch.from_numpy(entities), torch.from_numpy(relations))
-        return encoded
+        return self.model.queries(torch.from_numpy(entities), torch.from_numpy(relations))
 
     @torch.no_grad()
     def scores(self, queries: Queries) -> Scores:

@@ -96,8 +96,7 @@ def _rank_by_query(
     rows = _rows_at_once(len(table), settings)
     candidates = model.table_rows
     for group in query_groups(questions, known, rows):
-        # Not `model(...)`: a compiled forward would be compiled again for the sizes used here.
-        queries = model.forward(
+        queries = model.queries(
             to_tensor(group.entity, table.device), to_tensor(group.relation, table.device)
         )
 
@@ -143,7 +142,7 @@ def _rank_by_candidate(
 def _encode(model: GraphModel, heads: Tensor, relation: int, settings: RankingSettings) -> Queries:
     """Return the queries of many heads with one relation."""
     parts = torch.split(heads, settings.batch_size)
-    return torch.cat([model.forward(part, torch.full_like(part, relation)) for part in parts])
+    return torch.cat([model.queries(part, torch.full_like(part, relation)) for part in parts])
 
 
 def _ranks(

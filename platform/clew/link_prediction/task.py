@@ -23,7 +23,7 @@ from clew.link_prediction.losses.one_vs_all import (
 from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
 from clew.link_prediction.losses.sharded import sharded_loss
 from clew.link_prediction.losses.triple_terms import TripleTerms
-from clew.link_prediction.models.base import Factorization, GraphModel, build_graph_model
+from clew.link_prediction.models.base import GraphModel, Queries, build_graph_model
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import (
@@ -114,18 +114,14 @@ class LinkPrediction:
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows; `count` is the number of rows."""
         graph_model = _as_graph_model(model)
-        if isinstance(graph_model.entity, ShardedTable):
-            queries = model(batch.head, batch.relation)
-            total = sharded_loss(
-                graph_model, queries, batch, settings=self._loss, sampler=self.sampler
-            )
-        elif self.sampler is None:
-            queries = model(batch.head, batch.relation)
-            total = self._compare_with_all(graph_model, queries, batch.row, batch.entity)
-        else:
-            total = self._sampled_losses(self.sampler, model, batch).sum()
-        if self.terms is not None:
-            total = total + self._triple_losses(self.terms, model, batch).sum()
+        relations = graph_model.relation(batch.relation)
+        if self.terms is None:
+            queries = graph_model(graph_model.head_table(batch.head), relations)
+            return LossSum(self._prediction_loss(graph_model, queries, batch), batch.count)
+        heads, tails = graph_model.look_up(batch.head, batch.entity)
+        total = self._prediction_loss(graph_model, graph_model(heads, relations), batch)
+        rows = heads[batch.row], relations[batch.row], tails
+        total = total + self.terms.losses(graph_model, *rows, batch.relation[batch.row]).sum()
         return LossSum(total, batch.count)
 
     def example_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
@@ -133,13 +129,15 @@ class LinkPrediction:
         losses = self.prediction_losses(model, batch)
         if self.terms is None:
             return losses
-        return losses.index_add(0, batch.row, self._triple_losses(self.terms, model, batch))
+        terms = self._triple_losses(self.terms, _as_graph_model(model), batch)
+        return losses.index_add(0, batch.row, terms)
 
     def prediction_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return the loss of each row without regularizer and relation prediction, `(batch,)`."""
+        graph_model = _as_graph_model(model)
+        queries = graph_model.queries(batch.head, batch.relation)
         if self.sampler is not None:
-            return self._sampled_losses(self.sampler, model, batch)
-        graph_model, queries = _as_graph_model(model), model(batch.head, batch.relation)
+            return self._sampled_losses(self.sampler, graph_model, queries, batch)
         return one_vs_all_row_losses(
             queries,
             graph_model.entity.weight,
@@ -151,22 +149,21 @@ class LinkPrediction:
         )
 
     def _sampled_losses(
-        self, sampler: NegativeSampler, model: nn.Module, batch: TripleBatch
+        self, sampler: NegativeSampler, model: GraphModel, queries: Queries, batch: TripleBatch
     ) -> Tensor:
         """Return the estimate of each row's loss from a sample of entities, `(batch,)`."""
-        graph_model, queries = _as_graph_model(model), model(batch.head, batch.relation)
         negatives = sampler.draw(batch.example)
-        positive = EntityRows(*graph_model.tails(batch.entity))
+        positive = EntityRows(*model.tails(batch.entity))
         return sampled_row_losses(
             queries,
-            graph_model.query_bias(queries),
-            Sample(negatives, EntityRows(*graph_model.tails(negatives.entity))),
+            model.query_bias(queries),
+            Sample(negatives, EntityRows(*model.tails(negatives.entity))),
             positive,
             smoothed_targets(
                 batch.row,
                 batch.entity,
                 batch=len(queries),
-                entities=graph_model.entity.num_embeddings,
+                entities=model.entity.num_embeddings,
                 function=self._loss.function,
                 label_smoothing=self._loss.label_smoothing,
                 grouped=self._loss.grouped,
@@ -176,27 +173,30 @@ class LinkPrediction:
         )
 
     @staticmethod
-    def _triple_losses(terms: TripleTerms, model: nn.Module, batch: TripleBatch) -> Tensor:
-        """Return what the terms add for each positive, `(positive,)`, in float32."""
-        assert isinstance(model, Factorization)
-        head, relation = batch.head[batch.row], batch.relation[batch.row]
-        with torch.autocast(head.device.type, enabled=False):
-            rows = model.head_table(head), model.relation(relation), model.entity(batch.entity)
-            return terms.losses(model, *rows, relation)
+    def _triple_losses(terms: TripleTerms, model: GraphModel, batch: TripleBatch) -> Tensor:
+        """Return what the terms add for each positive, `(positive,)`.
 
-    def _compare_with_all(
-        self, model: GraphModel, queries: Tensor, row: Tensor, entity: Tensor
-    ) -> Tensor:
-        """Return the loss of queries over all entities, by the implementation for their number."""
-        table = model.entity.weight
-        plain = self._loss.chosen(len(queries), len(table)) == "plain"
+        Each is looked up by itself: influence needs a use of the tables for each positive.
+        """
+        head, relation = batch.head[batch.row], batch.relation[batch.row]
+        rows = model.head_table(head), model.relation(relation), model.entity(batch.entity)
+        return terms.losses(model, *rows, relation)
+
+    def _prediction_loss(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
+        """Return the sum of `prediction_losses`, by the implementation for that many queries."""
+        table = model.entity
+        if isinstance(table, ShardedTable):
+            return sharded_loss(model, queries, batch, settings=self._loss, sampler=self.sampler)
+        if self.sampler is not None:
+            return self._sampled_losses(self.sampler, model, queries, batch).sum()
+        plain = self._loss.chosen(len(queries), len(table.weight)) == "plain"
         loss = one_vs_all_loss if plain else fused_one_vs_all_loss
         return loss(
             queries,
-            table,
+            table.weight,
             model.tail_bias(),
-            row,
-            entity,
+            batch.row,
+            batch.entity,
             settings=self._loss,
             query_bias=model.query_bias(queries),
         )

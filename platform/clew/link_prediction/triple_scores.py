@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from jaxtyping import Float64, Int
-from torch import Tensor
 
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
@@ -62,7 +61,7 @@ def _scores(
             torch.from_numpy(ids[part].astype(np.int64)).to(device)
             for ids in (entity, relation, candidates)
         )
-        queries: Tensor = model.forward(head, rel)
+        queries = model.queries(head, rel)
         scores = torch.einsum("nd,nkd->nk", queries, model.entity(tails))
         query_bias = model.query_bias(queries)
         if bias is not None:

@@ -84,10 +84,10 @@ class WithoutFacts(LinkPrediction):
         left = replace(batch, row=batch.row[kept], entity=batch.entity[kept])
         rows, row = torch.unique(left.row, return_inverse=True)
         assert isinstance(model, GraphModel)
-        queries = model(batch.head, batch.relation)[rows]
+        queries = model.queries(batch.head, batch.relation)[rows]
         if not len(rows):
             return LossSum(queries.sum(), batch.count)
-        total = self._compare_with_all(model, queries, row, left.entity)
+        total = self._prediction_loss(model, queries, replace(left, row=row))
         if self.terms is not None:
             total = total + self._triple_losses(self.terms, model, left).sum()
         return LossSum(total, batch.count)

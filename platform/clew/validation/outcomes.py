@@ -90,7 +90,7 @@ class Examiner:
             torch.from_numpy(rows[:, column].astype(np.int64)).to(device)
             for column in (HEAD, RELATION, TAIL)
         )
-        scores = model.scores(model(head, relation)).double()
+        scores = model.scores(model.queries(head, relation)).double()
         loss = row_losses(scores, _only_answer(tail, scores), function=self._function)
         own = scores.gather(1, tail[:, None])
         log_probability = own[:, 0] - scores.logsumexp(1)

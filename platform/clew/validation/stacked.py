@@ -115,7 +115,7 @@ class _Scorer(nn.Module):
         self.model = model
 
     def forward(self, head: Tensor, relation: Tensor) -> Tensor:
-        return self.model.scores(self.model(head, relation))
+        return self.model.scores(self.model.queries(head, relation))
 
 
 def _loss(

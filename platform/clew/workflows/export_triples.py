@@ -39,7 +39,7 @@ class ExportedModel(nn.Module):
 
     def forward(self, head: Tensor, relation: Tensor) -> Tensor:
         """Return `(batch, entity)` scores of `(batch,)` heads and relations."""
-        return self.model.scores(self.model(head, relation))
+        return self.model.scores(self.model.queries(head, relation))
 
 
 def export_triples(source: ModelSource, folder: Path) -> Exported:

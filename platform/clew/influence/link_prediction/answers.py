@@ -41,7 +41,7 @@ def _ranked(
     model: GraphModel, rows: DeltaRows, part: slice, known: FilterIndex
 ) -> tuple[np.ndarray, np.ndarray]:
     head, relation, tail = rows.head[part], rows.relation[part], rows.tail[part].cpu()
-    every = model.scores(model(head, relation)).double().cpu()
+    every = model.scores(model.queries(head, relation)).double().cpu()
     entities, row = model.table_rows, torch.arange(len(every))
     own = entities.at(every, row, tail)
     known_row, answer = known.lookup(head.cpu().numpy(), relation.cpu().numpy())

@@ -204,16 +204,17 @@ class _Gradients:
     def add(self, entities: slice, rows: Tensor, slope: Slope) -> None:
         """Add a chunk's part of the normaliser's gradient."""
         product, exact, g = self.workspace.product, self.exact, slope.scaled
-        if self.db is not None:
+        if self.db is not None and slope.columns is not None:
             smoothing = self.targets.floor * self.targets.total_times
             torch.sub(slope.columns, smoothing, out=self.db[entities])
         if self.dx is not None:
             self.dx.add_(product("dx", g, rows, dtype=exact), alpha=1.0 / self.gain)
         if self.dw is not None:
-            dw = product("dw", g.T, self.queries, dtype=exact)
+            dw = product("dw", g.T, self.queries, dtype=exact, out=self.dw[entities])
             if self.gain != 1.0:
                 dw *= 1.0 / self.gain
-            torch.sub(dw, self.smoothing, out=self.dw[entities])
+            if self.targets.floor:
+                dw -= self.smoothing
         if self.dc is not None:
             self.dc.add_(g.sum(dim=1, dtype=exact), alpha=1.0 / self.gain)
 

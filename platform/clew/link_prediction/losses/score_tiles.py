@@ -19,13 +19,11 @@ from torch import Tensor
 
 from clew.layers.chunks import chunks
 from clew.layers.products import product
-from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD
+from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, TILE_BYTES
 
 logger = logging.getLogger(__name__)
 
 MINIMUM_CHUNK = 2048
-# Larger tiles would leave the cache between a product and the arithmetic on its result.
-_CPU_TILE_BYTES = 8 * 1024**2
 
 Tile = Float[Tensor, "batch chunk"]
 TileBias = Float[Tensor, " chunk"]
@@ -39,7 +37,8 @@ def chunk_size(batch: int, entities: int, *, chunk_bytes: int, device: torch.dev
     """
     tile_bytes = chunk_bytes // 2
     if device.type == "cpu":
-        tile_bytes = min(tile_bytes, _CPU_TILE_BYTES)
+        # Larger tiles leave the cache between a product and the arithmetic on its result.
+        tile_bytes = min(tile_bytes, TILE_BYTES)
     fitting = tile_bytes // (max(batch, 1) * torch.float32.itemsize)
     num_chunks = -(-entities // max(fitting, MINIMUM_CHUNK))
     return -(-entities // num_chunks)
@@ -61,15 +60,18 @@ class Workspace:
             self.buffers[name, dtype] = buffer
         return buffer[:size].view(shape)
 
-    def product(self, name: str, a: Tensor, b: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """Return the product a b; its type may be wider than that of its factors."""
+    def product(
+        self, name: str, a: Tensor, b: Tensor, *, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor:
+        """Return the product a b, in `out` if given; its type may be wider than its factors'."""
         if a.dtype == dtype:
-            return product(a, b)
+            return product(a, b, out=out)
         if a.is_cuda:
-            return torch.mm(a, b, out_dtype=dtype)
+            wide = torch.mm(a, b, out_dtype=dtype)
+            return wide if out is None else out.copy_(wide)
         shape = (a.shape[0], b.shape[1])
         half = torch.mm(a, b, out=self.take(name, shape, a.dtype))
-        return self.take(name, shape, dtype).copy_(half)
+        return (self.take(name, shape, dtype) if out is None else out).copy_(half)
 
 
 class EntityChunks:
@@ -121,8 +123,8 @@ class Slope:
 
     scaled: Tile
     """G times the gain, in the type of matrix operands."""
-    columns: Float[Tensor, " chunk"]
-    """G summed over rows."""
+    columns: Float[Tensor, " chunk"] | None
+    """G summed over rows, the slope of the bias; None without one."""
 
 
 class Slopes:
@@ -141,7 +143,7 @@ class Slopes:
     def sigmoid(self, scores: Tile, bias: TileBias | None) -> tuple[Float[Tensor, ""], Slope]:
         """Return the sum of log(1 + exp(s)) in float64, and its slope 1 / (1 + exp(-s))."""
         total = self.softplus(scores, bias)
-        return total, self._slope(scores.sigmoid_())
+        return total, self._slope(scores.sigmoid_(), bias)
 
     def log_sum(self, scores: Tile, bias: TileBias | None) -> PerRow:
         """Return log sum exp(s) over the tile's columns; leaves the scores as they are."""
@@ -155,10 +157,10 @@ class Slopes:
     def softmax(self, scores: Tile, bias: TileBias | None, log_sum: PerRow, mass: PerRow) -> Slope:
         """Return the slope mass * exp(s - log_sum)."""
         scores = _biased(scores, bias)
-        return self._slope(scores.sub_(log_sum[:, None]).exp_().mul_(mass[:, None]))
+        return self._slope(scores.sub_(log_sum[:, None]).exp_().mul_(mass[:, None]), bias)
 
-    def _slope(self, slope: Tensor) -> Slope:
-        columns = slope.sum(dim=0)
+    def _slope(self, slope: Tensor, bias: TileBias | None) -> Slope:
+        columns = None if bias is None else slope.sum(dim=0)
         if self._operand != slope.dtype:
             if self._gain != 1.0:
                 slope *= self._gain

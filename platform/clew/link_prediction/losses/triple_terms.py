@@ -12,12 +12,19 @@ triples: a query with several tails has the sum of theirs.
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from clew.config.loss import EntityLoss
-from clew.link_prediction.models.base import Embeddings, Factorization, Ids, RelationEmbeddings
+from clew.link_prediction.models.base import (
+    Embeddings,
+    Factorization,
+    GraphModel,
+    Ids,
+    RelationEmbeddings,
+)
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,13 @@ class TripleTerms:
 
     def losses(
         self,
-        model: Factorization,
+        model: GraphModel,
         head: Embeddings,
         relation: RelationEmbeddings,
         tail: Embeddings,
         relation_id: Ids,
     ) -> Float[Tensor, "batch"]:
-        """Return the sum of the terms for each triple.
+        """Return the sum of the terms for each triple, in float32 under autocast too.
 
         Args:
             model: The model; its relation table is what relations are predicted with.
@@ -52,15 +59,18 @@ class TripleTerms:
             tail: Rows of tails in the entity table.
             relation_id: Numbers of the relations.
         """
-        total = head.new_zeros(len(head))
-        if self.regularizer == "n3":
-            cubes = [model.squared_moduli(rows).pow(1.5).sum(1) for rows in (head, relation, tail)]
-            total = total + self.regularizer_weight * (cubes[0] + cubes[1] + cubes[2])
-        if self.regularizer == "dura":
-            squares = model.encode(head, relation).square().sum(1) + tail.square().sum(1)
-            total = total + self.regularizer_weight * squares
-        if self.relation_prediction_weight:
-            scores = model.relation_queries(head, tail) @ model.relation.weight.T
-            missed = F.cross_entropy(scores, relation_id, reduction="none")
-            total = total + self.relation_prediction_weight * missed
-        return total
+        assert isinstance(model, Factorization)  # the configuration refuses others
+        with torch.autocast(head.device.type, enabled=False):
+            total = head.new_zeros(len(head))
+            if self.regularizer == "n3":
+                for rows in (head, relation, tail):
+                    cubes = model.squared_moduli(rows).pow(1.5).sum(1)
+                    total = total + self.regularizer_weight * cubes
+            if self.regularizer == "dura":
+                squares = model.encode(head, relation).square().sum(1) + tail.square().sum(1)
+                total = total + self.regularizer_weight * squares
+            if self.relation_prediction_weight:
+                scores = model.relation_queries(head, tail) @ model.relation.weight.T
+                missed = F.cross_entropy(scores, relation_id, reduction="none")
+                total = total + self.relation_prediction_weight * missed
+            return total

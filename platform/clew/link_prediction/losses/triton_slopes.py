@@ -169,4 +169,4 @@ class TritonSlopes(Slopes):
             ROWS=BLOCK_ROWS,
             COLUMNS=BLOCK_COLUMNS,
         )
-        return totals.double().sum(), Slope(scaled, columns)
+        return totals.double().sum(), Slope(scaled, None if bias is None else columns)

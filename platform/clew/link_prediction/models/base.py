@@ -84,13 +84,28 @@ class GraphModel(nn.Module, ABC):
     def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return query vectors from the embeddings of heads and relations, `(batch, dim)`."""
 
+    def forward(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
+        """Return what `encode` returns, compiled if `torch.compile` was applied: for training."""
+        return self.encode(head, relation)
+
     def queries(self, head: Ids, relation: Ids) -> Queries:
-        """Return the query vector of each (head, relation), `(batch, dim)`."""
+        """Return the query vector of each (head, relation), `(batch, dim)`; never compiled.
+
+        A compiled forward would be compiled again for each of the many sizes used here.
+        """
         return self.encode(self.head_table(head), self.relation(relation))
 
-    def forward(self, head: Ids, relation: Ids) -> Queries:
-        """Return `queries`; wrappers such as `torch.compile` call it."""
-        return self.queries(head, relation)
+    def look_up(
+        self, head: Ids, tail: Int[Tensor, " positive"]
+    ) -> tuple[Embeddings, Float[Tensor, "positive dim"]]:
+        """Return the embeddings of heads and of tails, by one look into a table that has both.
+
+        Each look gives the whole table a gradient on its way back.
+        """
+        if self.head_table is not self.entity:
+            return self.head_table(head), self.entity(tail)
+        both: Tensor = self.entity(torch.cat([head, tail]))
+        return both[: len(head)], both[len(head) :]
 
     def tail_bias(self, entities: slice = EVERY_ENTITY) -> EntityBias | None:
         """Return what is added to the score of each entity, or None; differentiable."""
