@@ -283,12 +283,15 @@ def _softmax_cross_entropy(
     """Return sum mass * log-sum-exp(s) in float64 and add its gradient, in a second pass."""
     mass = gradients.targets.mass
     log_sum = torch.full_like(mass, -torch.inf)
+    largest: list[Tensor | None] = []
     for entities, _, scores in chunks:
-        log_sum = torch.logaddexp(log_sum, slopes.log_sum(scores, _part(bias, entities)))
+        part, of_rows = slopes.log_sum(scores, _part(bias, entities))
+        log_sum = torch.logaddexp(log_sum, part)
+        largest.append(of_rows if len(largest) < chunks.num_kept else None)
     if exchange is not None:
         log_sum = exchange.log_sum(log_sum)
     if gradients.any:
-        for entities, rows, scores in chunks:
-            slope = slopes.softmax(scores, _part(bias, entities), log_sum, mass)
+        for number, (entities, rows, scores) in enumerate(chunks):
+            slope = slopes.softmax(scores, _part(bias, entities), log_sum, mass, largest[number])
             gradients.add(entities, rows, slope)
     return gradients.share * torch.dot(mass, log_sum).double()

@@ -145,19 +145,29 @@ class Slopes:
         total = self.softplus(scores, bias)
         return total, self._slope(scores.sigmoid_(), bias)
 
-    def log_sum(self, scores: Tile, bias: TileBias | None) -> PerRow:
-        """Return log sum exp(s) over the tile's columns; leaves the scores as they are."""
-        exponentials = self._workspace.take("exponentials", tuple(scores.shape), scores.dtype)
-        if bias is not None:
-            scores = torch.add(scores, bias, out=exponentials)
-        largest = scores.amax(dim=1)
-        torch.sub(scores, largest[:, None], out=exponentials)
-        return exponentials.exp_().sum(dim=1).log_() + largest
+    def log_sum(self, scores: Tile, bias: TileBias | None) -> tuple[PerRow, PerRow | None]:
+        """Return log sum exp(s) over the tile's columns, and None or each row's largest s, m.
 
-    def softmax(self, scores: Tile, bias: TileBias | None, log_sum: PerRow, mass: PerRow) -> Slope:
-        """Return the slope mass * exp(s - log_sum)."""
+        With m, the scores have become exp(s - m): `softmax` has nothing to exponentiate.
+        """
         scores = _biased(scores, bias)
-        return self._slope(scores.sub_(log_sum[:, None]).exp_().mul_(mass[:, None]), bias)
+        largest = scores.amax(dim=1)
+        return scores.sub_(largest[:, None]).exp_().sum(dim=1).log_() + largest, largest
+
+    def softmax(
+        self,
+        scores: Tile,
+        bias: TileBias | None,
+        log_sum: PerRow,
+        mass: PerRow,
+        largest: PerRow | None = None,
+    ) -> Slope:
+        """Return the slope mass * exp(s - log_sum), from the scores or from exp(s - largest)."""
+        if largest is None:
+            slope = _biased(scores, bias).sub_(log_sum[:, None]).exp_().mul_(mass[:, None])
+        else:
+            slope = scores.mul_((mass * (largest - log_sum).exp())[:, None])
+        return self._slope(slope, bias)
 
     def _slope(self, slope: Tensor, bias: TileBias | None) -> Slope:
         columns = None if bias is None else slope.sum(dim=0)

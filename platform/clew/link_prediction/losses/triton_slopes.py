@@ -117,8 +117,8 @@ class TritonSlopes(Slopes):
         """Return the sum of log(1 + exp(s)) in float64, and its slope 1 / (1 + exp(-s))."""
         return self._run(scores, bias, None)
 
-    def log_sum(self, scores: Tile, bias: TileBias | None) -> Tensor:
-        """Return log sum exp(s) over the tile's columns."""
+    def log_sum(self, scores: Tile, bias: TileBias | None) -> tuple[Tensor, None]:
+        """Return log sum exp(s) over the tile's columns, and None: the scores stay as they are."""
         rows, columns = scores.shape
         found = scores.new_empty(rows)
         _log_sums[(-(-rows // LOG_SUM_ROWS),)](
@@ -131,10 +131,18 @@ class TritonSlopes(Slopes):
             ROWS=LOG_SUM_ROWS,
             COLUMNS=LOG_SUM_COLUMNS,
         )
-        return found
+        return found, None
 
-    def softmax(self, scores: Tile, bias: TileBias | None, log_sum: PerRow, mass: PerRow) -> Slope:
+    def softmax(
+        self,
+        scores: Tile,
+        bias: TileBias | None,
+        log_sum: PerRow,
+        mass: PerRow,
+        largest: PerRow | None = None,
+    ) -> Slope:
         """Return the slope mass * exp(s - log_sum)."""
+        assert largest is None
         return self._run(scores, bias, (log_sum, mass))[1]
 
     def _run(
