@@ -2,14 +2,16 @@
 
     CLEW_DATA=... python -m experiments.benchmarks.loss_speed [rounds]
 
-`losses`: milliseconds of a loss with its gradients, float32, label smoothing .1, a bias for each
-entity. `products` are the three matrix products that no loss over all entities can do without.
+`losses`: milliseconds of a loss with its gradients, label smoothing .1, a bias for each entity, in
+float32 and as a training with `use_mixed_precision` computes it. `products` are the three matrix
+products that no loss over all entities can do without, of factors in that precision.
 `auto` is the implementation that a training chooses. `epochs`: seconds that an epoch of ComplEx
 takes by `loss.triples_per_row`, from steps that see 8,000 triples: everything between two batches,
 with N3, relation prediction and Adagrad as in the configurations that ship. Batches hold about
 1,000 triples. All alternatives take turns.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +21,7 @@ import torch
 
 from clew.config.data import TripleData
 from clew.config.load import load
-from clew.layers.products import product
+from clew.layers.products import operand_type, product
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import LossFunction, OneVsAll, one_vs_all_loss
 from clew.link_prediction.sources import load_graph
@@ -56,14 +58,16 @@ Row = dict[str, object]
 def losses(rounds: int) -> list[Row]:
     """Time every size, function and implementation."""
     rows: list[Row] = []
-    for batch, dim, entities in SIZES:
-        for function in FUNCTIONS:
+    cases = itertools.product((False, True), SIZES, FUNCTIONS)
+    for half, (batch, dim, entities), function in cases:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
             turns = alternatives(batch, dim, entities, function)
             seconds = interleaved_seconds(turns, repeats=rounds, warm_ups=2)
-            settings = OneVsAll(function, implementation="auto")
-            row: Row = {"batch": batch, "dimensions": dim, "entities": entities, "loss": function}
-            row |= {name: 1e3 * median(values) for name, values in seconds.items()}
-            rows.append(row | {"auto": settings.chosen(batch, entities)})
+        row: Row = {"precision": "bfloat16" if half else "float32"}
+        row |= {"batch": batch, "dimensions": dim, "entities": entities, "loss": function}
+        row |= {name: 1e3 * median(values) for name, values in seconds.items()}
+        auto = OneVsAll(function, implementation="auto").chosen(batch, entities)
+        rows.append(row | {"auto": auto})
     return rows
 
 
@@ -75,11 +79,12 @@ def alternatives(
     queries, table = (torch.randn(n, dim, generator=generator) for n in (batch, entities))
     leaves = [queries, 0.05 * table, torch.zeros(entities)]
     row, entity = torch.arange(batch), torch.randint(0, entities, (batch,), generator=generator)
+    x, w = (leaf.to(operand_type(table)) for leaf in leaves[:2])
 
     def products() -> None:
-        scores = product(leaves[0], leaves[1].T)
-        product(scores, leaves[1])
-        product(scores.T, leaves[0])
+        scores = product(x, w.T)
+        product(scores, w)
+        product(scores.T, x)
 
     def loss(compute: Callable[..., torch.Tensor]) -> None:
         inputs = [leaf.clone().requires_grad_() for leaf in leaves]

@@ -38,8 +38,8 @@ Implementation = Literal["auto", "plain", "fused"]
 # By default torch's softplus returns s itself above 20: an error of 2e-9, visible in float64.
 SOFTPLUS_THRESHOLD = 40.0
 
-# Within one tile the fused loss has nothing to save, and its bookkeeping costs 8 to 13 % more.
-TILE_BYTES = 8 * 1024**2
+# With few scores the fused loss has little to save, and its bookkeeping costs up to 5 % more.
+_PLAIN_LIMIT_BYTES = 4 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OneVsAll:
     function: LossFunction = "binary_cross_entropy"
     label_smoothing: float = 0.0
     implementation: Implementation = "fused"
-    """`auto` is `plain` if all scores fit a single tile of the fused loss, else `fused`."""
+    """`auto` is `plain` if there are few scores, else `fused`."""
     chunk_bytes: int = 64 * 1024**2
     """Budget of the fused loss for its chunks of scores, in bytes; see `fused_loss`."""
     grouped: bool = False
@@ -60,7 +60,7 @@ class OneVsAll:
         if self.implementation != "auto":
             return self.implementation
         score_bytes = batch * entities * torch.float32.itemsize
-        return "plain" if score_bytes <= TILE_BYTES else "fused"
+        return "plain" if score_bytes <= _PLAIN_LIMIT_BYTES else "fused"
 
 
 @dataclass(frozen=True)

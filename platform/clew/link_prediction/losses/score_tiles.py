@@ -19,11 +19,13 @@ from torch import Tensor
 
 from clew.layers.chunks import chunks
 from clew.layers.products import product
-from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, TILE_BYTES
+from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD
 
 logger = logging.getLogger(__name__)
 
 MINIMUM_CHUNK = 2048
+# Larger tiles leave the cache between a product and the arithmetic on its result.
+_CPU_TILE_BYTES = 8 * 1024**2
 
 Tile = Float[Tensor, "batch chunk"]
 TileBias = Float[Tensor, " chunk"]
@@ -37,8 +39,7 @@ def chunk_size(batch: int, entities: int, *, chunk_bytes: int, device: torch.dev
     """
     tile_bytes = chunk_bytes // 2
     if device.type == "cpu":
-        # Larger tiles leave the cache between a product and the arithmetic on its result.
-        tile_bytes = min(tile_bytes, TILE_BYTES)
+        tile_bytes = min(tile_bytes, _CPU_TILE_BYTES)
     fitting = tile_bytes // (max(batch, 1) * torch.float32.itemsize)
     num_chunks = -(-entities // max(fitting, MINIMUM_CHUNK))
     return -(-entities // num_chunks)
