@@ -28,6 +28,7 @@ from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.training.memory import keep_allocator_pages
 from clew.training.optimizer import build_optimizer
+from clew.training.precision import Precision
 from experiments.benchmarks.harness import (
     ROOT,
     interleaved_seconds,
@@ -58,13 +59,14 @@ Row = dict[str, object]
 def losses(rounds: int) -> list[Row]:
     """Time every size, function and implementation."""
     rows: list[Row] = []
-    cases = itertools.product((False, True), SIZES, FUNCTIONS)
-    for half, (batch, dim, entities), function in cases:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+    cases = itertools.product((None, torch.bfloat16), SIZES, FUNCTIONS)
+    for dtype, (batch, dim, entities), function in cases:
+        precision = Precision(dtype, torch.device("cpu"))
+        with precision.products, precision.autocast:
             turns = alternatives(batch, dim, entities, function)
             seconds = interleaved_seconds(turns, repeats=rounds, warm_ups=2)
-        row: Row = {"precision": "bfloat16" if half else "float32"}
-        row |= {"batch": batch, "dimensions": dim, "entities": entities, "loss": function}
+        row: Row = {"precision": precision.name, "loss": function}
+        row |= {"batch": batch, "dimensions": dim, "entities": entities}
         row |= {name: 1e3 * median(values) for name, values in seconds.items()}
         auto = OneVsAll(function, implementation="auto").chosen(batch, entities)
         rows.append(row | {"auto": auto})
