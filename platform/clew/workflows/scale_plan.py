@@ -118,7 +118,7 @@ def plan_scale(
     state = _state_numbers(config)
     products = (4 if softmax and not loss.negatives else 3) * 2 * queries * compared * dim
     rate = PRODUCT_SHARE * speed.operations_per_second * processes
-    received = _received_bytes(processes, own, dim, softmax)
+    received = _received_bytes(processes, config)
     link = speed.link_bytes_per_second
     if processes > DEVICES_PER_MACHINE:
         link = NETWORK_BYTES_PER_SECOND
@@ -157,11 +157,17 @@ def _state_numbers(config: RunConfig) -> int:
             return 2 * dim
 
 
-def _received_bytes(processes: int, own: int, dim: int, softmax: bool) -> float:
+def _received_bytes(processes: int, config: RunConfig) -> float:
     """Return what a process receives in a step; rows are looked up evenly from all."""
     if processes == 1:
         return 0.0
-    remote = own * (processes - 1) / processes
-    sizes = {"dim": dim, "number_bytes": FLOAT_BYTES}
+    assert isinstance(config.model, GraphModelSettings)
+    assert isinstance(config.loss, EntityLoss)
+    own = config.training.batch_size
+    sizes = {"dim": config.model.embedding_dim, "number_bytes": FLOAT_BYTES}
+    softmax = config.loss.function == "softmax_cross_entropy"
     loss = loss_bytes(processes=processes, queries=own, positives=own, softmax=softmax, **sizes)
+    # Regularizer and relation prediction need the rows of tails too.
+    looked_up = own * (2 if config.loss.needs_factorization else 1)
+    remote = looked_up * (processes - 1) / processes
     return sum(loss.values()) + sum(lookup_bytes(wanted=remote, given=remote, **sizes).values())
