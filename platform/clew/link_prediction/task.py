@@ -126,26 +126,36 @@ class LinkPrediction:
 
     def example_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return the loss of each row, `(batch,)`."""
-        losses = self.prediction_losses(model, batch)
+        graph_model = _as_graph_model(model)
+        return self.query_losses(
+            graph_model, graph_model.queries(batch.head, batch.relation), batch
+        )
+
+    def query_losses(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
+        """Return the loss of each row from its query vector, `(batch,)`."""
+        losses = self._prediction_losses(model, queries, batch)
         if self.terms is None:
             return losses
-        terms = self._triple_losses(self.terms, _as_graph_model(model), batch)
-        return losses.index_add(0, batch.row, terms)
+        return losses.index_add(0, batch.row, self._triple_losses(self.terms, model, batch))
 
     def prediction_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return the loss of each row without regularizer and relation prediction, `(batch,)`."""
         graph_model = _as_graph_model(model)
-        queries = graph_model.queries(batch.head, batch.relation)
+        return self._prediction_losses(
+            graph_model, graph_model.queries(batch.head, batch.relation), batch
+        )
+
+    def _prediction_losses(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
         if self.sampler is not None:
-            return self._sampled_losses(self.sampler, graph_model, queries, batch)
+            return self._sampled_losses(self.sampler, model, queries, batch)
         return one_vs_all_row_losses(
             queries,
-            graph_model.entity.weight,
-            graph_model.tail_bias(),
+            model.entity.weight,
+            model.tail_bias(),
             batch.row,
             batch.entity,
             settings=self._loss,
-            query_bias=graph_model.query_bias(queries),
+            query_bias=model.query_bias(queries),
         )
 
     def _sampled_losses(

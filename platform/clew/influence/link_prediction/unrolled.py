@@ -185,18 +185,14 @@ class TripleFacts:
 
     def loss(self, model: nn.Module, batch: TripleBatch, examples: np.ndarray) -> WeightedLoss:
         """Return the loss of a batch of rows; see `Facts`."""
-        queries: list[Tensor] = []
-        hook = model.register_forward_hook(lambda _module, _inputs, out: queries.append(out))
-        try:
-            losses = self.task.example_losses(model, batch)
-        finally:
-            hook.remove()
+        assert isinstance(model, GraphModel)
+        queries = model.queries(batch.head, batch.relation)
+        losses = self.task.query_losses(model, queries, batch)
         if not (self.form.one_query_a_row or isinstance(batch, GroupedBatch)):
             weight = torch.ones_like(losses, requires_grad=True)
             return WeightedLoss((weight * losses).sum(), weight, examples % self._num_triples)
-        assert isinstance(model, GraphModel)
         weight = losses.new_ones(len(batch.row), requires_grad=True)
-        shares = self._shares(model, queries[0], losses, batch)
+        shares = self._shares(model, queries, losses, batch)
         return WeightedLoss(
             losses.sum() + ((weight - 1.0) * shares).sum(), weight, self._facts_of(batch)
         )
