@@ -113,7 +113,7 @@ def test_a_zarr_array_without_axes(tmp_path: Path) -> None:
     refused(lambda: read_frames(tmp_path / "x.zarr"), r"images have shape \(\)")
 
 
-def test_a_tokenizer_that_its_library_reads_although_it_is_no_json(tmp_path: Path) -> None:
+def test_a_tokenizer_file_that_is_not_json_though_its_library_reads_it(tmp_path: Path) -> None:
     model = tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
     content = tokenizers.Tokenizer(model).to_str().replace('"version":"1.0"', '"ver-Infinity0null"')
     path = tmp_path / "tokenizer.json"

@@ -35,6 +35,11 @@ def test_product_of_any_layout(route, transposed, other_transposed, dtype):
     exact = a.double() @ b.double()
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 0.2}[dtype]
     torch.testing.assert_close(result.double(), exact, rtol=0, atol=tolerance)
+    table = torch.full((21, 7), torch.nan, dtype=dtype)
+    written = products.product(a, b, out=table[1:20])
+    assert written.data_ptr() == table[1:20].data_ptr()
+    torch.testing.assert_close(table[1:20].double(), exact, rtol=0, atol=tolerance)
+    assert table[[0, 20]].isnan().all()
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

@@ -105,7 +105,7 @@ class FileTokenizer:
         try:
             self.file_content: str | None = content.decode("utf-8")
             self._tokenizer = tokenizers.Tokenizer.from_str(self.file_content)
-            settings = json.loads(self.file_content)  # the library reads what is no JSON too
+            settings = json.loads(self.file_content)  # the library accepts more than JSON
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises plain Exception, and Rust's panics

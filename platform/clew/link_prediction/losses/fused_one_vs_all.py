@@ -204,7 +204,8 @@ class _Gradients:
     def add(self, entities: slice, rows: Tensor, slope: Slope) -> None:
         """Add a chunk's part of the normaliser's gradient."""
         product, exact, g = self.workspace.product, self.exact, slope.scaled
-        if self.db is not None and slope.columns is not None:
+        if self.db is not None:
+            assert slope.columns is not None  # there is a bias
             smoothing = self.targets.floor * self.targets.total_times
             torch.sub(slope.columns, smoothing, out=self.db[entities])
         if self.dx is not None:
@@ -285,13 +286,17 @@ def _softmax_cross_entropy(
     log_sum = torch.full_like(mass, -torch.inf)
     largest: list[Tensor | None] = []
     for entities, _, scores in chunks:
-        part, of_rows = slopes.log_sum(scores, _part(bias, entities))
-        log_sum = torch.logaddexp(log_sum, part)
+        found, of_rows = slopes.log_sum(scores, _part(bias, entities))
+        log_sum = torch.logaddexp(log_sum, found)
         largest.append(of_rows if len(largest) < chunks.num_kept else None)
     if exchange is not None:
         log_sum = exchange.log_sum(log_sum)
     if gradients.any:
-        for number, (entities, rows, scores) in enumerate(chunks):
-            slope = slopes.softmax(scores, _part(bias, entities), log_sum, mass, largest[number])
+        for of_rows, (entities, rows, scores) in zip(largest, chunks, strict=True):
+            part = _part(bias, entities)
+            if of_rows is None:
+                slope = slopes.softmax(scores, part, log_sum, mass)
+            else:  # kept exponentials
+                slope = slopes.from_exponentials(scores, part, mass * (of_rows - log_sum).exp())
             gradients.add(entities, rows, slope)
     return gradients.share * torch.dot(mass, log_sum).double()

@@ -147,28 +147,23 @@ class Slopes:
         return total, self._slope(scores.sigmoid_(), bias)
 
     def log_sum(self, scores: Tile, bias: TileBias | None) -> tuple[PerRow, PerRow | None]:
-        """Return log sum exp(s) over the tile's columns, and None or each row's largest s, m.
+        """Return log sum exp(s) over the tile's columns, and each row's largest s, m, or None.
 
-        With m, the scores have become exp(s - m): `softmax` has nothing to exponentiate.
+        With m, the scores have become exp(s - m), which `from_exponentials` takes; with None, they
+        are as they were.
         """
         scores = _biased(scores, bias)
         largest = scores.amax(dim=1)
         return scores.sub_(largest[:, None]).exp_().sum(dim=1).log_() + largest, largest
 
-    def softmax(
-        self,
-        scores: Tile,
-        bias: TileBias | None,
-        log_sum: PerRow,
-        mass: PerRow,
-        largest: PerRow | None = None,
-    ) -> Slope:
-        """Return the slope mass * exp(s - log_sum), from the scores or from exp(s - largest)."""
-        if largest is None:
-            slope = _biased(scores, bias).sub_(log_sum[:, None]).exp_().mul_(mass[:, None])
-        else:
-            slope = scores.mul_((mass * (largest - log_sum).exp())[:, None])
-        return self._slope(slope, bias)
+    def softmax(self, scores: Tile, bias: TileBias | None, log_sum: PerRow, mass: PerRow) -> Slope:
+        """Return the slope mass * exp(s - log_sum)."""
+        exponentials = _biased(scores, bias).sub_(log_sum[:, None]).exp_()
+        return self.from_exponentials(exponentials, bias, mass)
+
+    def from_exponentials(self, exponentials: Tile, bias: TileBias | None, factor: PerRow) -> Slope:
+        """Return the slope factor * exponentials of scores with their bias."""
+        return self._slope(exponentials.mul_(factor[:, None]), bias)
 
     def _slope(self, slope: Tensor, bias: TileBias | None) -> Slope:
         columns = None if bias is None else slope.sum(dim=0)

@@ -133,16 +133,8 @@ class TritonSlopes(Slopes):
         )
         return found, None
 
-    def softmax(
-        self,
-        scores: Tile,
-        bias: TileBias | None,
-        log_sum: PerRow,
-        mass: PerRow,
-        largest: PerRow | None = None,
-    ) -> Slope:
+    def softmax(self, scores: Tile, bias: TileBias | None, log_sum: PerRow, mass: PerRow) -> Slope:
         """Return the slope mass * exp(s - log_sum)."""
-        assert largest is None
         return self._run(scores, bias, (log_sum, mass))[1]
 
     def _run(

@@ -98,9 +98,9 @@ class GraphModel(nn.Module, ABC):
     def look_up(
         self, head: Ids, tail: Int[Tensor, " positive"]
     ) -> tuple[Embeddings, Float[Tensor, "positive dim"]]:
-        """Return the embeddings of heads and of tails, by one look into a table that has both.
+        """Return the embeddings of heads and of tails, by one lookup if one table has both.
 
-        Each look gives the whole table a gradient on its way back.
+        In the backward pass each lookup makes a gradient of the whole table.
         """
         if self.head_table is not self.entity:
             return self.head_table(head), self.entity(tail)
