@@ -162,9 +162,13 @@ def quoted(value: object) -> str:
 
 def valid_names(given: str, names: Sequence[str]) -> str:
     """Return the end of an error message: a similar name, if any, and all valid names."""
+    return f"{similar_name(given, names)} valid: {', '.join(names)}".lstrip()
+
+
+def similar_name(given: str, names: Sequence[str]) -> str:
+    """Return a question whether a similar name was meant; empty: there is none."""
     near = difflib.get_close_matches(given[:LONGEST_NAME], names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}valid: {', '.join(names)}"
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 _DISK = {

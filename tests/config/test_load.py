@@ -114,6 +114,16 @@ def test_all_mistakes_are_named_at_once() -> None:
         from_mapping(MINIMAL | {"dta": {}, "loss": {"kind": "kvs_all", "smothing": 1}})
 
 
+def test_many_unknown_keys_make_a_message_that_can_be_read() -> None:
+    sections = ("data", "model", "loss", "training", "optimizations", "evaluation", "influence")
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(MINIMAL, {f"{section}.{section}_x": 1 for section in sections})
+    assert str(caught.value).count("unknown key") == len(sections)
+    assert str(caught.value).count("valid: ") == 1
+    assert len(str(caught.value)) < 1_000
+
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

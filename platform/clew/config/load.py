@@ -13,7 +13,7 @@ from clew.config.kinds import TASK_KINDS, TaskKind
 from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
 from clew.config.yaml_text import parse_yaml, read_yaml
-from clew.errors import ConfigError, quoted, reason_of, valid_names
+from clew.errors import ConfigError, quoted, reason_of, similar_name, valid_names
 
 Overrides = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def from_mapping(
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        problems = [_describe(dict(problem)) for problem in error.errors()]
+        problems = [_describe(dict(p), first=not i) for i, p in enumerate(error.errors())]
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         raise ConfigError(f"{source}: {shown}") from None
@@ -198,8 +198,11 @@ def _model_classes(annotation: Any) -> list[type[BaseModel]]:
     return [found for part in get_args(annotation) for found in _model_classes(part)]
 
 
-def _describe(problem: dict[str, Any]) -> str:
-    """Return a problem in one line; an unknown key is followed by the valid ones."""
+def _describe(problem: dict[str, Any], *, first: bool) -> str:
+    """Return a problem in one line.
+
+    An unknown key is followed by the valid ones, if it is the `first` problem: sections have many.
+    """
     # A tagged union adds its tag to the location: data -> (triples) -> name.
     location = [quoted(str(part))[1:-1] for part in problem["loc"]]
     section = location[0] if location else ""
@@ -209,7 +212,8 @@ def _describe(problem: dict[str, Any]) -> str:
     match problem["type"]:
         case "extra_forbidden":
             names = _valid_keys(location, kinds)
-            return f"{path}: unknown key; {valid_names(location[-1], names)}"
+            help_with = valid_names if first else similar_name
+            return f"{path}: unknown key; {help_with(location[-1], names)}".removesuffix("; ")
         case "union_tag_invalid" | "union_tag_not_found":
             tag = given.get("kind") if isinstance(given, Mapping) else given
             return f"{path}.kind: {quoted(tag)} is not valid; {valid_names(str(tag), kinds)}"
