@@ -123,7 +123,6 @@ def test_many_unknown_keys_make_a_message_that_can_be_read() -> None:
     assert len(str(caught.value)) < 1_000
 
 
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -293,6 +293,23 @@ def test_a_path_runs_from_left_to_right(explained: pd.Series) -> None:
     assert [key for key, _ in sorted(places.items(), key=lambda item: item[1])] == list("HabT")
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_nothing_stands_on_the_line_of_a_fact_that_joins_both_ends(
+    explained: pd.Series, number: int
+) -> None:
+    between = [f"e{i}" for i in range(number)]
+    triples = [("T", "H"), *((key, end) for key in between for end in "HT")]
+    ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
+    facts = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
+    places = layout.positions(explained, facts)
+    assert places["H"][1] == places["T"][1] == 0
+    rows = [places[key][1] for key in between]
+    assert 0 not in rows
+    assert len(set(rows)) == number
+    assert max(rows) == 1
+    assert min(rows) >= -1
+
+
 def test_a_large_graph_is_cut(explained: pd.Series) -> None:
     many = pd.DataFrame(
         {

@@ -50,9 +50,15 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
             column = -1 if before < behind else MAX_BETWEEN + 1
         columns.setdefault(column, []).append(key)
     across = 2 / max(len(columns) - 1, 1)
-    down = 2 / max(max(map(len, columns.values())) - 1, 1)
+    # A fact that joins both ends is a straight line; an odd number between them would stand on it.
+    spared = {
+        column: int(0 < column < MAX_BETWEEN and tail in beside[head] and len(keys) % 2)
+        for column, keys in columns.items()
+    }
+    rows = {column: len(keys) + spared[column] for column, keys in columns.items()}
+    down = 2 / max(max(rows.values()) - 1, 1)
     return {
-        key: (across * place - 1, down * (row - (len(columns[column]) - 1) / 2))
+        key: (across * place - 1, down * (row + spared[column] - (rows[column] - 1) / 2))
         for place, column in enumerate(sorted(columns))
         for row, key in enumerate(columns[column])
     }
