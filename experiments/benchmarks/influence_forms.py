@@ -21,7 +21,7 @@ import numpy as np
 from clew.config.load import load
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.triples import Triples
-from clew.workflows.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
 from experiments.benchmarks.harness import median, print_table, write_results
 from experiments.benchmarks.training_speed import generated_triples

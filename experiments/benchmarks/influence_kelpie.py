@@ -30,11 +30,11 @@ from clew.validation.experiment import NOTHING, Retraining
 from clew.validation.measures import Interval, strongest
 from clew.validation.outcomes import Examiner, Outcomes
 from clew.validation.retraining import Retrainer
-from clew.workflows.kept_retrainings import KeptRetrainings, train_missing
-from clew.workflows.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
-from clew.workflows.validate_influence import identity
-from clew.workflows.validation_experiment import scores_by_form
+from clew.workflows.validating.experiment import scores_by_form
+from clew.workflows.validating.kept_retrainings import KeptRetrainings, train_missing
+from clew.workflows.validating.validate_influence import identity
 from experiments.benchmarks.harness import print_table, write_results
 
 NAME = "influence_kelpie"

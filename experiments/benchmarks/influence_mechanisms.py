@@ -30,9 +30,9 @@ from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.validation.baselines import adamic_adar, siblings, touching
 from clew.validation.measures import Interval
-from clew.workflows.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
-from clew.workflows.validation_experiment import FORMS, Matrix, scores_by_form
+from clew.workflows.validating.experiment import FORMS, Matrix, scores_by_form
 from experiments.benchmarks.harness import print_table, write_results
 
 NAME = "influence_mechanisms"

@@ -23,7 +23,7 @@ from clew.config.load import load
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED
 from clew.link_prediction.triples import add_inverses
-from clew.workflows.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
 from experiments.benchmarks.harness import print_table, write_results
 

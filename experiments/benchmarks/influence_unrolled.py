@@ -22,15 +22,19 @@ import numpy as np
 from clew.config.load import load
 from clew.validation.experiment import random_subsets
 from clew.validation.measures import Interval, datamodelling_scores
-from clew.workflows.kept_retrainings import KeptRetrainings
-from clew.workflows.trace_source import open_trace_source
+from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.train import train
-from clew.workflows.validate_influence import ValidationRequest, identity, validate_influence
-from clew.workflows.validation_experiment import (
+from clew.workflows.validating.experiment import (
     UNROLLED,
     ValidationPlan,
     choose_tests,
     scores_by_form,
+)
+from clew.workflows.validating.kept_retrainings import KeptRetrainings
+from clew.workflows.validating.validate_influence import (
+    ValidationRequest,
+    identity,
+    validate_influence,
 )
 from experiments.benchmarks.harness import write_results
 

@@ -17,7 +17,7 @@ from clew.config.load import from_mapping
 from clew.link_prediction.sources import load_graph
 from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
 from experiments.benchmarks.harness import print_table, resident_gib, write_results
 

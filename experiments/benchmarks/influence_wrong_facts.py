@@ -36,10 +36,10 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.ranking import rank_triples
 from clew.link_prediction.sources import BUNDLED
 from clew.link_prediction.task import LinkPrediction
+from clew.workflows.explaining.trace_source import open_trace_source
+from clew.workflows.explaining.value_facts import ValueRequest, value_facts
 from clew.workflows.model_source import load_source, open_model
-from clew.workflows.trace_source import open_trace_source
 from clew.workflows.train import TrainResult, train
-from clew.workflows.value_facts import ValueRequest, value_facts
 from experiments.benchmarks.harness import print_table, write_results
 
 NAME = "influence_wrong_facts"

@@ -7,7 +7,7 @@ process, over all entities and with a sample of 16,384. Nothing is measured here
 """
 
 from clew.config.load import from_mapping
-from clew.workflows.scale_plan import GraphSize, plan_scale
+from clew.workflows.planning.scale_plan import GraphSize, plan_scale
 from experiments.benchmarks.harness import print_table
 
 GRAPHS = {

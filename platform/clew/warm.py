@@ -33,12 +33,12 @@ PRELOADED = (
     "clew.cli.explanations",
     "clew.cli.models",
     "clew.cli.predictions",
-    "clew.workflows.predict",
-    "clew.workflows.predict_frames",
-    "clew.workflows.predict_text",
-    "clew.workflows.promote",
-    "clew.workflows.queries",
-    "clew.workflows.tracin",
+    "clew.workflows.predicting.predict",
+    "clew.workflows.predicting.frames",
+    "clew.workflows.predicting.text",
+    "clew.workflows.promoting.promote",
+    "clew.workflows.predicting.queries",
+    "clew.workflows.explaining.tracin",
 )
 HELD = {signal.SIGCHLD, signal.SIGTERM}
 

@@ -12,10 +12,10 @@ from clew.config.load import to_yaml
 from clew.errors import ConfigError, DataError, UsageError
 from clew.runs.influence_report import InfluenceReport
 from clew.runs.reading.runs import find_run
-from clew.workflows.plan import plan as plan_workflow
-from clew.workflows.predict import predict as predict_workflow
-from clew.workflows.queries import asked
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining.tracin import tracin
+from clew.workflows.planning.plan import plan as plan_workflow
+from clew.workflows.predicting.predict import predict as predict_workflow
+from clew.workflows.predicting.queries import asked
 from tests.api.conftest import run_of
 
 TRIPLE = ("virus", "causes", "pathologic_function")

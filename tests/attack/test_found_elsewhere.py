@@ -26,15 +26,15 @@ from clew.runs.window_report import TextInfluenceReport
 from clew.training.checkpoints import MANIFEST_FILE, read_manifest
 from clew.training.history import last_step
 from clew.validation.experiment import Retraining
-from clew.workflows.batch_results import (
+from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,
     SUMMARY_FILE,
     OutputFolder,
     _join_parquet,
 )
-from clew.workflows.kept_retrainings import IDENTITY_FILE, KeptRetrainings
 from clew.workflows.model_source import open_model
+from clew.workflows.validating.kept_retrainings import IDENTITY_FILE, KeptRetrainings
 from tests.attack.cases import refused, require_one_line
 
 SETTINGS = {"model": "0" * 32}

@@ -20,7 +20,7 @@ from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.kgx import read_kgx
 from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
-from clew.workflows.trace_text import read_texts
+from clew.workflows.explaining.trace_text import read_texts
 from tests.attack.cases import refused
 from tests.image_sequences.sequence_files import sequence_columns, write_hdf5
 
@@ -120,6 +120,13 @@ def test_a_tokenizer_file_that_is_not_json_though_its_library_reads_it(tmp_path:
     path.write_text(content)
     tokenizers.Tokenizer.from_str(content)
     refused(lambda: FileTokenizer(path), "not a tokenizer")
+
+
+def test_a_tokenizer_file_whose_decoder_is_a_list(tmp_path: Path) -> None:
+    settings = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(settings | {"decoder": ["ByteLevel"]}))
+    assert FileTokenizer(path).byte_lengths() is None
 
 
 def test_a_tokenizer_whose_token_for_the_unknown_is_none(tmp_path: Path) -> None:

@@ -37,8 +37,13 @@ from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
 from clew.training.history import last_step
 from clew.validation.experiment import Retraining
-from clew.workflows.batch_results import NOTE_FILE, SETTINGS_FILE, SUMMARY_FILE, OutputFolder
-from clew.workflows.kept_retrainings import IDENTITY_FILE, KeptRetrainings
+from clew.workflows.explaining.batch_results import (
+    NOTE_FILE,
+    SETTINGS_FILE,
+    SUMMARY_FILE,
+    OutputFolder,
+)
+from clew.workflows.validating.kept_retrainings import IDENTITY_FILE, KeptRetrainings
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import damaged_bytes, damaged_json
 from tests.attack.material import Material

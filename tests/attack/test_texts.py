@@ -24,8 +24,8 @@ from clew.language_modeling.state_file import read_paused
 from clew.language_modeling.tokenizers import FileTokenizer, train_bpe
 from clew.language_modeling.tokens import load_tokens
 from clew.language_modeling.writer import TextWriter
-from clew.workflows.predict_text import read_prompt
-from clew.workflows.trace_text import read_texts
+from clew.workflows.explaining.trace_text import read_texts
+from clew.workflows.predicting.text import read_prompt
 from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts
 from tests.attack.material import Material

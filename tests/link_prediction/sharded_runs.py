@@ -30,7 +30,7 @@ from clew.training.distributed import joined_world
 from clew.training.peers import naming_lost_peers, require_same
 from clew.training.setup import build_trainer
 from clew.training.stopping import Watch
-from clew.workflows.trace_source import over_all_entities
+from clew.workflows.explaining.trace_source import over_all_entities
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTITIES, RELATIONS = 23, 3

@@ -103,7 +103,7 @@ def test_rows_that_no_batch_touches_stay_as_they_are(graph, tmp_path):
 
 def test_the_memory_of_a_step_does_not_grow_with_the_table(graph):
     """Nothing but weights and one number a row of state is as long as the table."""
-    from clew.workflows.planned_task import DataSizes, task_to_plan
+    from clew.workflows.planning.planned_task import DataSizes, task_to_plan
 
     config = config_of(loss__negatives=100)
     task, _ = task_to_plan(config, DataSizes(num_entities=1_000_000, num_relations=3))

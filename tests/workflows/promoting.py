@@ -21,9 +21,9 @@ from mlflow import MlflowClient, pyfunc
 from clew.errors import PromotionRefused
 from clew.runs import mlflow_store
 from clew.runs.registry import RegisteredVersion, Registry
-from clew.workflows import promote as promote_module
-from clew.workflows.gate import Check, Gate
-from clew.workflows.promote import PromotionRequest, promote
+from clew.workflows.promoting import promote as promote_module
+from clew.workflows.promoting.gate import Check, Gate
+from clew.workflows.promoting.promote import PromotionRequest, promote
 
 __all__ = ["mlflow", "pyfunc"]
 

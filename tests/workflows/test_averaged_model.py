@@ -12,13 +12,13 @@ from clew.errors import CheckpointError
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.runs import download_artifact
 from clew.training.checkpoints import MODEL_FILE
-from clew.workflows.batch_request import BatchRequest
-from clew.workflows.batch_tracin import batch_tracin
-from clew.workflows.export import export
-from clew.workflows.predict import predict
-from clew.workflows.promote import PromotionRequest, promote
-from clew.workflows.queries import asked
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining.batch_request import BatchRequest
+from clew.workflows.explaining.batch_tracin import batch_tracin
+from clew.workflows.explaining.tracin import tracin
+from clew.workflows.exporting.export import export
+from clew.workflows.predicting.predict import predict
+from clew.workflows.predicting.queries import asked
+from clew.workflows.promoting.promote import PromotionRequest, promote
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 

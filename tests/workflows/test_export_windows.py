@@ -15,12 +15,12 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError
 from clew.image_sequences.scalar_encoding import ScalarEncoding
 from clew.language_modeling.generation import Sampling
-from clew.workflows import export_frames as frames_module
-from clew.workflows.export import export
-from clew.workflows.export_program import ProgramCheck
+from clew.workflows.exporting import frames as frames_module
+from clew.workflows.exporting.export import export
+from clew.workflows.exporting.program import ProgramCheck
 from clew.workflows.model_source import load_source, open_model
-from clew.workflows.predict_frames import predict_frames
-from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.predicting.frames import predict_frames
+from clew.workflows.predicting.text import TextRequest, predict_text
 from tests.image_sequences.sequence_files import Columns, sequence_columns, write_folder
 from tests.workflows.conftest import run_of
 from tests.workflows.test_predict_frames import new_frames

@@ -7,9 +7,9 @@ import pytest
 from clew.link_prediction.packed import pack_graph
 from clew.link_prediction.sources import BUNDLED, files_of_folder
 from clew.runs.reading.runs import find_run
-from clew.workflows.batch_request import BatchRequest
-from clew.workflows.batch_tracin import batch_tracin
 from clew.workflows.evaluate import evaluate
+from clew.workflows.explaining.batch_request import BatchRequest
+from clew.workflows.explaining.batch_tracin import batch_tracin
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
 

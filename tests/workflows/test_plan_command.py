@@ -20,10 +20,10 @@ from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.devices import find_device
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
-from clew.workflows import memory_guard
-from clew.workflows.memory_guard import resolve_batch_size
-from clew.workflows.plan import plan
-from clew.workflows.planned_task import DataSizes
+from clew.workflows.planning import memory_guard
+from clew.workflows.planning.memory_guard import resolve_batch_size
+from clew.workflows.planning.plan import plan
+from clew.workflows.planning.planned_task import DataSizes
 from clew.workflows.tasks import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config

@@ -22,9 +22,9 @@ from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE
-from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import find_version, open_version
-from clew.workflows.promote import (
+from clew.workflows.promoting.gate import Check, Gate
+from clew.workflows.promoting.promote import (
     PromotionRequest,
     promote,
     promote_best_of,
@@ -508,7 +508,7 @@ def test_a_champion_that_cannot_be_read_is_replaced_by_force_only(
     def broken(version: RegisteredVersion, folder: Path) -> object:
         raise CheckpointError("model.safetensors: not a readable safetensors file")
 
-    monkeypatch.setattr("clew.workflows.gate.open_version", broken)
+    monkeypatch.setattr("clew.workflows.promoting.gate.open_version", broken)
     with pytest.raises(PromotionRefused, match=r"version 1 .* cannot be evaluated"):
         promoted("broken", trained.strong)
     promoted("broken", trained.strong, force="the champion's file is gone")

@@ -15,7 +15,7 @@ from clew.runs import alias_moves
 from clew.runs.alias_moves import CLAIM_PREFIX
 from clew.runs.forwarder import sync_spool
 from clew.runs.registry import Registry
-from clew.workflows.promote import PromotionRequest, promote
+from clew.workflows.promoting.promote import PromotionRequest, promote
 from tests.workflows.test_promote import (
     Change,
     Crown,

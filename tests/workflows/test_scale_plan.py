@@ -4,7 +4,7 @@ import pytest
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.workflows.scale_plan import GraphSize, ScalePlan, plan_scale
+from clew.workflows.planning.scale_plan import GraphSize, ScalePlan, plan_scale
 
 SIZE = GraphSize(num_entities=8_000, num_triples=30_000)
 DIM, BATCH = 16, 100

@@ -17,9 +17,9 @@ from clew.link_prediction.prediction import Predictor
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
 from clew.workflows.model_source import SERVED_FOLDER
-from clew.workflows.predict import predict
-from clew.workflows.promote import PromotionRequest, promote, rollback
-from clew.workflows.queries import asked
+from clew.workflows.predicting.predict import predict
+from clew.workflows.predicting.queries import asked
+from clew.workflows.promoting.promote import PromotionRequest, promote, rollback
 from clew.workflows.train import train
 from tests.workflows.servers import check_formless, free_port, post, process, refused, serving
 from tests.workflows.trained import TrainedStore, small_config

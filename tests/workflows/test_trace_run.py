@@ -5,8 +5,8 @@ import torch
 
 from clew import names
 from clew.runs.reading.runs import find_run
-from clew.workflows import trace_run
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining import trace_run
+from clew.workflows.explaining.tracin import tracin
 from tests.recorded import Recorded
 from tests.workflows.trained import TrainedStore
 

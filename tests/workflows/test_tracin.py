@@ -22,11 +22,11 @@ from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json
 from clew.training.checkpoints import MANIFEST_FILE
-from clew.workflows import batch_groups, trace_facts
-from clew.workflows.batch_request import BatchRequest
-from clew.workflows.batch_tracin import BatchResult, batch_tracin
-from clew.workflows.trace_source import GivenFiles
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining import batch_groups, trace_facts
+from clew.workflows.explaining.batch_request import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchResult, batch_tracin
+from clew.workflows.explaining.trace_source import GivenFiles
+from clew.workflows.explaining.tracin import tracin
 from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore
 

@@ -11,9 +11,9 @@ from clew import names
 from clew.errors import ConfigError
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import ENSEMBLE_CSV_COLUMNS, read_influence_json
-from clew.workflows.batch_request import BatchRequest
-from clew.workflows.batch_tracin import batch_tracin
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining.batch_request import BatchRequest
+from clew.workflows.explaining.batch_tracin import batch_tracin
+from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 

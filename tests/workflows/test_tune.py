@@ -29,10 +29,10 @@ from clew.errors import ConfigError, Interrupted, UsageError
 from clew.runs import store
 from clew.training.stopping import Watch
 from clew.workflows.train import train
-from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, tune
-from clew.workflows.tune_report import chart
-from clew.workflows.tune_study import LOCK_FILE, STUDY_FILE
-from clew.workflows.tune_trial import TrialWatch
+from clew.workflows.tuning.report import chart
+from clew.workflows.tuning.study import LOCK_FILE, STUDY_FILE
+from clew.workflows.tuning.trial import TrialWatch
+from clew.workflows.tuning.tune import MOST_FAILURES, TuneRequest, TuneResult, tune
 from tests.workflows.trained import ROOT, small_config
 
 pytestmark = pytest.mark.slow
@@ -161,9 +161,9 @@ def test_a_trial_is_pruned_where_it_is_worse_than_the_median_of_the_finished_one
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from clew.workflows import tune_trial
+from clew.workflows.tuning import trial as tune_trial
 from tests.workflows.test_tune import request_of
-from clew.workflows.tune import tune
+from clew.workflows.tuning.tune import tune
 
 class Killed(tune_trial.TrialWatch):
     def validated(self, value, epoch, *, is_last):
@@ -408,7 +408,7 @@ def test_a_watch_sees_each_validation_and_which_is_the_last(tracking_store: Path
 
 
 def test_the_chart_of_errors_goes_down() -> None:
-    from clew.workflows.tune_study import TrialRecord
+    from clew.workflows.tuning.study import TrialRecord
 
     records = [
         TrialRecord(number, "complete", {}, value) for number, value in enumerate((3.0, 1.0, 2.0))

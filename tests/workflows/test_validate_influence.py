@@ -19,19 +19,19 @@ from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.validation_record import Measured, ValidationSummary, read_validation
 from clew.validation.outcomes import Examiner
-from clew.workflows.trace_source import open_trace_source
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining.trace_source import open_trace_source
+from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
-from clew.workflows.validate_influence import (
-    ValidationRequest,
-    ValidationResult,
-    validate_influence,
-)
-from clew.workflows.validation_experiment import (
+from clew.workflows.validating.experiment import (
     FORMS,
     ValidationPlan,
     choose_tests,
     plan_experiment,
+)
+from clew.workflows.validating.validate_influence import (
+    ValidationRequest,
+    ValidationResult,
+    validate_influence,
 )
 from tests.workflows.trained import TrainedStore, small_config
 

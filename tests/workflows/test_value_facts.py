@@ -12,9 +12,9 @@ from clew.__main__ import run as run_command
 from clew.errors import DataError
 from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.sources import BUNDLED
-from clew.workflows.trace_source import open_trace_source
-from clew.workflows.tracin import tracin
-from clew.workflows.value_facts import read_weights
+from clew.workflows.explaining.trace_source import open_trace_source
+from clew.workflows.explaining.tracin import tracin
+from clew.workflows.explaining.value_facts import read_weights
 from tests.workflows.trained import TrainedStore
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.link_prediction.task import LinkPrediction
 from clew.workflows.model_source import open_model
-from clew.workflows.predict import open_predictor
+from clew.workflows.predicting.predict import open_predictor
 from clew.workflows.tasks import build_task
 from clew.workflows.train import train
 from clew.workflows.warm_start import start_warm

@@ -20,9 +20,9 @@ from clew.runs.reading.reviews import (
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.wrong_facts import wrong_facts_tsv
 from clew.workflows.evaluate import evaluate
-from clew.workflows.predict import predict
-from clew.workflows.queries import asked
-from clew.workflows.tracin import tracin
+from clew.workflows.explaining.tracin import tracin
+from clew.workflows.predicting.predict import predict
+from clew.workflows.predicting.queries import asked
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 

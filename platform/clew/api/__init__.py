@@ -11,7 +11,7 @@ from clew.api.training import Run, plan, train
 from clew.api.tuning import Search, tune
 from clew.api.values import value_facts
 from clew.workflows.evaluate import EvaluateResult as Evaluation
-from clew.workflows.plan import MemoryPlan
+from clew.workflows.planning.plan import MemoryPlan
 
 __all__ = [
     "Attribution",

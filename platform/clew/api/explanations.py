@@ -18,9 +18,9 @@ from clew.extras import extra
 from clew.files import working_folder
 from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX, InfluenceReport
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
-from clew.workflows.trace_sequence import trace_sequences
-from clew.workflows.trace_text import Text, trace_texts
-from clew.workflows.tracin import in_words, tracin
+from clew.workflows.explaining.trace_sequence import trace_sequences
+from clew.workflows.explaining.trace_text import Text, trace_texts
+from clew.workflows.explaining.tracin import in_words, tracin
 
 if TYPE_CHECKING:
     from clew.api.charts import Chart

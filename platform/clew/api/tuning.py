@@ -59,9 +59,9 @@ def tune(
         Interrupted: stopped by the user; the trials that ended are kept.
     """
     # Only who searches waits for Optuna's import.
-    from clew.workflows.tune import TuneRequest
-    from clew.workflows.tune import tune as search
-    from clew.workflows.tune_report import TRIALS_FILE
+    from clew.workflows.tuning.report import TRIALS_FILE
+    from clew.workflows.tuning.tune import TuneRequest
+    from clew.workflows.tuning.tune import tune as search
 
     result = search(
         TuneRequest(

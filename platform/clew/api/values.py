@@ -11,8 +11,8 @@ from clew.config.services import Question
 from clew.errors import ConfigError
 from clew.files import working_folder, write_whole
 from clew.link_prediction.triples import HEAD, RELATION, TAIL
-from clew.workflows.value_facts import FactValues, ValueRequest
-from clew.workflows.value_facts import value_facts as workflow
+from clew.workflows.explaining.value_facts import FactValues, ValueRequest
+from clew.workflows.explaining.value_facts import value_facts as workflow
 
 
 def value_facts(

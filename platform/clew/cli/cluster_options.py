@@ -7,7 +7,7 @@ from pydantic import Field
 from clew.cli.options import Options
 
 if TYPE_CHECKING:
-    from clew.workflows.cluster_nodes import ClusterRequest
+    from clew.workflows.clusters.nodes import ClusterRequest
 
 
 class ClusterOptions(Options):
@@ -25,7 +25,7 @@ class ClusterOptions(Options):
 
     def cluster_request(self) -> "ClusterRequest | None":
         """Return the cluster that was asked for."""
-        from clew.workflows.cluster_nodes import ClusterRequest
+        from clew.workflows.clusters.nodes import ClusterRequest
 
         if not self.cluster:
             return None

@@ -60,9 +60,9 @@ class TracinOptions(ExplainOptions):
 @command(TracinOptions)
 def tracin(options: TracinOptions) -> int:
     """Find the training triples behind a prediction. They raised or lowered it."""
-    from clew.workflows.trace_source import GivenFiles
-    from clew.workflows.tracin import prepare
-    from clew.workflows.tracin import tracin as workflow
+    from clew.workflows.explaining.trace_source import GivenFiles
+    from clew.workflows.explaining.tracin import prepare
+    from clew.workflows.explaining.tracin import tracin as workflow
 
     if options.prepare:
         prepare(options.model, options.overrides)
@@ -102,9 +102,9 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
 @command(BatchTracinOptions)
 def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions; resumable. Only training triples near each are scored."""
-    from clew.workflows import batch_tracin as workflow
-    from clew.workflows.batch_request import BatchRequest
-    from clew.workflows.trace_source import GivenFiles
+    from clew.workflows.explaining import batch_tracin as workflow
+    from clew.workflows.explaining.batch_request import BatchRequest
+    from clew.workflows.explaining.trace_source import GivenFiles
 
     request = BatchRequest(
         model=options.model,
@@ -159,8 +159,8 @@ class TraceSequenceOptions(TraceWindowsOptions):
 @command(TraceSequenceOptions)
 def trace_sequence(options: TraceSequenceOptions) -> int:
     """Find the training windows behind a frame prediction."""
-    from clew.workflows.trace_records import check_outputs, write_outputs
-    from clew.workflows.trace_sequence import trace_sequences
+    from clew.workflows.explaining.trace_records import check_outputs, write_outputs
+    from clew.workflows.explaining.trace_sequence import trace_sequences
 
     frames = [int(part) for part in options.frame.split(",")] if options.frame else [None]
     check_outputs(options.output, len(frames))
@@ -193,8 +193,8 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions)
 def trace_text(options: TraceTextOptions) -> int:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.trace_records import check_outputs, write_outputs
-    from clew.workflows.trace_text import Text, read_texts, trace_texts
+    from clew.workflows.explaining.trace_records import check_outputs, write_outputs
+    from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
 
     if options.prompts is not None and (options.prompt or options.continuation):
         raise ConfigError("--prompts and --prompt are both given; leave one of them out")
@@ -252,7 +252,7 @@ class ValidateInfluenceOptions(Options):
 @command(ValidateInfluenceOptions)
 def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
-    from clew.workflows import validate_influence as workflow
+    from clew.workflows.validating import validate_influence as workflow
 
     request = workflow.ValidationRequest(
         model=options.model,
@@ -297,7 +297,7 @@ def value_facts(options: ValueFactsOptions) -> int:
 
     The sum of their losses is differentiated through the whole training, in one pass.
     """
-    from clew.workflows import value_facts as workflow
+    from clew.workflows.explaining import value_facts as workflow
 
     request = workflow.ValueRequest(**options.model_dump())
     result = workflow.value_facts(request, progress=progress_bar("steps", as_json=False))

@@ -47,7 +47,7 @@ class PromoteOptions(Options):
 @command(PromoteOptions)
 def promote(options: PromoteOptions) -> int:
     """Check a run's best checkpoint and make it champion."""
-    from clew.workflows import promote as workflow
+    from clew.workflows.promoting import promote as workflow
 
     def show(check: Any) -> None:
         click.echo(json.dumps(dataclasses.asdict(check)) if options.as_json else check.line())
@@ -73,7 +73,7 @@ class ExportOptions(Options):
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
     """Export a model as a torch.export program. A graph model also gives its embeddings."""
-    from clew.workflows.export import export as run_export
+    from clew.workflows.exporting.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())
     return 0

@@ -100,8 +100,8 @@ def predict(options: PredictOptions) -> int:
 
 
 def _answer(options: PredictOptions) -> None:
-    from clew.workflows import predict as workflow
-    from clew.workflows.queries import asked, read_queries
+    from clew.workflows.predicting import predict as workflow
+    from clew.workflows.predicting.queries import asked, read_queries
 
     if options.input:
         queries = read_queries(options.input)
@@ -120,7 +120,7 @@ def _answer(options: PredictOptions) -> None:
 
 def _continue(options: PredictOptions) -> None:
     from clew.language_modeling.generation import Sampling
-    from clew.workflows.predict_text import TextRequest, predict_text, read_prompt
+    from clew.workflows.predicting.text import TextRequest, predict_text, read_prompt
 
     prompt = options.prompt
     if options.prompt_file:
@@ -143,7 +143,7 @@ def _continue(options: PredictOptions) -> None:
 
 
 def _predict_frames(options: PredictOptions) -> None:
-    from clew.workflows.predict_frames import predict_frames
+    from clew.workflows.predicting.frames import predict_frames
 
     assert options.frames is not None
     assert options.output is not None

@@ -142,8 +142,8 @@ class PlanOptions(Configured):
 @command(PlanOptions)
 def plan(options: PlanOptions) -> int:
     """Predict the memory that training needs. Also shows what other settings would save."""
-    from clew.workflows.plan import plan as workflow
-    from clew.workflows.planned_task import DataSizes
+    from clew.workflows.planning.plan import plan as workflow
+    from clew.workflows.planning.planned_task import DataSizes
 
     channels, height, width = map(int, (options.frame_shape or "0x0x0").split("x"))
     result = workflow(
@@ -186,8 +186,8 @@ def tune(options: TuneOptions) -> int:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
 
-    from clew.workflows.tune import TuneRequest
-    from clew.workflows.tune import tune as workflow
+    from clew.workflows.tuning.tune import TuneRequest
+    from clew.workflows.tuning.tune import tune as workflow
 
     if "CLEW_LOG_LEVEL" not in os.environ:  # one line for a trial is enough
         logging.getLogger("clew").setLevel(logging.WARNING)
@@ -261,7 +261,7 @@ class CompareOptions(ClusterOptions):
 def compare(options: CompareOptions) -> int:
     """Test claims by measurement. Each variant of a study runs in a separate process."""
     from clew.config.study import load_study
-    from clew.workflows.compare import compare as run_study
+    from clew.workflows.studies.compare import compare as run_study
 
     seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
     loaded = load_study(options.study, seeds=seeds, size=options.size or None)

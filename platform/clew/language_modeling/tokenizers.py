@@ -105,7 +105,9 @@ class FileTokenizer:
         try:
             self.file_content: str | None = content.decode("utf-8")
             self._tokenizer = tokenizers.Tokenizer.from_str(self.file_content)
-            settings = json.loads(self.file_content)  # the library accepts more than JSON
+            json.loads(self.file_content)  # the library accepts more than JSON
+            # As the library understands it: in the file a part may be a list of its values.
+            settings = json.loads(self._tokenizer.to_str())
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises plain Exception, and Rust's panics

@@ -13,8 +13,8 @@ from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.store import PROJECT_FILE, project_root, shown, tracking_uri
 from clew.workflows.child import train_in_child
-from clew.workflows.promote import PromotionRequest, promote_best_of
-from clew.workflows.tracin import SHOWN_PROPONENTS, in_words, tracin
+from clew.workflows.explaining.tracin import SHOWN_PROPONENTS, in_words, tracin
+from clew.workflows.promoting.promote import PromotionRequest, promote_best_of
 from clew.workflows.train import TrainResult
 
 NUM_EXPLAINED = 10

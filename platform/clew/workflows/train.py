@@ -31,12 +31,12 @@ from clew.training.setup import (
 from clew.training.stopping import Watch
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.workflows.memory_guard import (
+from clew.workflows.outputs import check_new_folder
+from clew.workflows.planning.memory_guard import (
     MemoryBefore,
     explaining_lack_of_memory,
     resolve_batch_size,
 )
-from clew.workflows.outputs import check_new_folder
 from clew.workflows.resume import ResumePoint
 from clew.workflows.tasks import build_task
 from clew.workflows.training_run import open_training_run, origin_of, variant_name

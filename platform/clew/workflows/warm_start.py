@@ -21,7 +21,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.task import Task
 from clew.workflows.model_source import open_model
-from clew.workflows.predict import open_predictor
+from clew.workflows.predicting.predict import open_predictor
 
 logger = logging.getLogger(__name__)
 

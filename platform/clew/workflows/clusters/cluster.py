@@ -1,0 +1,273 @@
+"""The one file that knows Ray: units of work on the nodes of a cluster.
+
+A unit is a function of this package with its arguments. It depends on no other unit, and may be
+carried out twice: where a node dies, Ray begins its units again on another one. What a unit returns
+comes here, once; nothing is merged on the nodes.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from clew.errors import ClewError, ClusterError, described
+from clew.runs.hardware import Machine
+from clew.runs.processor import num_cores
+from clew.workflows.clusters.channel import Channel, Desk
+from clew.workflows.clusters.nodes import (
+    ClusterRequest,
+    CommandSettings,
+    called,
+    carry_out,
+    describe,
+    needs_of,
+    origin,
+    require_same_code,
+    require_server,
+    room,
+    shown,
+)
+
+LOCAL, AUTO = "local", "auto"
+CONNECT_SECONDS, LOOK_SECONDS, FULL_SECONDS = 10.0, 120.0, 10.0
+NUM_RETRIES = 3
+"""How often a unit is begun again because its node died."""
+LOCAL_STORE_BYTES = 256 * 2**20
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class UnitOutcome(Generic[R]):
+    """What became of a unit: its result, or why there is none."""
+
+    result: R | None
+    error: ClewError | None = None
+    is_lost: bool = False
+    """Whether its node died, again and again."""
+
+
+@dataclass
+class Cluster:
+    """A cluster with room for units, whose nodes all run this code."""
+
+    address: str
+    slots: int
+    """Units that run at a time."""
+    machines: tuple[Machine, ...]
+    """What the nodes are."""
+    _ray: Any
+    _origin: CommandSettings
+    _options: dict[str, Any]
+    _nodes: dict[str, str]
+    """Node to its address."""
+    _running: dict[Any, Hashable] = field(default_factory=dict)
+
+    def submit(self, key: Hashable, function: Callable[..., Any], *arguments: object) -> None:
+        """Hand over a unit; `finished` yields its outcome under the key."""
+        task = self._ray.remote(carry_out).options(**self._options)
+        self._running[task.remote(self._origin, function, arguments)] = key
+
+    def finished(self, channel: Channel | None = None) -> Iterator[tuple[Any, UnitOutcome[Any]]]:
+        """Yield the outcomes of units as they end, until none is left.
+
+        Units may be submitted meanwhile. A channel's questions are answered while it waits.
+        """
+        while self._running:
+            waiting = [*self._running, *([channel.next] if channel else [])]
+            reference = self._ray.wait(waiting, num_returns=1)[0][0]
+            if channel and reference == channel.next:
+                channel.answer()
+            else:
+                yield self._running.pop(reference), self._outcome(reference)
+
+    def channel(self, answer: Callable[[str], str]) -> Channel:
+        """Open a channel over which units ask, and this process answers."""
+        here = self._ray.get_runtime_context().get_node_id()
+        desk = self._ray.remote(Desk).options(num_cpus=0, max_concurrency=1000, **_at(here))
+        return Channel(self._ray, desk.remote(), answer)
+
+    def require_same(self, what: str, function: Callable[..., str], *arguments: object) -> None:
+        """Refuse nodes where a function of this package returns something else than here.
+
+        Raises:
+            ClusterError: it does; the message names the node.
+        """
+        here = function(*arguments)
+        for node, found in self._on_each(function, *arguments).items():
+            if found != here:
+                raise ClusterError(
+                    f"{what} on node {node} is {found}, here it is {here}; give all nodes the same "
+                    "files, or leave --cluster out"
+                )
+
+    def _on_each(self, function: Callable[..., R], *arguments: object) -> dict[str, R]:
+        """Return what a function returns on each node, without room; nodes that died are left out.
+
+        Raises:
+            ClusterError: a node does not answer, or cannot carry it out.
+        """
+        task, began = self._ray.remote(carry_out), time.monotonic()
+        found: dict[str, Any] = {}
+        while waiting := {i: node for i, node in self._living().items() if node not in found}:
+            asked = {}
+            for node_id, node in waiting.items():
+                options = {"num_cpus": 0, "max_retries": 0, **_at(node_id)}
+                asked[node] = task.options(**options).remote(self._origin, function, arguments)
+            outcomes = {node: self._answer(node, reference) for node, reference in asked.items()}
+            found |= {node: o.result for node, o in outcomes.items() if not o.is_lost}
+            lost = {node: o.error for node, o in outcomes.items() if o.is_lost}
+            for node, error in lost.items():
+                if time.monotonic() - began > LOOK_SECONDS:
+                    raise ClusterError(f"node {node} does not answer: {error}")
+            if lost:
+                time.sleep(1)  # a node that died a moment ago is listed for some seconds
+        if not found:
+            raise ClusterError(f"all nodes of the cluster {self.address} died; restart it")
+        return found
+
+    def _living(self) -> dict[str, str]:
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        return {node_id: node for node_id, node in self._nodes.items() if node_id in alive}
+
+    def _answer(self, node: str, reference: object) -> UnitOutcome[Any]:
+        try:
+            outcome = self._outcome(reference, timeout=LOOK_SECONDS)
+        except self._ray.exceptions.RayTaskError as failure:
+            reason = described(failure.cause or failure)
+            raise ClusterError(
+                f"node {node} cannot run Clew ({reason}); install the same as here"
+            ) from None
+        if outcome.error is not None and not outcome.is_lost:
+            raise ClusterError(f"node {node}: {outcome.error}")
+        return outcome
+
+    def _outcome(self, reference: object, timeout: float | None = None) -> UnitOutcome[Any]:
+        errors = self._ray.exceptions
+        try:
+            return UnitOutcome(self._ray.get(reference, timeout=timeout))
+        except errors.GetTimeoutError:
+            error: ClewError = ClusterError(f"does not answer for {timeout:.0f} s; restart it")
+        except errors.RayTaskError as failure:
+            if not isinstance(failure.cause, ClewError):
+                raise
+            error = failure.cause
+        except errors.RayError as failure:
+            lost = ClusterError(
+                f"lost, begun again up to {NUM_RETRIES} times ({described(failure)}); see whether "
+                "its node has enough memory"
+            )
+            return UnitOutcome(None, lost, is_lost=True)
+        return UnitOutcome(None, error)
+
+
+def _at(node_id: str) -> dict[str, object]:
+    """Return the option of a task that is to run on a node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+@contextmanager
+def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> Iterator[Cluster]:
+    """Connect to a cluster, and make sure that its nodes can do what this process does.
+
+    Args:
+        request: Which cluster, and what a unit takes.
+        shows_output: Print here what units print.
+
+    Raises:
+        ClusterError: Ray is missing here, the cluster cannot be reached, a node has other code or
+            other folders, or there is no room for one unit.
+    """
+    ray = _connected(request.address, shows_output=shows_output)
+    try:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        needs = needs_of(request, alive)
+        rooms = {node["NodeID"]: room(node["Resources"], needs) for node in alive}
+        if not any(rooms.values()):
+            raise ClusterError(
+                f"no node of the cluster {request.address} has {shown(needs)}; it has "
+                f"{'; '.join(shown(node['Resources']) for node in alive)}. Ask for less with "
+                "--cpus-per-task, --gpus-per-task or --memory-gib-per-task"
+            )
+        used = {n["NodeID"]: called(n) for n in alive if rooms[n["NodeID"]]}
+        require_server(request.address, {n["NodeManagerAddress"] for n in alive})
+        options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0)}
+        options |= {"memory": needs["memory"]} if "memory" in needs else {}
+        options |= {"max_retries": NUM_RETRIES, "retry_exceptions": False}
+        cluster = Cluster(request.address, 0, (), ray, origin(), options, used)
+        cluster.machines = require_same_code(cluster._on_each(describe))
+        cluster.slots = sum(rooms[node_id] for node_id in cluster._living())
+        _require_room(ray, request.address, needs)
+        yield cluster
+    finally:
+        ray.shutdown()
+
+
+def _connected(address: str, *, shows_output: bool) -> Any:
+    """Return Ray, connected; our handlers of signals stay."""
+    try:
+        import ray
+    except ImportError:
+        raise ClusterError(
+            "--cluster needs Ray, which is not installed; install it with "
+            "pip install 'clew[cluster]', or leave --cluster out"
+        ) from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    settings: dict[str, Any] = {"address": address}
+    if address == LOCAL:
+        settings |= {
+            "num_cpus": num_cores(),
+            "include_dashboard": False,
+            "object_store_memory": LOCAL_STORE_BYTES,
+        }
+    elif address != AUTO:
+        _require_reachable(address)
+    try:
+        ray.init(**settings, log_to_driver=shows_output, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ClusterError(
+            f"no cluster of Ray at {address} ({described(error)}); give HOST:PORT of its head, on "
+            "one of its nodes (ray start --address HOST:PORT joins this machine to it), or give "
+            "local"
+        ) from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return ray
+
+
+def _require_reachable(address: str) -> None:
+    """Refuse an address where nothing listens; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ClusterError(f"--cluster is {address!r}; expected HOST:PORT, {AUTO} or {LOCAL}")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(
+            f"the cluster {address} cannot be reached ({described(error)}); start its head with "
+            "ray start --head, or correct the address"
+        ) from None
+
+
+def _require_room(ray: Any, address: str, needs: Mapping[str, float]) -> None:
+    """Refuse a cluster that others have filled; units would wait without a word."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([dict(needs)])
+    has_room = group.wait(FULL_SECONDS)
+    remove_placement_group(group)
+    if not has_room:
+        raise ClusterError(
+            f"the cluster {address} is full: a task needs {shown(needs)}, and "
+            f"{shown(ray.available_resources())} are free; wait until its other work ends, or add "
+            "a node"
+        )

@@ -1,0 +1,1 @@
+"""Explanations by training facts and windows, and what they are recorded as."""

@@ -1,0 +1,130 @@
+"""Explain a prediction from a sequence of frames: which training windows drive it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clew.errors import ConfigError
+from clew.image_sequences.plots import draw_windows
+from clew.image_sequences.task import SequenceRegression
+from clew.image_sequences.windows import SequenceWindows
+from clew.influence.scores import Scored
+from clew.runs.window_report import (
+    SEQUENCE_INFLUENCE_JSON,
+    SEQUENCE_INFLUENCE_PICTURE,
+    FrameWindow,
+    SequenceInfluenceReport,
+)
+from clew.workflows.explaining.trace_records import WindowTrace, record_each, said_of, window_scores
+from clew.workflows.explaining.trace_windows import Explained, open_task, open_tracer
+from clew.workflows.model_source import LoadedModel
+from clew.workflows.run_checkpoints import open_checkpoints
+
+EXPLAINS = (
+    "trace-sequence explains image sequences: for link prediction use tracin, for text trace-text"
+)
+DRAWN_WINDOWS = 3
+"""Training windows of each sign whose frames are drawn."""
+
+
+def trace_sequences(
+    model: str,
+    frames: Sequence[int | None],
+    overrides: Mapping[str, Any],
+    *,
+    num_last_layers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[WindowTrace[SequenceInfluenceReport]]:
+    """Explain test windows in one pass over the training windows, each as a run of kind `trace`.
+
+    Args:
+        model: A run id or a folder of checkpoints.
+        frames: Last frame of each test window; None: the one with the largest error.
+        overrides: Settings of the explanation, `influence.key` to value.
+        num_last_layers: Count only this many modules from the end; None: all.
+        progress: Called with the number of windows done and in total.
+
+    Raises:
+        UsageError: the model is none of image sequences, or a frame ends no test window.
+    """
+    with open_checkpoints(model, overrides) as (source, checkpoints):
+        task, device = open_task(source, SequenceRegression, EXPLAINS)
+        windows = task.train_examples()
+        tracer = open_tracer(
+            task, windows, source, checkpoints, device=device, num_last_layers=num_last_layers
+        )
+        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), device)
+        chosen = [_test_window(loaded, task, frame) for frame in frames]
+
+        def report_of(explained: Explained, test: int, folder: Path) -> SequenceInfluenceReport:
+            found, window = explained.found[test], chosen[test]
+            report = SequenceInfluenceReport(
+                unit=task.splits.table.unit,
+                last_frame=int(window.ends[0]),
+                group=str(window.groups[0]),
+                target=float(window.targets[0]),
+                prediction=float(task.predict(loaded.model, window, device)[0]),
+                proponents=_windows(windows, found.proponents, found.parts),
+                opponents=_windows(windows, found.opponents, found.parts),
+                **said_of(explained, test),
+            )
+            report.write(folder / SEQUENCE_INFLUENCE_JSON)
+            _draw(windows, window, report, folder / SEQUENCE_INFLUENCE_PICTURE)
+            return report
+
+        tests = [window.batch(np.array([0])) for window in chosen]
+        return record_each(
+            tracer,
+            tests,
+            source,
+            loaded,
+            command="trace-sequence",
+            report_of=report_of,
+            progress=progress,
+        )
+
+
+def _test_window(
+    loaded: LoadedModel, task: SequenceRegression, frame: int | None
+) -> SequenceWindows:
+    """Return the test window that ends at a frame, or the one with the largest error."""
+    windows = task.splits.windows["test"]
+    if frame is None:
+        errors = task.predict(loaded.model, windows, loaded.device) - windows.targets
+        return windows.only(np.array([abs(errors).argmax()]))
+    chosen = np.flatnonzero(windows.ends == frame)
+    if not len(chosen):
+        raise ConfigError(
+            f"--frame is {frame}, which ends no test window; {windows.table.source} has test "
+            f"windows that end at frames {windows.ends.min()} to {windows.ends.max()}"
+        )
+    return windows.only(chosen)
+
+
+def _windows(
+    windows: SequenceWindows, scored: Scored, parts: tuple[str, ...]
+) -> tuple[FrameWindow, ...]:
+    """Return the windows of one sign with where they come from."""
+    return tuple(
+        FrameWindow(
+            **vars(score),
+            last_frame=int(windows.ends[score.window]),
+            group=str(windows.groups[score.window]),
+            target=float(windows.targets[score.window]),
+        )
+        for score in window_scores(scored, parts)
+    )
+
+
+def _draw(
+    windows: SequenceWindows, test: SequenceWindows, report: SequenceInfluenceReport, path: Path
+) -> None:
+    """Draw the frames of the test window above those of its strongest training windows."""
+    shown = [*report.proponents[:DRAWN_WINDOWS], *report.opponents[:DRAWN_WINDOWS]]
+    batch = windows.batch(np.array([window.window for window in shown], dtype=int))
+    rows = np.concatenate([test.batch(np.array([0])).images[:, :, 0], batch.images[:, :, 0]])
+    titles = [f"test: predicted {report.prediction:.4g}, true {report.target:.4g}"]
+    titles += [f"{w.influence:+.3g}: frame {w.last_frame}, target {w.target:.4g}" for w in shown]
+    draw_windows(rows, titles, path)

@@ -1,0 +1,194 @@
+"""A trained graph model with its checkpoints and its data, ready to explain predictions."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clew.config.load import with_settings
+from clew.config.loss import EntityLoss
+from clew.config.schema import RunConfig
+from clew.errors import CheckpointError, ConfigError
+from clew.folders import cache_folder
+from clew.influence.link_prediction.tracin import Tracer
+from clew.link_prediction.dictionaries import read_dictionary
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_files import read_triples
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.training.checkpoints import CheckpointRecord
+from clew.training.distributed import World
+from clew.training.precision import resolve_device
+from clew.training.setup import prepare_process
+from clew.workflows.explaining.ensemble import mean_checkpoints, require_ensemble
+from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint, folder_meant
+from clew.workflows.run_checkpoints import open_checkpoints
+from clew.workflows.shared_table import digest, require_same_question
+from clew.workflows.tasks import build_task
+
+logger = logging.getLogger(__name__)
+
+NEED_WHOLE_TABLE = {
+    "preconditioned": "the optimizer's state of the whole entity table",
+    "unrolled": "the whole model, whose training it repeats",
+}
+"""What forms of the score need in one process."""
+
+
+@dataclass(frozen=True)
+class GivenFiles:
+    """Files that are said to be the model's own, and are compared with what it was trained on."""
+
+    train: str = ""
+    """Training triples; their order may differ."""
+    entity_to_id: str = ""
+    """Dictionary of entities."""
+    relation_to_id: str = ""
+    """Dictionary of relations."""
+
+    def check(self, graph: KnowledgeGraph, model: ModelSource) -> None:
+        """Refuse files other than the model's own.
+
+        Raises:
+            DataError: a file cannot be read.
+            CheckpointError: a file says something else than the model's data.
+        """
+        for path, kind, own in (
+            (self.entity_to_id, "entity", graph.entities),
+            (self.relation_to_id, "relation", graph.relations),
+        ):
+            if path and read_dictionary(Path(path), own.kind).name_array != own.name_array:
+                raise CheckpointError(
+                    f"{path}: other {kind} names or ids than those of {model.title}, which has "
+                    f"{len(own)}; leave {kind}_to_id out to use the model's own"
+                )
+        if self.train:
+            _check_training_file(Path(self.train), graph, model)
+
+
+@dataclass(frozen=True)
+class TraceSource:
+    """A trained model with its checkpoints, ready to explain predictions."""
+
+    model: ModelSource
+    """At its last checkpoint; the configuration holds the settings of the explanation."""
+    checkpoints: tuple[CheckpointRecord, ...]
+    """Of an ensemble: one for each step, with the mean of its weights over the runs."""
+    task: LinkPrediction
+    tracer: Tracer
+    runs: tuple[str, ...] = ()
+    """Of an ensemble: what each of its runs is called, the first one included."""
+    world: World = field(default_factory=World)
+    """The processes that explain together; each has its own rows of the entities."""
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model as evaluation sees it."""
+        return LoadedModel(self.task, self.tracer.models[-1], self.tracer.device)
+
+
+@contextmanager
+def open_trace_source(
+    reference: str,
+    overrides: Mapping[str, Any],
+    *,
+    files: GivenFiles | None = None,
+    world: World | None = None,
+) -> Iterator[TraceSource]:
+    """Find a model's checkpoints, read its data and load it all.
+
+    Args:
+        reference: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
+            separated by commas, are an ensemble.
+        overrides: Settings of the explanation, `influence.key` to value.
+        files: Files that must be the model's own.
+        world: The processes that explain together; None: this one alone.
+
+    Raises:
+        UsageError: the checkpoints or the data are missing or do not belong together.
+    """
+    several = "," in reference and folder_meant(reference) is None
+    references = [name.strip() for name in reference.split(",")] if several else [reference]
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in references]
+        require_ensemble([model for model, _ in opened])
+        models, runs = zip(*opened, strict=True)
+        yield _load(models, runs, files or GivenFiles(), world or World())
+
+
+def _load(
+    models: Sequence[ModelSource],
+    runs: Sequence[tuple[CheckpointRecord, ...]],
+    files: GivenFiles,
+    world: World,
+) -> TraceSource:
+    model, config = models[0], over_all_entities(models[0].config)
+    prepare_process(config)
+    task = build_task(config)
+    if not isinstance(task, LinkPrediction):
+        raise ConfigError(
+            f"{model.title} is a {task.kind} model; tracin explains link prediction: triples"
+        )
+    check_fingerprint(model, task.data_fingerprint)
+    files.check(task.graph, model)
+    _check_processes(world, config, task, [record.path for run in runs for record in run])
+    tracer = Tracer(
+        task,
+        config,
+        settings=config.influence,
+        checkpoints=runs[0],
+        further_runs=runs[1:],
+        device=resolve_device(
+            "cpu" if config.training.device == "cpu" else "auto", world.local_rank
+        ),
+        # Processes that share the entity table each have a part of the moments.
+        cache=cache_folder("moments") if world.size == 1 else None,
+    )
+    names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
+    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs, world)
+
+
+def _check_processes(
+    world: World, config: RunConfig, task: LinkPrediction, checkpoints: Sequence[Path]
+) -> None:
+    """Refuse processes that would explain something else, and forms that they cannot compute.
+
+    Raises:
+        ConfigError: a process differs, or the form needs the whole entity table.
+    """
+    score = config.influence.score
+    if world.size > 1 and score in NEED_WHOLE_TABLE:
+        raise ConfigError(
+            f"influence.score is {score}, which needs {NEED_WHOLE_TABLE[score]} in one process, "
+            f"but {world.size} processes share the table; start without torchrun, or choose raw, "
+            "cosine, deflated or kronecker"
+        )
+    facts = {"settings of the explanation": digest(config.influence.model_dump(mode="json"))}
+    require_same_question(world, checkpoints, task.graph.num_entities, facts)
+
+
+def over_all_entities(config: RunConfig) -> RunConfig:
+    """Return a configuration whose loss is over all entities: what a sample is an estimate of."""
+    if not isinstance(config.loss, EntityLoss) or config.loss.negatives is None:
+        return config
+    logger.info(
+        "trained with samples of %d entities; explained is the loss over all of them, which the "
+        "samples estimate",
+        config.loss.negatives,
+    )
+    return with_settings(config, {"loss.negatives": None})
+
+
+def _check_training_file(path: Path, graph: KnowledgeGraph, model: ModelSource) -> None:
+    """Refuse training triples other than the model's own; their order may differ."""
+    given = np.unique(read_triples(path, graph.entities, graph.relations), axis=0)
+    own = np.unique(graph.train, axis=0)
+    if not np.array_equal(given, own):
+        raise CheckpointError(
+            f"{path}: holds {len(given)} distinct triples, {model.title} was trained on "
+            f"{len(own)} others (data fingerprint {model.manifest.data_fingerprint}); leave "
+            "train out to use the model's own"
+        )

@@ -1,0 +1,151 @@
+"""Explain a continuation: which training windows of a language model made it likely."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from clew.errors import ConfigError, DataError, described
+from clew.influence.scores import Scored
+from clew.language_modeling.generation import generate
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import TokenWindows, continuation_batch
+from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
+from clew.workflows.explaining.trace_records import WindowTrace, record_each, said_of, window_scores
+from clew.workflows.explaining.trace_windows import Explained, open_task, open_tracer
+from clew.workflows.model_source import LoadedModel
+from clew.workflows.run_checkpoints import open_checkpoints
+
+EXPLAINS = (
+    "trace-text explains language models: for link prediction use tracin, for image sequences "
+    "trace-sequence"
+)
+WRITTEN_TOKENS = 64
+"""Length of a continuation that the model writes itself."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Text:
+    """What is to be explained: a continuation of a prompt; empty: what the model writes."""
+
+    prompt: str
+    continuation: str = ""
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Read a file of JSON objects with `prompt` and, where it is given, `continuation`, one a line.
+
+    Raises:
+        DataError: the file or a line of it is something else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                texts.append(_TEXTS.validate_json(line))
+            except ValidationError as error:
+                raise DataError(
+                    f"{path}, line {number}: {described(error)}; expected "
+                    '{"prompt": TEXT, "continuation": TEXT}, the latter if you like'
+                ) from None
+    if not texts:
+        raise DataError(f"{path}: holds no prompt; expected a JSON object with `prompt` per line")
+    return texts
+
+
+_TEXTS = TypeAdapter(Text)
+
+
+def trace_texts(
+    model: str,
+    texts: Sequence[Text],
+    overrides: Mapping[str, Any],
+    *,
+    num_last_layers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[WindowTrace[TextInfluenceReport]]:
+    """Explain continuations in one pass over the training windows, each as a run of kind `trace`.
+
+    Args:
+        model: A run id or a folder of checkpoints.
+        texts: Prompts and continuations, one or more.
+        overrides: Settings of the explanation, `influence.key` to value.
+        num_last_layers: Count only this many modules from the end; None: all.
+        progress: Called with the number of windows done and in total.
+
+    Raises:
+        UsageError: the model is none of language, or its checkpoints or text cannot be used.
+    """
+    with open_checkpoints(model, overrides) as (source, checkpoints):
+        task, device = open_task(source, LanguageModeling, EXPLAINS)
+        windows = task.train_examples()
+        if source.config.influence.score != "unrolled":
+            windows = windows.without_overlap()
+        tracer = open_tracer(
+            task, windows, source, checkpoints, device=device, num_last_layers=num_last_layers
+        )
+        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), device)
+        whole = [
+            replace(text, continuation=text.continuation or _written(loaded, task, text.prompt))
+            for text in texts
+        ]
+        tests = [
+            continuation_batch(task.splits.tokenizer, text.prompt, text.continuation)
+            for text in whole
+        ]
+
+        def report_of(explained: Explained, test: int, folder: Path) -> TextInfluenceReport:
+            found = explained.found[test]
+            report = TextInfluenceReport(
+                prompt=whole[test].prompt,
+                continuation=whole[test].continuation,
+                proponents=_windows(task, windows, found.proponents, found.parts),
+                opponents=_windows(task, windows, found.opponents, found.parts),
+                **said_of(explained, test, window=windows.length),
+            )
+            report.write(folder / TEXT_INFLUENCE_JSON)
+            return report
+
+        return record_each(
+            tracer,
+            tests,
+            source,
+            loaded,
+            command="trace-text",
+            report_of=report_of,
+            progress=progress,
+        )
+
+
+def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:
+    """Return the likeliest continuation, token by token."""
+    tokens = task.splits.tokenizer.encode(prompt.encode()).astype(np.int64)
+    if not len(tokens):
+        raise ConfigError("no prompt given; expected text to continue")
+    inputs = torch.from_numpy(tokens).unsqueeze(0).to(loaded.device)
+    written = generate(task.as_model(loaded.model), inputs, WRITTEN_TOKENS, temperature=0.0)
+    return task.splits.tokenizer.decode(written[0].cpu().numpy())
+
+
+def _windows(
+    task: LanguageModeling, windows: TokenWindows, scored: Scored, parts: tuple[str, ...]
+) -> tuple[TextWindow, ...]:
+    """Return the windows of one sign with their text."""
+    decode = task.splits.tokenizer.decode
+    return tuple(
+        TextWindow(
+            **vars(score),
+            first_token=windows.start + score.window * windows.stride,
+            text=decode(windows.batch(np.array([score.window])).tokens[0, :-1].numpy()),
+        )
+        for score in window_scores(scored, parts)
+    )

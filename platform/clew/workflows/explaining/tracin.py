@@ -1,0 +1,249 @@
+"""Explain predictions: TracIn of all training triples on some test triples, recorded as a run."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clew import names
+from clew.files import working_folder
+from clew.influence.link_prediction.report import (
+    Findings,
+    ReportSource,
+    build_report,
+    write_report,
+)
+from clew.influence.link_prediction.traced_run import MOMENTS
+from clew.link_prediction.triples import Triples
+from clew.runs.base import Tracker
+from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
+from clew.runs.reading.validations import find_validation
+from clew.training.checkpoints import CheckpointRecord
+from clew.training.peers import require_same
+from clew.training.precision import device_name
+from clew.workflows.explaining.given_triples import read_test_triples, usable
+from clew.workflows.explaining.trace_facts import Progress, explain, write_first_answer
+from clew.workflows.explaining.trace_output import check_output, check_place, copy_files
+from clew.workflows.explaining.trace_run import trace_run
+from clew.workflows.explaining.trace_source import GivenFiles, TraceSource, open_trace_source
+from clew.workflows.explaining.trace_unrolled import unrolled_settings
+from clew.workflows.run_checkpoints import average_setting
+from clew.workflows.shared_table import digest, sharing_the_table
+
+logger = logging.getLogger(__name__)
+
+SHOWN_PROPONENTS = 3
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """An explanation, the run that records it, and where its files are, if they were asked for."""
+
+    report: InfluenceReport
+    run_id: str | None
+    output: Path | None
+
+    def table(self) -> str:
+        """Return the run and, for each test triple, its strongest proponents and opponents."""
+        lines = [f"run {self.run_id or '(not recorded)'}"]
+        if self.output is not None:
+            lines.append(f"files in {self.output}")
+        for test in self.report.tests:
+            lines += ["", f"{in_words(test.test)}   score {test.score:.4f}, rank {test.rank:g}"]
+            for sign, entries in (("+", test.proponents), ("-", test.opponents)):
+                lines += [
+                    f"  {sign} {entry.influence:+.4g}  {in_words(entry.train)}"
+                    + self._agreement(entry)
+                    for entry in entries[:SHOWN_PROPONENTS]
+                ]
+        notes = names.average_notes(self.report.settings)
+        tested = [self.report.validation.sentence] if self.report.validation else []
+        return "\n".join([*lines, "", self.report.sign, *tested, *notes])
+
+    def _agreement(self, entry: InfluenceEntry) -> str:
+        """Return how far the runs of an ensemble agree; nothing for a single run."""
+        if entry.spread is None:
+            return ""
+        runs = len(self.report.model.runs)
+        return f"  +- {entry.spread:.2g}, {entry.runs_agreeing} of {runs} runs agree"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON values: the run, where files are, and how long it took."""
+        return {
+            "run_id": self.run_id,
+            "output": None if self.output is None else str(self.output),
+            "tests": len(self.report.tests),
+            "seconds": self.report.seconds,
+        }
+
+
+def in_words(triple: TripleRecord) -> str:
+    """Return a triple as people read it."""
+    return f"{triple.head.label} · {triple.relation.label} · {triple.tail.label}"
+
+
+def tracin(
+    model: str,
+    test: str,
+    overrides: Mapping[str, Any],
+    *,
+    files: GivenFiles | None = None,
+    output: Path | None = None,
+    first_answer: Path | None = None,
+    progress: Progress = lambda done, total: None,
+) -> TraceResult:
+    """Explain test triples by all training triples, and record it as a run of kind `trace`.
+
+    The processes that torchrun started explain together, each with its own rows of the entities;
+    the main one records and writes.
+
+    Args:
+        model: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
+            separated by commas, are an ensemble.
+        test: A file of triples, or one `head,relation,tail`.
+        overrides: Settings of the explanation, `influence.key` to value.
+        files: Files that must be the model's own.
+        output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
+        first_answer: JSON file for what the training triples near the test triples say, which is
+            written before all of them are scored.
+        progress: Called with the number of training triples done and in total.
+
+    Raises:
+        UsageError: the model, its checkpoints, its data or the triples cannot be used.
+    """
+    check_place(output)
+    with (
+        sharing_the_table() as world,
+        open_trace_source(model, overrides, files=files, world=world) as source,
+    ):
+        tests = usable(read_test_triples(test, source.task.graph), test)
+        require_same(world, {"test triples": digest(tests.tolist())})
+        settings = settings_of(source, tests)
+        described = report_source(source, settings)
+        check_output(output, described, tests)
+        if first_answer is not None:
+            write_first_answer(first_answer, source, described, tests)
+        with (
+            open_trace_run(source, f"tracin {source.task.dataset}") as tracker,
+            working_folder("influence") as temporary,
+        ):
+            folder = temporary / names.ARTIFACT_INFLUENCE
+            findings = explain(source, tests, progress=progress)
+            if not world.is_main:
+                return TraceResult(build_report(described, findings), None, output)
+            report = write_report(folder, described, findings)
+            tracker.metrics(speed(findings) | deviation(settings), source.model.manifest.step)
+            tracker.artifact(folder)
+            if output is not None:
+                copy_files(folder, output)
+        return TraceResult(report, tracker.run_id, output)
+
+
+def prepare(model: str, overrides: Mapping[str, Any]) -> None:
+    """Estimate and keep what explanations of a model share, so that the first one is sooner there.
+
+    Args:
+        model: A run id, `models:/name@alias`, or a folder of checkpoints.
+        overrides: Settings of the explanations, `influence.key` to value.
+
+    Raises:
+        UsageError: the model, its checkpoints or its data cannot be used.
+    """
+    with open_trace_source(model, overrides) as source:
+        source.tracer.prepare()
+
+
+def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
+    """Return every option that was in force, what was chosen by itself, and what was measured."""
+    tracer = source.tracer
+    plan = tracer.plan(len(tests))
+    operand = str(tracer.operand or tracer.models[0].entity.weight.dtype).removeprefix("torch.")
+    settings: dict[str, Any] = tracer.settings.model_dump(mode="json")
+    settings |= {
+        "tile_triples": plan.tile_triples,
+        "tests_per_pass": plan.tests_per_pass,
+        "precision": operand,
+        "loss": source.model.config.loss.model_dump(mode="json"),
+        "inverse_relations": source.task.inverse_relations,
+        "data_fingerprint": source.task.data_fingerprint,
+        "config_hash": source.model.manifest.config_hash,
+    }
+    if tracer.settings.score == "unrolled":
+        return settings | unrolled_settings(source)
+    settings |= average_setting(source.model.config)
+    if tracer.settings.score == "preconditioned":
+        settings["second_moment"] = "rank 1 for entity table and projection, exact elsewhere"
+    if tracer.settings.score in {"deflated", "kronecker"}:
+        settings["moments"] = MOMENTS.as_dict()
+    if tracer.operand is not None:
+        settings["half_precision_deviation"] = tracer.half_precision_deviation(tests)
+    return settings
+
+
+def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSource:
+    """Return what all tests of the report have in common."""
+    records: tuple[CheckpointRecord, ...] = source.checkpoints
+    return ReportSource(
+        graph=source.task.graph,
+        task=source.task.kind,
+        run_id=source.model.run_id or "",
+        checkpoints=records,
+        settings=settings,
+        device=device_name(source.tracer.device),
+        validation=find_validation(
+            source.model.run_id or "", source.tracer.settings, ensemble=source.runs
+        ),
+        runs=source.runs,
+    )
+
+
+@contextmanager
+def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
+    """Open a run of kind `trace` that is linked to the run it explains; in the main process."""
+    if not source.world.is_main:
+        yield Tracker()
+        return
+    tags = {names.TAG_VARIANT: variant(source)}
+    with trace_run(source.model, source.loaded, run_name, tags) as tracker:
+        tracker.params(
+            {
+                f"{names.PARAMETER_PREFIX}influence.{key}": value
+                for key, value in source.tracer.settings.model_dump(mode="json").items()
+            }
+        )
+        yield tracker
+
+
+def variant(source: TraceSource) -> str:
+    """Return the run's variant: precision, and what else changes the scores or the memory."""
+    settings = source.tracer.settings
+    precision = {"float16": "fp16", "bfloat16": "bf16"}
+    name = precision.get(str(source.tracer.operand).removeprefix("torch."), "fp32")
+    name += "+ckpt" if settings.use_gradient_checkpointing else ""
+    name += f"+last{settings.num_last_layers}" if settings.use_last_layers_only else ""
+    name += "" if settings.enable_memory_cleanup else "-cleanup"
+    name += f"+{len(source.runs)}runs" if source.runs else ""
+    asked = source.model.config.influence.score
+    return name if asked == "auto" else f"{name}+{asked}"
+
+
+def speed(findings: Findings) -> dict[str, float]:
+    """Return the metrics of speed."""
+    pairs = float(findings.candidates.sum())
+    return {
+        names.INFLUENCE_SECONDS_PER_TEST: findings.seconds / len(findings.tests),
+        names.INFLUENCE_PAIRS_PER_SECOND: pairs / findings.seconds,
+    }
+
+
+def deviation(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of half precision's deviation; empty in float32."""
+    measured = settings.get("half_precision_deviation")
+    if measured is None:
+        return {}
+    return {
+        names.INFLUENCE_HALF_PRECISION_ERROR: measured["relative_error"],
+        names.INFLUENCE_HALF_PRECISION_SPEARMAN: measured["spearman_top_100"],
+    }

@@ -1,0 +1,187 @@
+"""Value facts: what each training fact does for many predictions together, recorded as a run.
+
+One pass back through the training differentiates the weighted sum of the predictions' losses. The
+facts with the lowest values made these predictions worse; they are also written as a list that
+`data.exclude` takes.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from clew import names
+from clew.config.services import Question
+from clew.errors import DataError, quoted
+from clew.files import working_folder, write_whole
+from clew.influence.link_prediction.report_table import write_values_csv
+from clew.link_prediction.triples import KnowledgeGraph, Triples
+from clew.runs.reading.reviews import DataOrigin
+from clew.runs.reading.wrong_facts import exclusion_list
+from clew.workflows.explaining.given_triples import read_test_triples, usable
+from clew.workflows.explaining.trace_run import trace_run
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.trace_unrolled import prepare, replay_settings
+from clew.workflows.outputs import check_new_folder
+
+SHOWN = 5
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ValueRequest:
+    """What is asked for."""
+
+    model: str
+    """A run id, `models:/name@alias`, or a folder of checkpoints."""
+    test: str = ""
+    """A file of triples; empty: the validation triples of the model's data."""
+    weights: Path | None = None
+    """A number for each of these triples; None: all count the same, and sum to one."""
+    direction: Question = "both"
+    """Which answers' losses count; `both` is `tail` in a model without inverse relations."""
+    worst: int = 100
+    """Number of facts in the list of the worst."""
+    output_dir: Path | None = None
+    """A new folder for copies of the files."""
+
+
+@dataclass(frozen=True, eq=False)
+class FactValues:
+    """The value of each training fact, and the run that records them."""
+
+    graph: KnowledgeGraph
+    values: np.ndarray
+    """By how much a fact's weight lowers the sum of losses, `(train,)`."""
+    num_tests: int
+    worst: np.ndarray
+    """Index of each fact in the list of the worst, the lowest value first."""
+    run_id: str | None
+
+    def table(self) -> str:
+        """Return the facts of the highest and the lowest values."""
+        best = np.argsort(-self.values, kind="stable")[:SHOWN]
+        lines = [
+            f"run {self.run_id or '(not recorded)'}",
+            f"values of {len(self.values)} facts for {self.num_tests} predictions together: "
+            f"{int((self.values > 0).sum())} lower the loss, "
+            f"{int((self.values < 0).sum())} raise it",
+        ]
+        for title, facts in (("best", best), ("worst", self.worst[:SHOWN])):
+            lines += ["", title, *(f"  {self.values[i]:+.4g}  {self._words(i)}" for i in facts)]
+        return "\n".join(lines)
+
+    def _words(self, fact: int) -> str:
+        head, relation, tail = self.graph.train[fact].tolist()
+        entities, relations = self.graph.entities, self.graph.relations
+        return f"{entities.label(head)} · {relations.label(relation)} · {entities.label(tail)}"
+
+
+def value_facts(
+    request: ValueRequest, *, progress: Progress = lambda done, total: None
+) -> FactValues:
+    """Differentiate the loss of many predictions through the training; record it as a run.
+
+    Args:
+        request: Of which model, for which predictions.
+        progress: Called with the number of steps done and in total.
+
+    Raises:
+        UsageError: the model, its data, the triples or their weights cannot be used, or the
+            training cannot be repeated.
+    """
+    check_new_folder("--output-dir", request.output_dir)
+    settings = {"influence.score": "unrolled", "influence.direction": request.direction}
+    with open_trace_source(request.model, settings) as source:
+        tests, weights = _weighted_tests(request, source.task.graph)
+        tracer = prepare(source)
+        began = time.perf_counter()
+        values = tracer.values(tests, weights, progress=progress)
+        seconds = time.perf_counter() - began
+        order = np.argsort(values, kind="stable")
+        worst = order[values[order] < 0][: request.worst]
+        found = FactValues(source.task.graph, values, len(tests), worst, None)
+        return replace(found, run_id=_record(source, request, found, seconds))
+
+
+def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Triples, np.ndarray]:
+    """Return the triples whose losses are summed, and their weights."""
+    tests = graph.valid
+    if request.test:
+        tests = usable(read_test_triples(request.test, graph), request.test)
+    if not len(tests):
+        raise DataError(
+            f"{graph.name} has no validation triples; give a file of triples with --test"
+        )
+    if request.weights is None:
+        return tests, np.full(len(tests), 1.0 / len(tests))
+    return tests, read_weights(request.weights, len(tests))
+
+
+def read_weights(path: Path, count: int) -> np.ndarray:
+    """Read a number from each line.
+
+    Raises:
+        DataError: there are more or fewer lines, or one is no finite number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    if len(lines) != count:
+        raise DataError(
+            f"{path}: expected {count} lines, a number for each triple, but it has {len(lines)}"
+        )
+    weights = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            weights.append(float(line))
+        except ValueError:
+            weights.append(math.nan)
+        if not math.isfinite(weights[-1]):
+            raise DataError(f"{path}, line {number}: {quoted(line)} is no finite number")
+    return np.array(weights)
+
+
+def _record(
+    source: TraceSource, request: ValueRequest, found: FactValues, seconds: float
+) -> str | None:
+    """Record the values as a run, with copies in the folder that was asked for."""
+    graph, config = found.graph, source.model.config
+    settings = replay_settings(config, source.checkpoints[-1].step)
+    with (
+        trace_run(
+            source.model,
+            source.loaded,
+            f"value-facts {source.task.dataset}",
+            kind=names.KIND_VALUE,
+        ) as tracker,
+        working_folder("values") as temporary,
+    ):
+        folder = temporary / names.ARTIFACT_VALUES
+        folder.mkdir()
+        write_values_csv(folder / names.VALUES_CSV, graph, found.values)
+        origin = DataOrigin(graph.name, graph.fingerprint)
+        triples = [_names_of(graph, fact) for fact in found.worst]
+        write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
+        asked = {
+            "test": request.test or "validation triples",
+            "num_tests": found.num_tests,
+            "weights": str(request.weights or "equal"),
+            "direction": request.direction,
+        }
+        tracker.params({f"value.{key}": value for key, value in (asked | settings).items()})
+        tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
+        tracker.artifact(folder)
+        if request.output_dir is not None:
+            shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)
+    return tracker.run_id
+
+
+def _names_of(graph: KnowledgeGraph, fact: int) -> tuple[str, str, str]:
+    head, relation, tail = graph.train[fact].tolist()
+    return graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail)

@@ -1,0 +1,1 @@
+"""Models as programs that need no Clew, and embeddings as tables."""

@@ -1,0 +1,1 @@
+"""What a training will need of memory and time, before it starts."""

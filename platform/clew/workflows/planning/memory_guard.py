@@ -1,0 +1,167 @@
+"""Memory around a training run: batches that fit, a prediction, and words where it runs out."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from clew import names
+from clew.config.load import with_settings
+from clew.config.schema import RunConfig
+from clew.config.training import AUTO_BATCH_SIZE
+from clew.errors import ConfigError, OutOfMemoryError
+from clew.runs.hardware import process_gib, process_peak_gib
+from clew.training.devices import free_gib
+from clew.training.distributed import World
+from clew.training.memory import gpu_peaks
+from clew.training.memory_plan import MemoryPlanner, StepMemory
+from clew.training.task import Task
+from clew.workflows.planning.plan import Settings, Variant, largest_divisor, split
+from clew.workflows.tasks import build_task
+
+logger = logging.getLogger(__name__)
+
+NUM_CHANGES = 3
+SHOWN_PARTS = 4
+USED_SHARE = 0.85
+"""Share of the memory that is there which `auto` may use: predictions err by up to 15 %."""
+
+
+def resolve_batch_size(
+    config: RunConfig, device: torch.device, world: World | None = None, *, limit: float = 0.0
+) -> RunConfig:
+    """Return the configuration with numbers in place of `auto`, the same in every process.
+
+    Args:
+        config: As it was given.
+        device: Where training will run.
+        world: Processes of the run; the main one chooses for all.
+        limit: GiB that training may take; 0: a share of what is there now.
+
+    Raises:
+        OutOfMemoryError: not even the smallest microbatch fits.
+    """
+    if config.training.batch_size != AUTO_BATCH_SIZE:
+        return config
+    world, chosen = world or World(), 0
+    if world.is_main:
+        planner = MemoryPlanner(build_task(config), device, world.size)
+        chosen = largest_divisor(planner, config, limit or USED_SHARE * free_gib(device))
+    chosen = int(world.broadcast({"batch_size": float(chosen)}, device)["batch_size"])
+    config = with_settings(config, split(config, chosen))
+    logger.info("microbatches of %d, %d in a step", chosen, config.training.gradient_accumulation)
+    return config
+
+
+@dataclass(frozen=True)
+class MemoryBefore:
+    """What was known of memory before the trainer was built."""
+
+    predicted: dict[str, float]
+    """The metric of the prediction; empty where there is none."""
+    process_gib: float
+    """Size of the process."""
+
+    @classmethod
+    def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
+        """Predict the need, in the main process, and measure what the process has now."""
+        # Of a sharded table no process has as much as the planner's step would take.
+        planner = MemoryPlanner(task, device, world.size)
+        predicts = world.is_main and world.exchange is None
+        return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
+
+    def process_peaks(self) -> dict[str, float]:
+        """Return the process's peak, and how much of it training brought."""
+        peak = process_peak_gib()
+        return {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - self.process_gib}
+
+
+def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, float]:
+    """Say what training will take in memory, warn if it cannot fit, and return the metric.
+
+    A prediction that fails is reported and stops nothing: training may well succeed.
+    """
+    kind = planner.device.type
+    try:
+        memory, limit = planner.predict(config), free_gib(planner.device)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        logger.warning("memory was not predicted (%s: %s)", type(error).__name__, reason)
+        return {}
+    logger.info("memory on %s: %s", kind, in_words(memory))
+    if memory.total_gib > limit:
+        logger.warning(
+            "%.2f GiB will be needed on %s and there are %.2f GiB: training will run out of memory",
+            memory.total_gib,
+            kind,
+            limit,
+        )
+    return {names.PREDICTED_GIB: memory.total_gib}
+
+
+def in_words(memory: StepMemory) -> str:
+    """Return the predicted peak and its largest parts in one line."""
+    parts = sorted(memory.parts_gib.items(), key=lambda part: -part[1])[:SHOWN_PARTS]
+    shown = ", ".join(f"{name} {gib:.2f}" for name, gib in parts)
+    return f"{memory.total_gib:.2f} GiB predicted at the peak ({shown})"
+
+
+@contextmanager
+def explaining_lack_of_memory(
+    config: RunConfig, task: Task[Any], device: torch.device
+) -> Iterator[None]:
+    """Turn a lack of memory into one line: budget, measured peak, and what would fit."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = error.with_traceback(None)  # the tensors of its frames die here
+    else:
+        return
+    peak = gpu_peaks(device).get(names.GPU_PEAK_ALLOCATED_GIB, process_peak_gib())
+    raise OutOfMemoryError(describe_lack(MemoryPlanner(task, device), config, peak)) from reason
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )
+
+
+def describe_lack(planner: MemoryPlanner, config: RunConfig, peak_gib: float) -> str:
+    """Return the budget and the measured peak, and the changes that would fit."""
+    kind, memory = planner.device.type, planner.predict(config)
+    # Never more than what has failed.
+    limit = min(free_gib(planner.device), max(peak_gib, memory.total_gib) * 0.99)
+    shown = "; ".join(
+        " ".join(f"{key}={str(value).lower()}" for key, value in change.settings.items())
+        + f" ({change.memory.total_gib:.2f} GiB)"
+        for change in changes_that_fit(planner, config, limit)
+    )
+    return f"out of memory on {kind} at {peak_gib:.2f} GiB: {in_words(memory)}; " + (
+        f"what would fit into {limit:.2f} GiB: {shown}" if shown else "nothing smaller fits"
+    )
+
+
+def changes_that_fit(planner: MemoryPlanner, config: RunConfig, limit: float) -> list[Variant]:
+    """Return up to three changes that stay within a limit, those that cost least first."""
+    mixed: Settings = {"optimizations.use_mixed_precision": True}
+    recomputed: Settings = {"optimizations.use_gradient_checkpointing": True}
+    batch_size, found = config.training.batch_size, list[Variant]()
+    for settings in (mixed, {}, recomputed, {**mixed, **recomputed}):
+        changed = with_settings(config, settings)
+        if settings and changed == config:
+            continue
+        try:
+            size = largest_divisor(planner, changed, limit, most=batch_size - (not settings))
+        except (ConfigError, OutOfMemoryError):
+            continue  # nothing that could be recomputed, or too large even so
+        smaller = split(config, size) if size < batch_size else {}
+        changed = with_settings(changed, smaller)
+        found.append(Variant("change", {**settings, **smaller}, planner.predict(changed)))
+    return found[:NUM_CHANGES]

@@ -1,0 +1,200 @@
+"""Plan: what training would take in memory, what would save some, and how large a batch fits."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from clew.config.load import with_settings
+from clew.config.schema import RunConfig
+from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
+from clew.errors import ConfigError, OutOfMemoryError
+from clew.link_prediction.task import LinkPrediction
+from clew.training.devices import find_device
+from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
+from clew.workflows.planning.planned_task import DataSizes, of_own_rows, task_to_plan
+from clew.workflows.planning.scale_plan import GraphSize, ScalePlan, plan_scale
+
+AS_CONFIGURED = "as configured"
+SEARCHED_TIMES = 32
+"""The largest microbatch is looked for up to this many times the configured one."""
+SWITCHES = {"use_mixed_precision": "mixed precision", "use_gradient_checkpointing": "checkpointing"}
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration with some settings changed, and the memory that it would take."""
+
+    name: str
+    settings: Settings
+    """What is changed, `section.key` to value."""
+    memory: StepMemory
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The budget of a configuration with its limit, and its variants."""
+
+    device: str
+    batch_size: int
+    gradient_accumulation: int
+    limit_gib: float
+    """What the device has to give, for the whole process on a CPU."""
+    largest_batch_size: int
+    """Largest microbatch that fits; 0 if none does."""
+    searched_batch_size: int
+    """Largest microbatch that was looked at."""
+    variants: list[Variant]
+    """The configuration as it stands first."""
+    scale: ScalePlan | None = None
+    """Memory, traffic and time with the entity table spread over the processes."""
+
+    def table(self) -> str:
+        """Return the budget in GiB, a line for each variant."""
+        width = max(len(variant.name) for variant in self.variants)
+        lines = [
+            f"GiB on {self.device}, microbatches of {self.batch_size} x "
+            f"{self.gradient_accumulation}",
+            " " * width + "".join(f"{part:>12}" for part in [*PARTS, "total"]),
+        ]
+        for variant in self.variants:
+            values = [*variant.memory.parts_gib.values(), variant.memory.total_gib]
+            lines.append(variant.name.ljust(width) + "".join(f"{v:12.3f}" for v in values))
+        verdict = "fits" if self.variants[0].memory.total_gib <= self.limit_gib else "does not fit"
+        most = self.largest_batch_size == self.searched_batch_size
+        lines.append(
+            f"{verdict} into {self.limit_gib:.2f} GiB; the largest microbatch that does: "
+            f"{self.largest_batch_size or 'none'}{', the largest looked at' if most else ''}"
+        )
+        if self.scale is not None:
+            lines.append(self.scale.sentence())
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        variants = [
+            {
+                "name": variant.name,
+                "settings": dict(variant.settings),
+                "total_gib": variant.memory.total_gib,
+                "parts_gib": variant.memory.parts_gib,
+            }
+            for variant in self.variants
+        ]
+        scale = None if self.scale is None else asdict(self.scale)
+        return vars(self) | {"variants": variants, "scale": scale}
+
+
+def plan(
+    config: RunConfig,
+    *,
+    device: str | None = None,
+    memory_gib: float | None = None,
+    world_size: int = 1,
+    sizes: DataSizes | None = None,
+) -> MemoryPlan:
+    """Plan the memory of a configuration without training it.
+
+    Args:
+        config: As for training.
+        device: Where it would run: `cpu`, `cuda`, or the name of a GPU that need not be there;
+            unset: as configured.
+        memory_gib: What the device has to give; unset: what it has to give now, or all of it where
+            it is not there.
+        world_size: Processes of a data-parallel run; the plan is for each of them.
+        sizes: Sizes to plan with instead of the data.
+
+    Raises:
+        ConfigError: the device is not known, or there is no process to plan for.
+        DataError: the data cannot be read, and no sizes are given.
+    """
+    if world_size < 1:
+        raise ConfigError(f"{world_size} processes given; expected one or more")
+    target = find_device(device or config.training.device)
+    limit = target.memory_gib if memory_gib is None else memory_gib
+    task, num_examples = task_to_plan(config, sizes or DataSizes())
+    scale = None
+    if world_size > 1 and isinstance(task, LinkPrediction):
+        triples = num_examples or (sizes.num_triples if sizes else None) or 1
+        size = GraphSize(task.graph.num_entities, triples // (2 if num_examples else 1) or 1)
+        scale = plan_scale(config, size, world_size)
+    if config.training.shard_entities and isinstance(task, LinkPrediction):
+        # What a process holds is what one would with its rows alone, which it adds no gradients of.
+        task, world_size = of_own_rows(task, config, world_size), 1
+    planner = MemoryPlanner(task, target.device, world_size)
+    if config.training.batch_size == AUTO_BATCH_SIZE:
+        config = with_settings(config, split(config, largest_divisor(planner, config, limit)))
+    most = SEARCHED_TIMES * config.training.batch_size
+    most = min(most, num_examples) if num_examples is not None else most
+    return MemoryPlan(
+        device=target.name,
+        batch_size=config.training.batch_size,
+        gradient_accumulation=config.training.gradient_accumulation,
+        limit_gib=limit,
+        largest_batch_size=planner.largest_batch(config, limit, most=most),
+        searched_batch_size=most,
+        variants=_variants(planner, config),
+        scale=scale,
+    )
+
+
+def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
+    """Return the configuration as it stands, and with each optimization switched."""
+    changes: dict[str, Settings] = {AS_CONFIGURED: {}}
+    for key, name in SWITCHES.items():
+        on = getattr(config.optimizations, key)
+        changes[f"{'without' if on else 'with'} {name}"] = {f"optimizations.{key}": not on}
+    if config.training.batch_size % 2 == 0:
+        changes["half the microbatch"] = split(config, config.training.batch_size // 2)
+    found = []
+    for name, settings in changes.items():
+        try:
+            memory = planner.predict(with_settings(config, settings))
+        except ConfigError:
+            continue  # this model has nothing of the kind
+        found.append(Variant(name, settings, memory))
+    return found
+
+
+def examples_in_step(config: RunConfig) -> int:
+    """Return the examples in an optimizer step of each process."""
+    training = config.training
+    if training.batch_size == AUTO_BATCH_SIZE:
+        return training.effective_batch_size or DEFAULT_BATCH_SIZE
+    return training.batch_size * training.gradient_accumulation
+
+
+def split(config: RunConfig, batch_size: int) -> dict[str, Any]:
+    """Return the settings of other microbatches with as many examples in a step."""
+    settings: dict[str, Any] = {
+        "training.batch_size": batch_size,
+        "training.gradient_accumulation": -(-examples_in_step(config) // batch_size),
+    }
+    if config.training.batch_size == AUTO_BATCH_SIZE:
+        settings["training.effective_batch_size"] = None
+    return settings
+
+
+def largest_divisor(
+    planner: MemoryPlanner, config: RunConfig, limit_gib: float, *, most: int | None = None
+) -> int:
+    """Return the largest microbatch that fits and divides the optimizer step; it may be `auto`.
+
+    Every step then sees the same examples as with one large batch, and since losses are sums that
+    the trainer divides once, by the count of the whole step, gradients are those of the large batch
+    too (except batch normalisation, which sees one microbatch at a time).
+
+    Raises:
+        OutOfMemoryError: not even the smallest microbatch up to `most` fits.
+    """
+    together, least = examples_in_step(config), config.smallest_batch_size
+    # Two microbatches hold gradients while the second is made: no smaller number needs more.
+    halves = with_settings(config, split(config, max(together // 2, least)))
+    fits = planner.largest_batch(halves, limit_gib, most=min(most or together, together))
+    for size in range(fits, least - 1, -1):
+        if together % size == 0:
+            return size
+    raise OutOfMemoryError(
+        f"no microbatch of {least} or more examples that divides {together} fits into "
+        f"{limit_gib:.2f} GiB; make the model smaller or free memory"
+    )

@@ -1,0 +1,224 @@
+"""Predict: queries by name in, the best entities with scores and probabilities out."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clew import names
+from clew.config.data import TripleData
+from clew.errors import CheckpointError, DataError, UsageError
+from clew.files import working_folder
+from clew.link_prediction.answers import Answer, Place, Prediction, Query
+from clew.link_prediction.model_folder import (
+    ENTITIES_FILE,
+    VOCABULARY_FOLDER,
+    index_known,
+    load_graph_model,
+    load_predictor,
+    read_vocabularies,
+)
+from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.sources import load_graph
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.reading.runs import download_artifact
+from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
+from clew.workflows.predicting.queries import ASKED, Asked
+from clew.workflows.shared_table import digest, require_same_question, sharing_the_table
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PredictResult:
+    """Predictions, and what is to be said of all of them."""
+
+    model: str
+    predictions: tuple[Prediction, ...]
+    temperature: float | None
+    notes: tuple[str, ...]
+
+    def table(self) -> str:
+        """Return a table for each query."""
+        shown = [f"model: {self.model}"]
+        shown += [f"note: {note}" for note in self.notes]
+        for prediction in self.predictions:
+            shown += ["", *_table_of(prediction)]
+        return "\n".join(shown)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "model": self.model,
+            "calibrated": self.temperature is not None,
+            "temperature": self.temperature,
+            "notes": list(self.notes),
+            "predictions": [prediction.as_dict() for prediction in self.predictions],
+        }
+
+
+def predict(
+    model: str,
+    queries: Sequence[Asked],
+    *,
+    top_k: int = 10,
+    filter_known: bool = False,
+    level: float | None = None,
+) -> PredictResult:
+    """Answer queries with a trained model.
+
+    The processes that torchrun started answer together, each from its own rows of the entities;
+    all of them get the same result.
+
+    Args:
+        model: A run id, `models:/name@alias`, or a checkpoint folder.
+        queries: What is asked.
+        top_k: Answers to each query.
+        filter_known: Leave answers out that are known in training.
+        level: Say which answers are in the set that holds a new one with this probability.
+
+    Raises:
+        UsageError: the model or a name cannot be found; near matches are proposed. Or an answer
+            set is asked for, and the model's data are not here to calibrate one.
+    """
+    with sharing_the_table() as world, open_model(model) as source:
+        predictor, notes = open_predictor(source)
+        request = digest([[vars(item.query) for item in queries], top_k, filter_known, level])
+        facts = _facts(predictor) | {"request": request}
+        require_same_question(world, [source.checkpoint], len(predictor.entities), facts)
+        questions = [question for item in queries for question in _questions(item, predictor)]
+        if not predictor.has_inverses and any(q.query.is_triple for q in queries):
+            notes.append(
+                "a whole triple is placed by its tail alone: this model was trained without "
+                "inverse relations"
+            )
+        if level is not None:
+            calibrate_answer_sets(predictor, source)
+        found = predictor.predict(questions, top_k=top_k, filter_known=filter_known, level=level)
+        calibration = predictor.calibration
+        if calibration is None:
+            notes.append(
+                "no probabilities: no calibration was fitted for this model; `clew promote` fits "
+                "one on the validation split"
+            )
+        return PredictResult(
+            model=source.title,
+            predictions=tuple(found),
+            temperature=calibration.temperature if calibration else None,
+            notes=tuple(notes),
+        )
+
+
+def _facts(predictor: Predictor) -> dict[str, object]:
+    """Return what beside the checkpoint must be the same in all processes."""
+    known = predictor.known
+    return {
+        "number of known answers": "unknown" if known is None else len(known.tails),
+        "calibration": digest([predictor.calibration, predictor.answer_sets is None]),
+    }
+
+
+def _questions(item: Asked, predictor: Predictor) -> list[Query]:
+    """Return what a model is asked, under names that it knows."""
+    try:
+        return [
+            predictor.resolve(question).query
+            for question in item.query.ways(heads=predictor.has_inverses)
+        ]
+    except UsageError as error:
+        raise type(error)(f"{item.where}: {error}" if item.where else str(error)) from None
+
+
+def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
+    """Load a model with its names, and say what could not be had.
+
+    A registered model contains everything. For a run or a checkpoint, the data set says what is
+    known from training; without it, the names that the run recorded are enough to answer.
+
+    Raises:
+        UsageError: the model is not of link prediction, or neither data nor names are available.
+    """
+    require_task(
+        source,
+        names.TASK_LINK_PREDICTION,
+        "only link prediction answers queries by name and has embeddings with names",
+    )
+    data = source.config.data
+    assert isinstance(data, TripleData)
+    if (source.checkpoint / VOCABULARY_FOLDER).is_dir():
+        return load_predictor(source.checkpoint), []
+    try:
+        graph = load_graph(data)
+        check_fingerprint(source, graph.fingerprint)
+    except UsageError as error:
+        entities, relations = _recorded_names(source)
+        model = load_graph_model(source.checkpoint, len(entities), len(relations))
+        return Predictor(model, entities, relations), [f"known answers cannot be marked: {error}"]
+    model = load_graph_model(source.checkpoint, graph.num_entities, graph.num_relations)
+    known = index_known(graph.train, graph.num_relations)
+    return Predictor(model, graph.entities, graph.relations, known=known), []
+
+
+def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
+    """Measure what answer sets need on the model's own data, if it does not come with it.
+
+    Raises:
+        UsageError: the data cannot be had, are others now, or have no validation triples.
+    """
+    if predictor.answer_sets is not None:
+        return
+    assert isinstance(source.config.data, TripleData)
+    try:
+        graph = load_graph(source.config.data)
+        check_fingerprint(source, graph.fingerprint)
+    except UsageError as error:
+        raise type(error)(
+            f"answer sets are calibrated on the model's data: {error}; promote its run again where "
+            "they are, or ask without an answer set (--conformal)"
+        ) from None
+    if not len(graph.valid):
+        raise DataError(
+            f"{source.title}: its data have no validation triples, on which answer sets are "
+            "calibrated; ask without an answer set (--conformal)"
+        )
+    predictor.answer_sets = predictor.measure_answer_sets(graph.valid, graph.test)
+
+
+def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
+    """Return the names next to a checkpoint, or those that its run recorded."""
+    for folder in list(source.checkpoint.parents)[:2]:
+        if (folder / VOCABULARY_FOLDER / ENTITIES_FILE).is_file():
+            return read_vocabularies(folder / VOCABULARY_FOLDER)
+    if source.run_id is None:
+        raise CheckpointError(
+            f"{source.title}: neither its data set nor a folder {VOCABULARY_FOLDER} with names is "
+            "there; ask the run by its id instead"
+        )
+    with working_folder("names") as work:
+        path = download_artifact(source.run_id, VOCABULARY_FOLDER, work)
+        return read_vocabularies(path)
+
+
+def _table_of(prediction: Prediction) -> Iterator[str]:
+    query, answer_set = prediction.query, prediction.answer_set
+    yield f"{query.head or ASKED}  {query.relation}  {query.tail or ASKED}"
+    if prediction.warning:
+        yield f"warning: {prediction.warning}"
+    if answer_set is not None:
+        yield answer_set.sentence
+    in_set = "" if answer_set is None else f"{'in set':6}  "
+    yield f"{'rank':>6}  {'score':>9}  {'probability':>11}  {'known':5}  {in_set}{query.asks_for}"
+    yield from map(_line, prediction.answers)
+    if (place := prediction.place) is not None:
+        yield f"asked about, by rank among {place.num_candidates:,} (all but other known answers):"
+        yield _line(place)
+
+
+def _line(row: Answer | Place) -> str:
+    probability = "" if row.probability is None else f"{row.probability:.4f}"
+    known = {True: "yes", False: "no", None: "?"}[row.known]
+    in_set = {True: "yes     ", False: "no      ", None: ""}[row.in_set]
+    label = "" if row.label == row.name else f"  {row.label}"
+    return (
+        f"{row.rank:6g}  {row.score:9.4f}  {probability:>11}  {known:5}  {in_set}{row.name}{label}"
+    )

@@ -1,0 +1,1 @@
+"""A run becomes a version of a registered model: checks, challenge, alias."""

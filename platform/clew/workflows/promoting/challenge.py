@@ -1,0 +1,256 @@
+"""A candidate challenges the champion: it is checked, registered, asked, and then gets the alias.
+
+Order of things, so that nothing is ever half moved: everything is checked on local files first;
+then the servable model is uploaded and becomes a version, which nobody uses by itself; then it is
+loaded again from the registry and asked; only then do aliases move (`clew.runs.alias_moves`).
+A candidate that the gate refuses is kept as a version under the alias `challenger`, with the reason
+as a tag; one that cannot even be loaded is not registered.
+"""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clew import names
+from clew.config.services import TrackingConfig
+from clew.errors import PromotionRefused
+from clew.files import working_folder
+from clew.runs.alias_moves import move_aliases
+from clew.runs.base import Tracker
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.registry import RegisteredVersion, Registry
+from clew.runs.store import acting_person
+from clew.workflows.promoting.gate import Check, Gate
+from clew.workflows.servables import save_candidate
+
+Report = Callable[[Check], None]
+
+
+@dataclass(frozen=True)
+class PromotionResult:
+    """What came of a promotion or a rollback."""
+
+    name: str
+    alias: str
+    number: str | None
+    former: str | None
+    run_id: str
+    outcome: str
+    refused: bool = False
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def uri(self) -> str:
+        """Address of whatever has the alias."""
+        return f"models:/{self.name}@{self.alias}"
+
+    def table(self) -> str:
+        """Return the outcome for people."""
+        if self.refused or self.number is None:
+            return self.outcome
+        serve = f"mlflow models serve -m {shlex.quote(self.uri)} --env-manager local"
+        return f"{self.outcome}\n{self.uri}\nserve it with: {serve}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return dataclasses.asdict(self) | {"uri": self.uri}
+
+
+def alias_beside(alias: str, role: str) -> str:
+    """Return the alias that keeps the `previous` or the `challenger` of an alias."""
+    return role if alias == names.ALIAS_CHAMPION else f"{alias}-{role}"
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """One candidate against the champion; the decision is based on the aliases `before`."""
+
+    registry: Registry
+    name: str
+    alias: str
+    before: Mapping[str, str]
+    gate: Gate
+    report: Report
+    force: str
+    """Reason for which checks that are not final are overruled; empty: they are not."""
+
+    def run(self, tags: Mapping[str, str], *, dry_run: bool) -> PromotionResult:
+        """Check, register, check again, and move the aliases if nothing speaks against it.
+
+        Args:
+            tags: Tags of the training run that the promotion's own run gets too.
+            dry_run: Run the checks only, and write nothing.
+        """
+        candidate, champion = self.gate.candidate, self.gate.champion
+        if champion and champion.tags.get(names.TAG_WEIGHTS) == self.gate.weights_digest:
+            outcome = f"nothing to do: version {champion.number} of {self.name} is {self.alias}"
+            return self._result(champion.number, (), f"{outcome} with these very weights")
+        if dry_run:
+            return self._dry_run()
+        tracker = open_tracker(
+            TrackingConfig(experiment=candidate.config.tracking.experiment),
+            kind=names.KIND_PROMOTE,
+            run_name=f"promote {self.name}",
+            tags=dict(tags) | {names.TAG_SOURCE_RUN: self.run_id},
+        )
+        with tracker:
+            tracker.dataset(
+                name=tags.get(names.TAG_DATASET, ""),
+                fingerprint=tags.get(names.TAG_DATA_FINGERPRINT, ""),
+                source=candidate.config.data.source,
+                context="promotion",
+            )
+            result = self._decide(tracker)
+            self._record(tracker, result)
+        return result
+
+    def _decide(self, tracker: Tracker) -> PromotionResult:
+        checks = self._checks()
+        if (final := _final(checks)) is not None:
+            outcome = f"run {self.run_id} is not promoted and not registered: {final}"
+            return self._result(None, checks, outcome, refused=True)
+        version = self._register(tracker.run_id)
+        served = self.gate.served(self.registry, version)
+        checks.append(served)
+        self.report(served)
+        failed = [check for check in checks if not check.passed]
+        if failed and (not self.force or not served.passed):
+            return self._refuse(version, checks, _reasons(failed))
+        verdict = {names.TAG_VALIDATION: names.VALIDATION_PASSED}
+        if failed:
+            verdict = {
+                names.TAG_VALIDATION: names.VALIDATION_FORCED,
+                names.TAG_FORCED_BECAUSE: self.force,
+                names.TAG_REFUSED_BECAUSE: _reasons(failed),
+            }
+            tracker.tags({names.TAG_FORCED_BECAUSE: self.force})
+        self.registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
+        former = self.before.get(self.alias)
+        try:
+            self._move(version, former)
+        except PromotionRefused as error:
+            return self._refuse(version, checks, str(error))
+        outcome = f"{'forced' if failed else 'promoted'}: version {version.number} of {self.name} "
+        outcome += f"is {self.alias}"
+        outcome += f", version {former} is {self.previous}" if former else ""
+        return self._result(version.number, checks, outcome)
+
+    def _checks(self) -> list[Check]:
+        checks = []
+        for check in self.gate.checks():
+            checks.append(check)
+            self.report(check)
+        return checks
+
+    def _register(self, promote_run: str | None) -> RegisteredVersion:
+        """Register the candidate as a pending version, or use one of the same weights."""
+        tags, state = self.gate.describe_candidate(), self.registry.state(self.name)
+        if promote_run is not None:
+            tags[names.TAG_PROMOTE_RUN] = promote_run
+        aliases = state.aliases.items() if state else ()
+        in_use = {number for alias, number in aliases if alias != self.challenger}
+        same = (names.TAG_WEIGHTS, names.TAG_VERSION, names.TAG_PACKAGE_COMMIT)
+        for version in self.registry.versions_of_run(self.name, self.run_id):
+            is_same = all(version.tags.get(key) == tags[key] for key in same)
+            if is_same and version.number not in in_use:
+                self.registry.tag(version, tags)
+                return version
+        with working_folder("register") as folder:
+            package = save_candidate(
+                self.gate.model.task,
+                folder,
+                checkpoint=self.gate.candidate.checkpoint,
+                calibration=self.gate.calibration,
+            )
+            return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
+
+    def _move(self, version: RegisteredVersion, former: str | None) -> None:
+        """Move the alias, then what follows from it."""
+        before: dict[str, str | None] = {self.alias: former}
+        after: dict[str, str | None] = {self.alias: version.number}
+        if former is not None:
+            before[self.previous] = self.before.get(self.previous)
+            after[self.previous] = former
+        if self.before.get(self.challenger) == version.number:
+            before[self.challenger], after[self.challenger] = version.number, None
+        move_aliases(self.registry, self.name, before=before, after=after)
+
+    def _refuse(
+        self, version: RegisteredVersion, checks: list[Check], reason: str
+    ) -> PromotionResult:
+        """Keep the version as challenger, with the reason."""
+        state = self.registry.state(self.name)
+        if state is not None and state.aliases.get(self.alias) == version.number:
+            outcome = f"nothing to do: version {version.number} of {self.name} is {self.alias}"
+            outcome += ", another process promoted it meanwhile"
+            return self._result(version.number, checks, outcome)
+        verdict = {names.TAG_VALIDATION: names.VALIDATION_FAILED}
+        self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: reason})
+        self.registry.set_alias(self.name, self.challenger, version.number)
+        outcome = (
+            f"run {self.run_id} is not promoted: {reason} (kept as version "
+            f"{version.number} of {self.name}, alias {self.challenger})"
+        )
+        return self._result(version.number, checks, outcome, refused=True)
+
+    def _dry_run(self) -> PromotionResult:
+        checks = self._checks()
+        failed = [check for check in checks if not check.passed]
+        refused = bool(failed) and (not self.force or _final(checks) is not None)
+        outcome = f"dry run, nothing written: run {self.run_id} would "
+        outcome += f"not be promoted: {_reasons(failed)}" if refused else f"become {self.alias}"
+        return self._result(None, checks, outcome, refused=refused)
+
+    def _record(self, tracker: Tracker, result: PromotionResult) -> None:
+        """Record what was found and decided on the promotion's own run."""
+        step = self.gate.candidate.manifest.step
+        tracker.metrics(self.gate.metrics, step)
+        tracker.metrics({f"champion/{k}": v for k, v in self.gate.champion_metrics.items()}, step)
+        version = f"models:/{result.name}/{result.number}" if result.number else ""
+        decision = {names.TAG_MODEL_VERSION: version, names.TAG_DECISION: result.outcome}
+        tracker.tags({key: value for key, value in decision.items() if value})
+        with working_folder("promotion") as folder:
+            path = folder / names.ARTIFACT_PROMOTION
+            path.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+            tracker.artifact(path)
+
+    @property
+    def previous(self) -> str:
+        """Alias of the version that had the alias before."""
+        return alias_beside(self.alias, names.ALIAS_PREVIOUS)
+
+    @property
+    def challenger(self) -> str:
+        """Alias of the version that was last refused the alias."""
+        return alias_beside(self.alias, names.ALIAS_CHALLENGER)
+
+    @property
+    def run_id(self) -> str:
+        """The training run whose checkpoint is promoted."""
+        return self.gate.candidate.run_id or ""
+
+    def _result(
+        self, number: str | None, checks: Sequence[Check], outcome: str, *, refused: bool = False
+    ) -> PromotionResult:
+        return PromotionResult(
+            self.name,
+            self.alias,
+            number,
+            former=self.before.get(self.alias),
+            run_id=self.run_id,
+            outcome=outcome,
+            refused=refused,
+            checks=tuple(checks),
+        )
+
+
+def _reasons(failed: Sequence[Check]) -> str:
+    return "; ".join(check.detail for check in failed)
+
+
+def _final(checks: Sequence[Check]) -> str | None:
+    """Return why nobody could overrule the gate, if so."""
+    return next((c.detail for c in checks if c.final and not c.passed), None)

@@ -1,0 +1,196 @@
+"""Promote: the best checkpoint of a run becomes a registered model that can be asked and served.
+
+A command that was cut off may simply be run again: it uses the version that it finds, and ends the
+run that was left behind. What happens to one candidate is told in `challenge`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clew import names
+from clew.config.directions import maximizes
+from clew.config.services import TrackingConfig
+from clew.errors import ConfigError, PromotionRefused, TrackingError
+from clew.files import working_folder
+from clew.runs.alias_moves import move_aliases, settle_moves
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.best_run import best_of_runs, find_best_run, own_metric
+from clew.runs.reading.runs import RunRecord, find_run
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.registry import Registry, check_alias, check_name
+from clew.runs.store import acting_person
+from clew.workflows.model_source import open_run_best
+from clew.workflows.promoting.challenge import (
+    Challenge,
+    PromotionResult,
+    Report,
+    alias_beside,
+)
+from clew.workflows.promoting.gate import Gate
+from clew.workflows.resume import require_dead
+
+__all__ = ["PromotionRequest", "PromotionResult", "promote", "promote_best_of", "rollback"]
+
+CUT_OFF = "the promotion's process ended before a decision was recorded"
+
+# What a promotion's run says of itself in the words of the training run.
+TRAINING_TAGS = (
+    names.TAG_TASK,
+    names.TAG_DATASET,
+    names.TAG_DATA_FINGERPRINT,
+    names.TAG_CONFIG_HASH,
+    names.TAG_VARIANT,
+)
+
+
+@dataclass(frozen=True)
+class PromotionRequest:
+    """What a person asks for; what is empty has a default.
+
+    `force` is a reason: with it, checks that are not final are overruled, and it is recorded.
+    """
+
+    run_id: str = ""
+    experiment: str = ""
+    metric: str = ""
+    name: str = ""
+    alias: str = ""
+    dry_run: bool = False
+    force: str = ""
+
+
+def promote(request: PromotionRequest, report: Report = lambda check: None) -> PromotionResult:
+    """Register a run's best checkpoint, check it, and make it champion.
+
+    Args:
+        request: Which run, under which name.
+        report: Called with each check as it is done.
+
+    Raises:
+        UsageError: the run, the metric, the name or the registry cannot be used.
+        PromotionRefused: the gate said no, or somebody else was faster.
+    """
+    alias = request.alias or names.ALIAS_CHAMPION
+    check_alias(alias, reserved=frozenset({names.ALIAS_PREVIOUS, names.ALIAS_CHALLENGER}))
+    if request.name:
+        check_name(request.name)
+    registry = Registry.connect()
+    run = _choose_run(request)
+    metric = request.metric or own_metric([run])
+    maximize = maximizes(metric)
+    with working_folder("promote", holds=f"run {run.run_id}") as folder:
+        candidate = open_run_best(run.run_id, folder)
+        name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
+        if request.dry_run:
+            state = registry.state(name)
+            before = dict(state.aliases if state else {})
+        else:
+            _end_dead_promotions(registry)
+            before = dict(settle_moves(registry, name))
+        champion = registry.version(name, before[alias]) if alias in before else None
+        gate = Gate(candidate, champion, metric.rpartition("/")[2], maximize, folder)
+        challenge = Challenge(registry, name, alias, before, gate, report, request.force)
+        tags = {key: run.tags[key] for key in TRAINING_TAGS if key in run.tags}
+        result = challenge.run(tags, dry_run=request.dry_run)
+    if result.refused:
+        raise PromotionRefused(result.outcome)
+    return result
+
+
+def promote_best_of(
+    run_ids: Sequence[str],
+    request: PromotionRequest,
+    report: Report = lambda check: None,
+) -> PromotionResult:
+    """Promote the best of some runs by the metric of the request, the first of equals.
+
+    Raises:
+        UsageError: as `promote`; also if a run does not have the metric.
+        PromotionRefused: as `promote`.
+    """
+    runs = [find_run(run_id) for run_id in run_ids]
+    best = best_of_runs(runs, request.metric or own_metric(runs))
+    return promote(dataclasses.replace(request, run_id=best.run_id, experiment=""), report)
+
+
+def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
+    """Give an alias back to the version that had it before; once more undoes that.
+
+    Args:
+        name: The registered model.
+        alias: Which alias; champion unless given.
+        dry_run: Say what would happen, and write nothing.
+
+    Raises:
+        TrackingError: there is no such model or no former version.
+        PromotionRefused: somebody else moved the aliases meanwhile.
+    """
+    alias = alias or names.ALIAS_CHAMPION
+    if not name:
+        raise ConfigError("rollback needs --name, the registered model whose alias goes back")
+    check_name(name)
+    previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry.connect()
+    if not dry_run:
+        settle_moves(registry, name)
+    now, former = registry.version_at(name, alias), registry.version_at(name, previous)
+    if now.number == former.number:
+        raise TrackingError(f"{alias!r} and {previous!r} of {name!r} are the same version")
+    if dry_run:
+        outcome = (
+            f"dry run, nothing written: {alias} of {name} would be version {former.number} again, "
+            f"version {now.number} would be {previous}"
+        )
+        return PromotionResult(name, alias, None, now.number, former.run_id, outcome)
+    before = {alias: now.number, previous: former.number}
+    after = {alias: former.number, previous: now.number}
+    move_aliases(registry, name, before=before, after=after)
+    registry.tag(former, {names.TAG_ROLLED_BACK_BY: acting_person()})
+    outcome = (
+        f"rolled back: {alias} of {name} is version {former.number} again, version {now.number} "
+        f"is {previous}"
+    )
+    return PromotionResult(name, alias, former.number, now.number, former.run_id, outcome)
+
+
+def _choose_run(request: PromotionRequest) -> RunRecord:
+    """Return the run that is meant: by its id, or the best of an experiment."""
+    if bool(request.run_id) == bool(request.experiment):
+        given = "both" if request.run_id else "neither"
+        raise ConfigError(
+            f"{given} of --run-id and --experiment given; give the run, or the experiment whose "
+            "best run is meant"
+        )
+    if request.experiment:
+        return find_best_run(request.experiment, request.metric)
+    run = find_run(request.run_id)
+    if request.metric and request.metric not in run.metrics:
+        known = sorted(key for key in run.metrics if key.startswith(("valid/", "test/")))
+        raise TrackingError(
+            f"run {run.run_id} has no metric {request.metric!r}; it has "
+            f"{', '.join(known) or 'none'}"
+        )
+    return run
+
+
+def _end_dead_promotions(registry: Registry) -> None:
+    """End the runs of promotions whose process died, and what they left in the registry.
+
+    One that says FAILED without a decision died too, and `clew sync` ended it.
+    """
+    found = [
+        run
+        for status in ("RUNNING", "FAILED")
+        for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status=status)).runs
+        if names.TAG_DECISION not in run.tags
+    ]
+    for run in found:
+        try:
+            require_dead(run)
+        except TrackingError:
+            continue  # it is alive
+        registry.abandon(run.run_id, run.tags[names.TAG_SOURCE_RUN], CUT_OFF)
+        # What it recorded itself waits in its journal, and replaces these tags.
+        tags = {names.TAG_DECISION: CUT_OFF}
+        left = open_tracker(TrackingConfig(), kind=names.KIND_PROMOTE, run_id=run.run_id, tags=tags)
+        left.finish("KILLED")

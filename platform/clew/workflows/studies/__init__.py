@@ -1,0 +1,1 @@
+"""Runs of several variants side by side, and verdicts on what they claim."""

@@ -1,0 +1,182 @@
+"""What a study found: medians, ratios, verdicts; as JSON, Markdown and a picture."""
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clew.config.study import Study
+from clew.runs.hardware import Machine
+from clew.workflows.studies.verdicts import METHOD, Estimate, Values, Verdict, judge
+
+
+def metric_name(variant: str) -> str:
+    """Return a variant's name without what a store refuses in the name of a metric."""
+    return " ".join(re.sub(r"[^\w.\- :]|\.\.", " ", variant).split())
+
+
+def in_words(machines: Iterable[Machine]) -> str:
+    """Return the kinds of machines in one line."""
+    return " and ".join(sorted({machine.summary for machine in machines}))
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """What was measured of each variant in each round, and what follows."""
+
+    study: Study
+    values: Values
+    machine: Machine
+    commit: str
+    date: str
+    """UTC, ISO 8601."""
+    problems: list[str]
+    run_ids: list[str]
+    nodes: tuple[Machine, ...] = ()
+    """Of a cluster: the kinds of machines that the cells ran on, instead of this one."""
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the cells had GPUs."""
+        return any(machine.gpus for machine in self.nodes or (self.machine,))
+
+    @property
+    def machines(self) -> str:
+        """What the cells ran on, in words."""
+        return in_words(self.nodes or (self.machine,))
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What the values say of each claim."""
+        return judge(self.study, self.values, has_gpu=self.has_gpu)
+
+    def ratio(self, variant: str, metric: str) -> Estimate | None:
+        """Return a variant's ratio to the reference; None where one of them is missing."""
+        base = self.values.get((self.study.reference, metric), {})
+        return Estimate.of_ratios(self.values.get((variant, metric), {}), base)
+
+    def ratios(self) -> dict[str, float]:
+        """Return all ratios under `ratio/<variant>/<metric>`, the variant by its `metric_name`."""
+        return {
+            f"ratio/{metric_name(variant)}/{measure.metric}": ratio.value
+            for variant in self.study.variants
+            for measure in self.study.measures
+            if (ratio := self.ratio(variant, measure.metric)) is not None
+        }
+
+    def markdown(self) -> str:
+        """Return the report as Markdown."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        study = self.study
+        seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
+        yield f"Study `{study.name}`: medians over rounds ({seeds}); in brackets the"
+        yield f"ratio to `{study.reference}` and its 95 % interval. {self.machines}; commit"
+        yield f"{self.commit[:12]}."
+        yield ""
+        yield "| variant | " + " | ".join(measure.label for measure in study.measures) + " |"
+        yield "|---" * (1 + len(study.measures)) + "|"
+        for variant in study.variants:
+            cells = (self._cell(variant, measure.metric) for measure in study.measures)
+            yield f"| `{variant}` | " + " | ".join(cells) + " |"
+        if study.claims:
+            yield from ("", "| claim | measured | verdict |", "|---|---|---|")
+        for found in self.verdicts:
+            measured = shown(found.estimate)
+            yield f"| {found.claim.text} | {measured} | {found.verdict} |"
+        yield from ("", METHOD)
+        if self.problems:
+            yield from ("", "Did not finish:", *(f"- {problem}" for problem in self.problems))
+
+    def _cell(self, variant: str, metric: str) -> str:
+        found = self.values.get((variant, metric))
+        if not found:
+            return "-"
+        value = f"{statistics.median(found.values()):.4g}"
+        ratio = None if variant == self.study.reference else self.ratio(variant, metric)
+        return value if ratio is None else f"{value} ({shown(ratio)})"
+
+    def as_dict(self) -> dict[str, object]:
+        """Return everything as JSON values."""
+        return {
+            "study": self.study.name,
+            "date": self.date,
+            "commit": self.commit,
+            "machine": self.machines,
+            "has_gpu": self.has_gpu,
+            "torch": self.machine.torch,
+            "method": METHOD,
+            "reference": self.study.reference,
+            "seeds": self.study.seeds,
+            "results": [
+                {
+                    "variant": variant,
+                    "metric": measure.metric,
+                    "label": measure.label,
+                    "values": {str(seed): value for seed, value in found.items()},
+                    "median": statistics.median(found.values()),
+                    "ratio": _as_dict(self.ratio(variant, measure.metric)),
+                }
+                for variant in self.study.variants
+                for measure in self.study.measures
+                if (found := self.values.get((variant, measure.metric)))
+            ],
+            "claims": [
+                {
+                    "claim": found.claim.text,
+                    "source": found.claim.source,
+                    "variant": found.claim.variant,
+                    "metric": found.claim.metric,
+                    "about": found.claim.about,
+                    "measured": _as_dict(found.estimate),
+                    "verdict": found.verdict,
+                }
+                for found in self.verdicts
+            ],
+            "problems": self.problems,
+            "runs": self.run_ids,
+        }
+
+
+def _as_dict(estimate: Estimate | None) -> Mapping[str, float | int | None] | None:
+    """Return an estimate as JSON values; an interval without end has none."""
+    if estimate is None:
+        return None
+    low, high = (estimate.low, estimate.high) if estimate.rounds > 1 else (None, None)
+    return {"value": estimate.value, "low": low, "high": high, "rounds": estimate.rounds}
+
+
+def shown(estimate: Estimate | None) -> str:
+    """Return an estimate with its interval, as tables have it."""
+    if estimate is None:
+        return "-"
+    if estimate.rounds == 1:
+        return f"{estimate.value:.3g}"
+    return f"{estimate.value:.3g}, {estimate.low:.3g} to {estimate.high:.3g}"
+
+
+def draw(report: StudyReport, path: Path) -> None:
+    """Draw each variant's ratios with their intervals as bars, a panel for each measure."""
+    from matplotlib.figure import Figure
+
+    variants = list(report.study.variants)
+    width = max(4.0, 3.2 * len(report.study.measures))
+    figure = Figure(figsize=(width, 1.2 + 0.4 * len(variants)), layout="constrained")
+    panels = figure.subplots(1, len(report.study.measures), squeeze=False, sharey=True)[0]
+    for panel, measure in zip(panels, report.study.measures, strict=True):
+        found = [report.ratio(variant, measure.metric) for variant in variants]
+        ratios = [0.0 if ratio is None else ratio.value for ratio in found]
+        errors = [(0.0, 0.0) if r is None or r.rounds == 1 else _reach(r) for r in found]
+        panel.barh(variants, ratios, xerr=list(zip(*errors, strict=True)), color="#4477aa")
+        panel.axvline(1.0, color="black", linewidth=1)
+        panel.set_title(measure.label, fontsize=9)
+        panel.set_xlabel(f"ratio to {report.study.reference}", fontsize=8)
+    panels[0].invert_yaxis()
+    figure.savefig(path, dpi=120)
+
+
+def _reach(ratio: Estimate) -> tuple[float, float]:
+    """Return how far the interval reaches to the left and to the right."""
+    return ratio.value - ratio.low, ratio.high - ratio.value

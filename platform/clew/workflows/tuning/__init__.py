@@ -1,0 +1,1 @@
+"""The search for settings: its trials, what is recorded, and the report."""

@@ -1,0 +1,154 @@
+"""Trials of a search on a cluster: nodes train, this process asks Optuna and tells it.
+
+A node tells of each validation over a channel, and learns whether to give the trial up.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from pydantic import BaseModel
+
+from clew.config.schema import RunConfig
+from clew.config.search_space import Value
+from clew.errors import TrackingError
+from clew.workflows.clusters.channel import ChannelLine
+from clew.workflows.clusters.cluster import Cluster
+from clew.workflows.resume import end_if_dead
+from clew.workflows.tuning.study import TrialStudy
+from clew.workflows.tuning.trial import Ending, TrialLine, TrialWatch, settle, train_trial
+
+logger = logging.getLogger(__name__)
+
+
+class Began(BaseModel):
+    """A node says that a trial began; the answer is how many seconds are left."""
+
+    number: int
+    run_id: str
+
+
+class Validated(BaseModel):
+    """A node tells of a validation; the answer is whether to give the trial up."""
+
+    number: int
+    value: float
+    epoch: int
+    is_last: bool
+
+
+class TrialMessage(BaseModel):
+    """What a node says."""
+
+    said: Began | Validated
+
+
+class NodeLine:
+    """The line of a trial on a node."""
+
+    def __init__(self, channel: ChannelLine, number: int) -> None:
+        self._channel, self._number = channel, number
+        self._ends = float("inf")
+
+    def began(self, run_id: str) -> None:
+        """Say which run it is, and learn how long it may take."""
+        seconds = self._ask(Began(number=self._number, run_id=run_id))
+        self._ends = time.monotonic() + float(seconds)
+
+    def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
+        """Tell the metric; return whether to give the trial up."""
+        said = Validated(number=self._number, value=value, epoch=epoch, is_last=is_last)
+        return self._ask(said) == str(True)
+
+    def is_time_up(self) -> bool:
+        """Return whether the time of the search is up."""
+        return time.monotonic() >= self._ends
+
+    def _ask(self, said: Began | Validated) -> str:
+        return self._channel.ask(TrialMessage(said=said).model_dump_json())
+
+
+def try_settings(
+    config: RunConfig,
+    settings: Mapping[str, Value],
+    number: int,
+    channel: ChannelLine,
+    parent_run_id: str,
+) -> Ending:
+    """Train with a trial's settings on a node."""
+    line = NodeLine(channel, number)
+    return train_trial(config, settings, TrialWatch(number, line, line.is_time_up), parent_run_id)
+
+
+class ClusterTrials:
+    """The trials that run on a cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        study: TrialStudy,
+        config: RunConfig,
+        *,
+        parent_run_id: str,
+        seconds_left: Callable[[], float],
+    ) -> None:
+        self._cluster, self._study, self._config = cluster, study, config
+        self._parent, self._seconds_left = parent_run_id, seconds_left
+        self._running: dict[int, TrialLine] = {}
+        self._runs: dict[int, str] = {}
+        self._left: list[str] = []
+
+    def run(self, wants_more: Callable[[int], bool], tell: Callable[[int], None]) -> None:
+        """Try settings, as many at a time as there is room for, until no more are wanted.
+
+        A trial that was lost with node after node fails: its settings may take too much memory.
+
+        Args:
+            wants_more: Receives how many trials run, and returns whether to begin another.
+            tell: Receives the number of each trial that ended.
+
+        Raises:
+            UsageError: data or tracking store cannot be used on a node.
+        """
+        channel = self._cluster.channel(self._answer)
+        try:
+            self._fill(wants_more, channel.line)
+            for number, ended in self._cluster.finished(channel):
+                line = self._running[number]
+                if ended.error is not None and not ended.is_lost:
+                    raise ended.error
+                ending = ended.result or Ending("failed", str(ended.error))
+                del self._running[number]
+                settle(self._study, line, ending, self._config.evaluation.metric)
+                tell(number)
+                self._fill(wants_more, channel.line)
+        finally:
+            for line in self._running.values():
+                self._study.stop(line.trial)
+            self._end_left()
+
+    def _fill(self, wants_more: Callable[[int], bool], channel: ChannelLine) -> None:
+        while len(self._running) < self._cluster.slots and wants_more(len(self._running)):
+            trial = self._study.ask()
+            self._running[trial.number] = TrialLine(trial, self._config.evaluation.maximize)
+            arguments = (self._config, trial.params, trial.number, channel, self._parent)
+            self._cluster.submit(trial.number, try_settings, *arguments)
+
+    def _answer(self, question: str) -> str:
+        said = TrialMessage.model_validate_json(question).said
+        line = self._running[said.number]
+        if isinstance(said, Validated):
+            return str(line.give_up(said.value, said.epoch, is_last=said.is_last))
+        if said.number in self._runs:
+            self._left.append(self._runs[said.number])
+        self._runs[said.number] = said.run_id
+        line.began(said.run_id)
+        return str(self._seconds_left())
+
+    def _end_left(self) -> None:
+        """End the runs of trials that were begun again, since their node died."""
+        for run_id in self._left:
+            try:
+                end_if_dead(run_id)
+            except TrackingError as error:
+                logger.warning("%s", error)

@@ -1,0 +1,170 @@
+"""Which test triples, scores and retrainings the test of a model's explanations consists of."""
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from clew.config.services import InfluenceConfig
+from clew.errors import CheckpointError, ConfigError, DataError
+from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.scores import Explanation
+from clew.link_prediction.triples import Triples
+from clew.runs.validation_record import SIBLINGS
+from clew.training.checkpoints import read_manifest
+from clew.validation.baselines import BASELINES, random_scores, touching
+from clew.validation.experiment import NOTHING, Deletion, Retraining, deletions, random_subsets
+from clew.validation.outcomes import Outcomes
+from clew.workflows.explaining.trace_source import TraceSource
+from clew.workflows.explaining.trace_unrolled import prepare
+
+logger = logging.getLogger(__name__)
+
+UNROLLED = "unrolled"
+EVERY_FORM = tuple(
+    form for form in get_args(InfluenceConfig.model_fields["score"].annotation) if form != "auto"
+)
+FORMS = tuple(form for form in EVERY_FORM if form != UNROLLED)
+"""Those that are tested unless others are asked for: `unrolled` costs several trainings."""
+DELETION_BASELINES = ("touching", SIBLINGS)
+Matrix = Float[np.ndarray, "test fact"]
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationPlan:
+    """The test triples, the scores to be tested, and the retrainings that it takes."""
+
+    tests: Triples
+    own_seed: int
+    other_seeds: tuple[int, ...]
+    forms: Mapping[str, Matrix]
+    baselines: Mapping[str, Matrix]
+    subsets: Mapping[float, Bool[np.ndarray, "subset fact"]]
+    """By the share of facts that they drop."""
+    deletions: tuple[Deletion, ...]
+
+    @property
+    def retrainings(self) -> list[Retraining]:
+        """Every retraining; some may be the same."""
+        seeds = (self.own_seed, *self.other_seeds)
+        found = [self.of_subset(s, row) for s in seeds for d in self.subsets.values() for row in d]
+        # The seeds of deletions are the others: luck that the scores could not know.
+        found += [Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions]
+        return found + [Retraining(seed, NOTHING) for seed in seeds]
+
+    @staticmethod
+    def of_subset(seed: int, dropped: np.ndarray) -> Retraining:
+        """Return the retraining without a random subset."""
+        return Retraining(seed, np.flatnonzero(dropped))
+
+
+def choose_tests(test: Triples, count: int) -> Triples:
+    """Return test triples in a random order that is always the same."""
+    if not len(test):
+        raise DataError(
+            "the data has no test triples, so there is nothing to explain; give data.test"
+        )
+    return test[np.random.default_rng(0).permutation(len(test))[:count]]
+
+
+def plan_experiment(
+    source: TraceSource,
+    tests: Triples,
+    trained: Outcomes,
+    *,
+    forms: Sequence[str],
+    drop: Sequence[float],
+    num_subsets: int,
+    num_seeds: int,
+    num_deletions: int,
+) -> ValidationPlan:
+    """Compute the scores, and choose what is dropped.
+
+    Args:
+        source: The model.
+        tests: Test triples.
+        trained: What the model says of them.
+        forms: Forms of score; none named: all that the run allows.
+        drop: Shares of the facts that random subsets drop.
+        num_subsets: Subsets for each share.
+        num_seeds: Other seeds.
+        num_deletions: Test triples, of those ranked first, whose strongest facts are deleted.
+    """
+    graph, seed = source.task.graph, source.model.config.training.seed
+    scores = scores_by_form(forms, source, tests)
+    baselines = {name: score(graph, tests) for name, score in BASELINES.items()}
+    asked = trained.of(source.tracer.settings.direction)
+    first = np.flatnonzero((asked.rank == 1.0).all(0))[:num_deletions].tolist()
+    # Siblings and neighbours are equal among themselves: neighbours first, then by chance.
+    ties = touching(graph, tests) + 1e-3 * random_scores(graph, tests)
+    deleted = dict(scores) | {name: baselines[name] for name in DELETION_BASELINES}
+    num_facts = len(graph.train)
+    return ValidationPlan(
+        tests=tests,
+        own_seed=seed,
+        other_seeds=_other_seeds(source, num_seeds),
+        forms=scores,
+        baselines=baselines,
+        subsets={d: random_subsets(num_facts, d, num_subsets) for d in sorted(drop)},
+        deletions=tuple(deletions(deleted, first, ties)) if num_seeds else (),
+    )
+
+
+def _other_seeds(source: TraceSource, count: int) -> tuple[int, ...]:
+    """Return the next seeds after the run's own that no run of an ensemble was trained with."""
+    runs = source.tracer.runs
+    taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
+    following = itertools.count(source.model.config.training.seed + 1)
+    return tuple(itertools.islice((seed for seed in following if seed not in taken), count))
+
+
+def scores_by_form(forms: Sequence[str], source: TraceSource, tests: Triples) -> dict[str, Matrix]:
+    """Return the scores of all training facts by form, `(test, fact)`.
+
+    A form that the run does not allow is an error if it was asked for, and left out otherwise.
+    """
+    found = {}
+    for form in forms or FORMS:
+        try:
+            found[form] = _matrix(_explanations(form, source, tests))
+        except (ConfigError, CheckpointError) as error:
+            if forms:
+                raise
+            logger.warning("the form %s is left out: %s", form, error)
+    return found
+
+
+def _explanations(form: str, source: TraceSource, tests: Triples) -> Iterable[Explanation]:
+    if form == UNROLLED:
+        if source.model.config.training.ema_decay is not None:
+            raise ConfigError(
+                "--scores unrolled explains the average of the parameters (training.ema_decay), "
+                "and retrainings are compared by the last ones; test a run without an average"
+            )
+        return prepare(source).explain(tests)
+    settings = source.tracer.settings.model_copy(update={"score": form, "with_cosine": False})
+    checkpoints, *further_runs = (run.checkpoints for run in source.tracer.runs)
+    tracer = Tracer(
+        source.task,
+        source.model.config,
+        settings=settings,
+        checkpoints=checkpoints,
+        further_runs=further_runs,
+        device=source.tracer.device,
+    )
+    return tracer.explain(tests)
+
+
+def _matrix(explanations: Iterable[Explanation]) -> Matrix:
+    """Return every score of explanations in the order of the training facts."""
+    rows = []
+    for explanation in explanations:
+        scored = explanation.proponents
+        scores = np.empty(scored.influence.shape)
+        np.put_along_axis(scores, scored.train, scored.influence, 1)
+        rows.append(scores)
+    return np.concatenate(rows)

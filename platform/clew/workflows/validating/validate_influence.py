@@ -1,0 +1,249 @@
+"""Test a model's explanations: train again without facts, and compare with what the scores said."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clew import names
+from clew.config.services import Question, TestLoss, TrackingConfig
+from clew.errors import ConfigError
+from clew.files import working_folder
+from clew.link_prediction.triples import Triples
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.validation_record import ValidationRecord, chart
+from clew.validation.experiment import (
+    NOTHING,
+    NUM_DELETED,
+    TESTS_PER_GROUP,
+    expected_half_width,
+)
+from clew.validation.outcomes import Examiner
+from clew.validation.retraining import Retrainer
+from clew.workflows.evaluate import tags_of
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
+from clew.workflows.outputs import check_folder
+from clew.workflows.validating.experiment import (
+    DELETION_BASELINES,
+    EVERY_FORM,
+    FORMS,
+    choose_tests,
+    plan_experiment,
+)
+from clew.workflows.validating.kept_retrainings import KeptRetrainings, train_missing
+from clew.workflows.validating.measures import measure
+
+logger = logging.getLogger(__name__)
+
+LARGEST_DROP = 0.9
+TIMED_STEPS = 4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ValidationRequest:
+    """What to test, and how thoroughly."""
+
+    model: str
+    subsets: int = 40
+    """Random subsets of facts for each share."""
+    seeds: int = 2
+    """Other seeds for each subset."""
+    drop: Sequence[float] = (0.05, 0.5)
+    """Shares of the facts that subsets drop."""
+    tests: int = 100
+    """Test triples, chosen at random."""
+    deletions: int = 30
+    """How many of those that are ranked first have their strongest facts deleted."""
+    scores: Sequence[str] = ()
+    """Forms of score; none named: all that the run allows."""
+    direction: Question = "tail"
+    """The question that the scores explain, and whose answer is looked at after retraining."""
+    test_loss: TestLoss = "trained"
+    max_hours: float = 1.0
+    output_dir: Path | None = None
+    """Where finished retrainings are kept."""
+
+    def __post_init__(self) -> None:
+        for share in self.drop:
+            if not 0 < share <= LARGEST_DROP:
+                raise ConfigError(
+                    f"--drop {share:g}: expected shares of the facts above 0 and at most "
+                    f"{LARGEST_DROP:g}, such as 0.05,0.5"
+                )
+        for form in self.scores:
+            if form not in EVERY_FORM:
+                raise ConfigError(
+                    f"--scores {form}: no such form; expected {', '.join(EVERY_FORM)}"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Settings of the explanations, by their full names."""
+        return {
+            "influence.top_k": 0,
+            "influence.direction": self.direction,
+            "influence.test_loss": self.test_loss,
+        }
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """The result, and the run that records it."""
+
+    run_id: str | None
+    record: ValidationRecord
+
+    def table(self) -> str:
+        """Return the measures as two tables."""
+        head = [f"run {self.run_id or '(not recorded)'}", ""]
+        note = "Means over test triples with 95 % intervals by Student's t; see docs/trust.md."
+        return "\n".join([*head, *self.record.markdown(), "", note])
+
+
+def validate_influence(
+    request: ValidationRequest,
+    *,
+    say: Say = logger.info,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ValidationResult:
+    """Measure what a model's scores say about retraining; record it as a run of kind `validate`.
+
+    Retrainings that `output_dir` holds already are not repeated.
+
+    Raises:
+        UsageError: the model cannot be used, or more hours would be needed than are allowed.
+    """
+    check_folder("--output-dir", request.output_dir)
+    began = time.perf_counter()
+    with open_trace_source(request.model, request.settings) as source:
+        graph, config = source.task.graph, source.model.config
+        retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
+        tests = choose_tests(graph.test, request.tests)
+        examiner = Examiner(graph, config, tests)
+        finished = len(list(_folder(request, source).glob("seed-*.npz")))
+        _forecast(request, retrainer, max(0, _number_of_retrainings(request) - finished), say)
+        trained = examiner.examine(source.tracer.models[-1])
+        plan = plan_experiment(
+            source,
+            tests,
+            trained,
+            forms=request.scores,
+            drop=request.drop,
+            num_subsets=request.subsets,
+            num_seeds=request.seeds,
+            num_deletions=request.deletions,
+        )
+        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
+        train_missing(plan.retrainings, folder, retrainer, examiner, progress)
+        record = measure(plan, source, folder, trained)
+        return ValidationResult(_store(record, source, time.perf_counter() - began), record)
+
+
+def _number_of_retrainings(request: ValidationRequest) -> int:
+    """Return how many models are trained at most."""
+    subsets = len(request.drop) * request.subsets * (1 + request.seeds)
+    groups = -(-request.deletions // TESTS_PER_GROUP)
+    forms = len(request.scores or FORMS) + len(DELETION_BASELINES)
+    return subsets + len(NUM_DELETED) * groups * forms * request.seeds + 1 + request.seeds
+
+
+def _forecast(request: ValidationRequest, retrainer: Retrainer, count: int, say: Say) -> None:
+    """Say how long the retrainings take and how wide the intervals get; refuse what takes too long.
+
+    Raises:
+        ConfigError: it would take more hours than are allowed.
+    """
+    hours = count * _seconds_per_model(retrainer) / 3600
+    width = expected_half_width(request.subsets, request.tests)
+    at_once = retrainer.models_at_once
+    how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
+    say(
+        f"{count} retrainings ({how}), about {hours:.2f} hours; expected half-width of a "
+        f"correlation's interval {width:.3f}"
+    )
+    if hours > request.max_hours:
+        raise ConfigError(
+            f"{count} retrainings of this graph take about {hours:.1f} hours, more than "
+            f"--max-hours {request.max_hours:g}; lower --subsets, --seeds or --deletions, or "
+            "raise --max-hours"
+        )
+
+
+def _seconds_per_model(retrainer: Retrainer) -> float:
+    """Estimate how long one retraining takes, from a few steps."""
+
+    def seconds(steps: int) -> float:
+        began = time.perf_counter()
+        dropped = [NOTHING] * retrainer.models_at_once
+        for _ in retrainer.train(retrainer.config.training.seed, dropped, max_steps=steps):
+            pass
+        return time.perf_counter() - began
+
+    seconds(1)  # what is called for the first time takes longer
+    first = seconds(1)
+    each = max(0.0, seconds(1 + TIMED_STEPS) - first) / TIMED_STEPS
+    return (first + each * (retrainer.num_steps - 1)) / retrainer.models_at_once
+
+
+def _folder(request: ValidationRequest, source: TraceSource) -> Path:
+    name = source.model.run_id or source.model.manifest.config_hash
+    return request.output_dir or Path("runs") / "validate_influence" / name
+
+
+def identity(source: TraceSource, tests: Triples) -> str:
+    """Return what every retraining depends on, besides its seed and the facts that it drops."""
+    config = source.model.config
+    parts = {
+        section: getattr(config, section).model_dump(mode="json")
+        for section in ("model", "loss", "optimizer", "schedule", "training", "optimizations")
+    }
+    content = json.dumps([parts, source.task.data_fingerprint, tests.tolist()], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _store(record: ValidationRecord, source: TraceSource, seconds: float) -> str | None:
+    """Record the result as a run that is linked to the run it is about."""
+    with (
+        open_tracker(
+            TrackingConfig(experiment=source.model.config.tracking.experiment),
+            kind=names.KIND_VALIDATE,
+            run_name=f"validate {source.task.dataset}",
+            tags=tags_of(source.model, source.loaded),
+        ) as tracker,
+        working_folder("validation") as temporary,
+    ):
+        folder = temporary / names.ARTIFACT_VALIDATION
+        folder.mkdir()
+        for name, content in (
+            (names.VALIDATION_JSON, record.model_dump_json(indent=1)),
+            ("validation.md", "\n".join(record.markdown())),
+            ("chart.vl.json", json.dumps(chart(record), indent=1)),
+        ):
+            (folder / name).write_text(content + "\n", encoding="utf-8")
+        tracker.artifact(folder)
+        metrics = _metrics(record, source.tracer.settings.score)
+        metrics[names.TIME_TOTAL_SECONDS] = seconds
+        tracker.metrics(metrics, source.model.manifest.step)
+        return tracker.run_id
+
+
+def _metrics(record: ValidationRecord, default: str) -> dict[str, float]:
+    """Return the measures of the run's own form of score, and of each form under its name."""
+    found: dict[str, float | None] = {}
+    for form in dict.fromkeys([default, *(score.form for score in record.scores)]):
+        summary = record.summary(form, "")
+        values = {
+            names.INFLUENCE_LDS_SAME_SEED: summary.lds_same_seed,
+            names.INFLUENCE_LDS_OTHER_SEEDS: summary.lds_other_seeds,
+            names.INFLUENCE_DELETION_DROP: summary.deletion_log_probability_drop,
+        }
+        if form == default:
+            found |= values
+            found[names.INFLUENCE_LDS_SIBLINGS] = summary.lds_siblings
+            found[names.INFLUENCE_LDS_CEILING] = summary.lds_ceiling
+        found |= {f"{key}/{form}": value for key, value in values.items()}
+    return {key: value for key, value in found.items() if value is not None}
