@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -69,7 +70,9 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors become one line on standard error."""
     from clew.cli import cli
 
-    typed_command.set(shlex.join(["clew", *arguments]))
+    # An empty value counts as not given; `mlflow run` passes every option.
+    given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
+    typed_command.set(shlex.join(["clew", *given]))
     try:
         result = cli.main(arguments, prog_name="clew", standalone_mode=False)
     except ClewError as error:

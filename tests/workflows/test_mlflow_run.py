@@ -56,6 +56,8 @@ def test_training_with_mixed_precision(project: Path) -> None:
     assert run.data.params["use_mixed_precision"] == "true"
     assert run.data.params["cfg.optimizations.use_mixed_precision"] == "true"
     assert run.data.params["cfg.training.num_epochs"] == "1"
+    command = "clew train --config=experiments/link_prediction/umls.yaml"
+    assert run.data.tags["clew.command"] == f"{command} --num-epochs=1 --use-mixed-precision=true"
     assert "test/mrr" in run.data.metrics
     assert run.info.artifact_uri.startswith((project / "mlartifacts" / "clew").as_uri())
     assert (project / "mlartifacts" / "clew" / run.info.run_id / "artifacts" / "best").is_dir()
