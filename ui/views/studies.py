@@ -67,6 +67,7 @@ def _claims() -> None:
     st.dataframe(
         frame,
         alt="Claims of the studies",
+        placeholder="–",
         hide_index=True,
         width="stretch",
         column_config={
