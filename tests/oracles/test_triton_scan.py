@@ -44,9 +44,8 @@ def compare(batch, time, states, chunk, each, documents=False):
 
 """
 WHOLE = """
-for time in (1, 7, 16, 33):
-    for chunk in (1, 8, 16, 64):
-        compare(2, time, 5, chunk, each=bool(time % 2))
+for time, chunk in ((1, 8), (7, 1), (16, 8), (16, 16), (33, 8), (33, 64)):
+    compare(2, time, 5, chunk, each=bool(time % 2))
 compare(1, 40, 130, 16, each=False)  # more states than a block holds
 print("equal")
 """
