@@ -21,7 +21,7 @@ def columns_of(path: Path, expected: str) -> list[str]:
     """
     try:
         names: list[str] = pq.read_schema(path).names
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: not {expected} ({described(error)})") from None
     return names
 

@@ -7,6 +7,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import torch
@@ -20,6 +21,7 @@ from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.kgx import read_kgx
 from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
+from clew.parquet import columns_of
 from clew.workflows.explaining.trace_text import read_texts
 from tests.attack.cases import refused
 from tests.image_sequences.sequence_files import sequence_columns, write_hdf5
@@ -103,6 +105,13 @@ def test_sizes_that_no_memory_holds(tmp_path: Path, name: str) -> None:
         shape = shapes[name]
         file.create_dataset(name, shape=shape, dtype="f4", chunks=(1,) * len(shape))
     refused(lambda: read_frames(path).images.read(np.array([0])), "cannot be read")
+
+
+def test_a_parquet_file_with_a_column_whose_name_is_no_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "values.parquet"
+    pq.write_table(pa.table({"value": [1.0], "other": [2.0]}), path)
+    path.write_bytes(path.read_bytes().replace(b"other", b"oth\xf4r"))
+    refused(lambda: columns_of(path, "a table of values"), "not a table of values")
 
 
 def test_a_zarr_array_without_axes(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ with a rule give factors; for parameters that any other function takes, or whose
 axis, per-example gradients are computed explicitly.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from clew.influence.rules import ELEMENTWISE, RULES, TRANSPOSES, ToFactor, broadcast, transposed
 
@@ -68,7 +68,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Run the function; record it if a watched parameter is among its arguments."""
         kwargs = kwargs or {}
-        found = [t for t in map(self._find, tree_leaves((args, kwargs))) if t is not None]
+        found = [t for t in map(self._find, _leaves((args, kwargs))) if t is not None]
         if not found or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func in RULES:
@@ -79,9 +79,7 @@ class Recorder(TorchFunctionMode):
         transposes = func in TRANSPOSES or getattr(func, "__self__", None) in TRANSPOSE_PROPERTIES
         if transposes and found[0].tensor.dim() == 2:
             self._tracked[id(out)] = _Tracked(found[0].name, out, not found[0].transposed)
-        elif any(
-            isinstance(leaf, Tensor) and self._find(leaf) is None for leaf in tree_leaves(out)
-        ):
+        elif any(isinstance(leaf, Tensor) and self._find(leaf) is None for leaf in _leaves(out)):
             self._mark_unknown(func, found)
         return out
 
@@ -123,7 +121,7 @@ class Recorder(TorchFunctionMode):
         tracked: _Tracked,
     ) -> Any:
         """Expand a plain parameter to the output's shape, so that each example has its own."""
-        others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        others = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         shape = np.broadcast_shapes(*(tuple(other.shape) for other in others))
         has_example_axis = tracked.tensor.dim() == len(shape) and len(tracked.tensor) != 1
         if has_example_axis or tracked.transposed:
@@ -134,6 +132,15 @@ class Recorder(TorchFunctionMode):
         rule, edge = broadcast(tracked.tensor.shape), get_gradient_edge(wide)
         self.uses.append(Use(tracked.name, _name(func), edge, shape[0], rule))
         return func(*replaced[0], **replaced[1])
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """Yield what lists, tuples and dictionaries hold; torch's own walk takes twice as long."""
+    if isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
+    else:
+        yield value
 
 
 def _tap(out: Tensor) -> tuple[Tensor, Tensor, GradientEdge]:

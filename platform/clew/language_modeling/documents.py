@@ -228,7 +228,7 @@ def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> It
 def _parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable Parquet file ({described(error)})") from None
 
 

@@ -202,7 +202,7 @@ def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
             numbers = {RANK_COLUMN, *FURTHER_COLUMNS}
             more = [c for c in present if c in numbers or c.startswith(kept)]
             columns = needed + more
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
     where = None if test_index is None else (TEST_INDEX_COLUMN, test_index)
     types = {column: _type_of(column) for column in columns}
