@@ -34,20 +34,26 @@ BROWSER = Path(__file__).with_name("browser")
 LONGEST_FIRST = Path(__file__).with_name("longest_first.txt")
 """Files of tests by the processor time of their tests, fast and slow ones, the longest first."""
 
-# Where tensors are computed with; elsewhere signatures name protocols, not shapes.
+# Modules whose signatures have shapes. To check them takes time at each call of any function, so
+# none without: every torch function that the recorder of uses sees goes through `capture`.
 SHAPES_ARE_CHECKED = {
-    "clew": ["layers"],
-    # Not `capture`: it has none, and each call of a torch function goes through it.
-    "clew.influence": [
-        "factors",
-        "kernel",
-        "reference",
-        "rules",
-        "scores",
-        "summation",
-        "link_prediction",
-        "unrolled",
-        "windows",
+    "clew.layers": [
+        "chunked_scan",
+        "eigenstate",
+        "positions",
+        "scan",
+        "short_convolution",
+        "training_mode",
+        "varying_scan",
+    ],
+    "clew.influence": ["factors", "scores", "summation", "link_prediction"],
+    "clew.influence.unrolled": ["engine", "facts"],
+    "clew.influence.windows": [
+        "checkpoint",
+        "condensing",
+        "estimates",
+        "indexing",
+        "projections",
     ],
     "clew.link_prediction": [
         "models",
