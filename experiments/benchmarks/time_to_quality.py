@@ -45,6 +45,7 @@ PLAIN = {
     "loss.relation_prediction_weight": 0.0,
     "training.batch_size": 500,
 }
+SINGLE_ROWS = {"loss.triples_per_row": 1}
 SHARED_ROWS = {"loss.triples_per_row": 8, "training.batch_size": 250}
 PYKEEN = "PyKEEN 1.11.1"
 GRACE_SECONDS = 60
@@ -66,7 +67,7 @@ class Curve:
 
 CURVES = (
     Curve("Clew", "ConvE", "conve"),
-    Curve("Clew", "ComplEx", "complex"),
+    Curve("Clew", "ComplEx", "complex", SINGLE_ROWS),
     Curve("Clew", "ComplEx, 8 triples in a row", "complex", SHARED_ROWS),
     Curve("Clew", "plain ComplEx", "complex", PLAIN),
     Curve(PYKEEN, "plain ComplEx", "complex"),
