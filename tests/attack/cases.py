@@ -3,7 +3,8 @@
 Usual test runs try the same `NUM_CASES` cases each time; a failed case is made as small as it can
 be, and printed. `CLEW_ATTACK_CASES=1000000` tries more of them. `CLEW_ATTACK_SEED=7` tries others,
 drawn from random bytes, which takes less time for each but makes none smaller; a failure names
-its number, and `CLEW_ATTACK_SEED=7:1234` begins with case 1234.
+its number, and `CLEW_ATTACK_SEED=7:1234` begins with case 1234. `CLEW_ATTACK_GUIDED=1` leads them
+by what they reach in the code (`pip install atheris`; see `guided`).
 """
 
 import itertools
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from clew.errors import ClewError, DataError, of_the_system
+from tests.attack.guided import fuzz_guided
 
 NUM_CASES = 10_000
 """In all fuzzers together."""
@@ -53,7 +55,9 @@ def fuzz(share: float, case: Callable[[DrawFn], object]) -> None:
     def each(data: st.DataObject) -> None:
         case(data.draw)
 
-    if chosen := os.environ.get("CLEW_ATTACK_SEED"):
+    if os.environ.get("CLEW_ATTACK_GUIDED"):
+        fuzz_guided(each.hypothesis.fuzz_one_input, number, NUM_BYTES)
+    elif chosen := os.environ.get("CLEW_ATTACK_SEED"):
         seed, _, first = chosen.partition(":")
         _fuzz_from_bytes(each.hypothesis.fuzz_one_input, int(seed), int(first or 0), number)
     else:
