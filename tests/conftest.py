@@ -34,8 +34,8 @@ BROWSER = Path(__file__).with_name("browser")
 LONGEST_FIRST = Path(__file__).with_name("longest_first.txt")
 """Files of tests by the processor time of their tests, fast and slow ones, the longest first."""
 
-# Modules whose signatures have shapes. A check slows each call of each function in its module, so
-# modules without shapes are left out: every torch function in a recorded pass goes through `capture`.
+# Modules whose signatures have shapes. Checks slow each call of each function in a module, so those
+# without shapes are left out: each torch function of a recorded pass goes through `capture`.
 SHAPES_ARE_CHECKED = {
     "clew.layers": [
         "chunked_scan",
