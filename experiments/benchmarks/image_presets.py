@@ -1,0 +1,88 @@
+"""The presets for image sequences, whole, for one epoch: time, and memory beside its prediction.
+
+    python -m experiments.benchmarks.image_presets                       # both
+    python -m experiments.benchmarks.image_presets colab_optimized_full  # one, nothing is written
+
+Frames of 440 x 640 pixels, random, stand for data: two groups to train on, one for validation, one
+for the test. Each preset is trained by `clew train`'s own workflow with nothing changed but the
+data, `epochs=1`, and the compiler's cache, which is empty; evaluation is part of it. Predicted and
+measured memory are the run's `memory/predicted_gib` and `memory/process_peak_gib` (on a GPU
+`memory/gpu_peak_allocated_gib`).
+"""
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from experiments.benchmarks.harness import print_table, report_child, run_child, write_results
+
+NAME = "image_presets"
+PRESETS = ("colab_optimized", "colab_optimized_full")
+GROUPS, FRAMES_PER_GROUP, FRAME_SIZE, NUM_SCALARS = 4, 54, (440, 640), 3
+
+
+def write_frames(path: Path) -> Path:
+    """Write an HDF5 file of random frames, whose target is the mean of each."""
+    rng = np.random.default_rng(0)
+    count = GROUPS * FRAMES_PER_GROUP
+    level = rng.standard_normal(count)
+    with h5py.File(path, "w") as file:
+        images = file.create_dataset("images", (count, *FRAME_SIZE), dtype=np.float32)
+        for place in range(count):
+            images[place] = level[place] + rng.standard_normal(FRAME_SIZE, dtype=np.float32)
+        file["target"] = level
+        file["scalars"] = rng.standard_normal((count, NUM_SCALARS))
+        file["group"] = np.repeat(np.arange(GROUPS), FRAMES_PER_GROUP)
+    return path
+
+
+def child(preset: str) -> None:
+    """Train a preset for an epoch and report what it took."""
+    from clew import names
+    from clew.config.load import load
+    from clew.workflows.train import train
+
+    with tempfile.TemporaryDirectory(prefix="clew-presets-") as name:
+        folder = Path(name)
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
+        data = write_frames(folder / "frames.h5")
+        config = load(preset, {"data.path": str(data), "training.num_epochs": 1})
+        started = time.perf_counter()
+        metrics = train(config).metrics
+        seconds = time.perf_counter() - started
+    measured = metrics.get(names.GPU_PEAK_ALLOCATED_GIB, metrics[names.PROCESS_PEAK_GIB])
+    predicted = metrics[names.PREDICTED_GIB]
+    report_child(
+        {
+            "preset": preset,
+            "windows": 2 * (FRAMES_PER_GROUP - config.data.temporal_frames + 1),  # type: ignore[union-attr]
+            "batch_size": config.training.batch_size,
+            "seconds, all": seconds,
+            "seconds, epoch": metrics[names.TIME_EPOCH_SECONDS],
+            "seconds, compilation": metrics.get(names.TIME_COMPILE_SECONDS, 0.0),
+            "predicted_gib": predicted,
+            "measured_gib": measured,
+            "error": predicted / measured - 1.0,
+        }
+    )
+
+
+def main(*chosen: str) -> None:
+    """Train the presets, print, write."""
+    rows = [run_child(NAME, "child", preset) for preset in chosen or PRESETS]
+    print_table(rows)
+    if not chosen:
+        write_results(NAME, rows, packages=["torch", "h5py"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(sys.argv[2])
+    else:
+        main(*sys.argv[1:])
