@@ -53,7 +53,16 @@ def prepare_process(config: RunConfig) -> None:
     if config.optimizations.keep_allocator_pages and not keep_allocator_pages():
         logger.info("this system has no glibc allocator: keep_allocator_pages changes nothing")
     apply_tf32(enabled=config.optimizations.use_tf32)
-    torch.use_deterministic_algorithms(config.training.deterministic)
+    set_determinism(config)
+
+
+def set_determinism(config: RunConfig) -> None:
+    """Let operations without a deterministic form raise an error, if that is asked for."""
+    enabled = config.training.deterministic
+    if config.optimizations.torch_compile:
+        torch.use_deterministic_algorithms(enabled)
+    else:  # the same switch; the other imports the compiler to tell it, which takes seconds
+        torch.set_deterministic_debug_mode("error" if enabled else "default")
 
 
 def build_model(
