@@ -17,6 +17,7 @@ import mlflow.store.model_registry.sqlalchemy_store
 import mlflow.store.tracking.sqlalchemy_store  # both are imported here once for all processes
 import torch
 from mlflow import MlflowClient, pyfunc
+from mlflow.utils import requirements_utils
 
 from clew.errors import PromotionRefused
 from clew.runs import mlflow_store
@@ -150,6 +151,8 @@ def race(requests: list[PromotionRequest], results: list[Path]) -> None:
 
 def main() -> None:
     """Do what the standard input asks for."""
+    # MLflow asks all installed packages for their modules: a second, here once for all processes.
+    requirements_utils._init_packages_to_modules_map()
     task = json.load(sys.stdin)
     folder = Path(task["folder"])
     for number, group in enumerate(task["groups"]):

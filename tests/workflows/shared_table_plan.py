@@ -29,6 +29,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TRAINED_BY = {"distmult": (1, 4), "conve": (1, 4), "transe": (4,), "cp": (4,)}
 COUNTS = (1, 2, 4)
+OF_FOUR = {"distmult"}
+"""Models that four processes are asked about; two are asked about all."""
 EVERY_FORM = {("distmult", 4), ("conve", 1)}
 """Models, and numbers of processes that trained them, for which every form is compared."""
 FORMS = {
@@ -58,6 +60,16 @@ def forms(model: str, by: int) -> list[str]:
     return ["raw", "auto"] if model in {"distmult", "conve"} else ["raw"]
 
 
+def pairs(count: int) -> list[tuple[str, int]]:
+    """Return the models to ask so many processes about, each with how many trained it."""
+    return [
+        (model, by)
+        for model, trained_by in TRAINED_BY.items()
+        if count < 4 or model in OF_FOUR
+        for by in trained_by
+    ]
+
+
 def trained(root: Path, model: str, processes: int) -> str:
     return str(root / f"{model}-{processes}")
 
@@ -82,15 +94,14 @@ def asked(root: Path, count: int) -> list[Command]:
     """Return the questions to all models, in so many processes."""
     queries, tests = str(root / "queries.tsv"), str(root / "tests.tsv")
     found = []
-    for model, counts in TRAINED_BY.items():
-        for by in counts:
-            place, folder = root / f"asked-{count}" / f"{model}-{by}", trained(root, model, by)
-            for name, options in ASKED.items():
-                given = {"queries": queries} | options
-                found.append(Command("predict", folder, str(place / name), given))
-            for name in forms(model, by):
-                given = {"tests": tests} | FORMS[name]
-                found.append(Command("tracin", folder, str(place / f"trace {name}"), given))
+    for model, by in pairs(count):
+        place, folder = root / f"asked-{count}" / f"{model}-{by}", trained(root, model, by)
+        for name, options in ASKED.items():
+            given = {"queries": queries} | options
+            found.append(Command("predict", folder, str(place / name), given))
+        for name in forms(model, by):
+            given = {"tests": tests} | FORMS[name]
+            found.append(Command("tracin", folder, str(place / f"trace {name}"), given))
     place = root / f"asked-{count}"
     given = {"queries": queries, "top_k": 4}
     calibrated = str(root / "distmult-1" / CALIBRATED)

@@ -33,9 +33,9 @@ from tests.workflows.shared_table_plan import (
     NUM_QUERIES,
     NUM_TESTS,
     RELATIONS,
-    TRAINED_BY,
     asked,
     forms,
+    pairs,
     spoil,
     trained,
     trainings,
@@ -90,11 +90,10 @@ def require_close(ours: object, theirs: object, where: str = "") -> None:
         assert ours == theirs, where
 
 
-PAIRS = [(model, by) for model, counts in TRAINED_BY.items() for by in counts]
+CASES = [(*pair, count) for count in COUNTS[1:] for pair in pairs(count)]
 
 
-@pytest.mark.parametrize("count", COUNTS[1:])
-@pytest.mark.parametrize(("model", "by"), PAIRS)
+@pytest.mark.parametrize(("model", "by", "count"), CASES)
 def test_answers_equal_those_of_one_process(root: Path, model: str, by: int, count: int) -> None:
     for name in ASKED:
         one = said(root, f"asked-1/{model}-{by}/{name}")
@@ -142,8 +141,7 @@ def require_same_explanation(ours: Path, theirs: Path) -> None:
         assert report[key] == expected_report[key]
 
 
-@pytest.mark.parametrize("count", COUNTS[1:])
-@pytest.mark.parametrize(("model", "by"), PAIRS)
+@pytest.mark.parametrize(("model", "by", "count"), CASES)
 def test_explanations_equal_those_of_one_process(
     root: Path, model: str, by: int, count: int
 ) -> None:
