@@ -113,8 +113,9 @@ class SequenceRegressionModel(Section):
     kind: Literal["sequence_regression"] = "sequence_regression"
     """Regression from a short sequence of frames."""
     architecture: ArchitectureName = "transformer"
-    """The head over time: attention between frames, eigenstate layers, attention over a graph of
-    patches and times, or (`cnn`) the mean over frames."""
+    """The head over time: attention between frames (`transformer`), the mean over frames (`cnn`),
+    or one of two experimental ones: eigenstate layers (`ssm`), attention over a graph of patches
+    and times (`gnn`)."""
     channels: tuple[Size, ...] = Field(default=(64, 128, 256), min_length=1)
     """Number of feature maps of each convolution; each halves height and width."""
     normalization: Literal["group", "batch"] = "group"
