@@ -1,23 +1,19 @@
 """Set-up of all tests: shapes in signatures are checked, nothing is sent anywhere."""
 
-import functools
 import gc
 import itertools
-import json
 import os
 import shutil
 import sqlite3
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from clew.config.schema import RunConfig
     from tests.recorded import Recorded
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -160,28 +156,6 @@ def one_product_shows_the_peak() -> None:
     """Let trainings measure the processor's peak rate with one product, not for half a second."""
     if loaded := sys.modules.get("clew.training.flops"):
         loaded.PEAK_SECONDS = 0.001
-
-
-@pytest.fixture(autouse=True)
-def memory_of_like_trainings_is_predicted_once() -> None:
-    """Let a small training, of which the prediction is a third, take it from an earlier test."""
-    loaded = sys.modules.get("clew.training.memory_plan")
-    if loaded is None or hasattr(loaded.live_bytes_of_step, "__wrapped__"):
-        return
-    live_bytes_of_step, known = loaded.live_bytes_of_step, dict[str, Counter[str]]()
-
-    @functools.wraps(live_bytes_of_step)
-    def kept(config: "RunConfig", task: Any, *where: object) -> Counter[str]:
-        content = config.model_dump(
-            mode="json",
-            exclude={"tracking": True, "evaluation": True, "training": {"seed", "num_epochs"}},
-        )
-        key = json.dumps([content, task.data_fingerprint, *map(str, where)])
-        if key not in known:
-            known[key] = live_bytes_of_step(config, task, *where)
-        return known[key].copy()
-
-    loaded.live_bytes_of_step = kept
 
 
 @pytest.fixture(scope="session")
