@@ -64,6 +64,8 @@ class Person(BaseModel):
 def test_errors_of_libraries_are_one_line() -> None:
     assert described(OSError("no space\nleft")) == "no space"
     assert described(MemoryError()) == "MemoryError"
+    downloading = "The following failures occurred:\n##### File MLmodel #####\n  connection reset"
+    assert described(OSError(downloading)) == "##### File MLmodel ##### connection reset"
     assert len(described(ValueError("x" * 1000))) == 300
     with pytest.raises(ValidationError) as caught:
         Person.model_validate({"password": "secret"})

@@ -101,13 +101,16 @@ def described(error: BaseException) -> str:
     """Say in one line, of at most 300 characters, what a library's error says.
 
     Of a pydantic error it is the first problem: the key and what is wrong with it, without the
-    value, which may be long or secret.
+    value, which may be long or secret. A first line that ends in a colon only announces the lines
+    below it, and those are taken.
     """
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(map(str, problem["loc"]))
         return printable(f"{key}: {reason_of(problem)}".removeprefix(": ")[:300])
-    return printable((str(error).strip() or type(error).__name__).splitlines()[0][:300])
+    first, *below = (str(error).strip() or type(error).__name__).splitlines()
+    said = " ".join(" ".join(below).split()) if below and first.endswith(":") else first
+    return printable(said[:300])
 
 
 _EXPECTED = {
