@@ -16,7 +16,7 @@ from clew.training.checkpoints import load_tensors
 from clew.training.compilation import warm_up
 from clew.training.flops import count_flops
 from clew.training.precision import Precision
-from clew.training.setup import measure_before_training
+from clew.training.setup import measure_before_training, prepare_process
 from clew.training.step_timing import WARM_UP_STEPS
 from clew.workflows.tasks import build_task
 
@@ -132,3 +132,19 @@ def test_throughput_leaves_warm_up_steps_out(make_trainer: Any) -> None:
     ]
     assert len(rates) == 2
     assert all(rate > 0 for rate in rates)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_determinism_is_switched_without_the_compiler(
+    config: Any, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    def importing(mode: bool) -> None:
+        raise AssertionError("this imports torch's compiler")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "use_deterministic_algorithms", importing)
+        try:
+            prepare_process(config(training__deterministic=deterministic))
+            assert torch.are_deterministic_algorithms_enabled() is deterministic
+        finally:
+            torch.set_deterministic_debug_mode("default")
