@@ -3,20 +3,25 @@
     python -m experiments.benchmarks.window_influence text               # all windows of `nano`
     python -m experiments.benchmarks.window_influence sequences
     python -m experiments.benchmarks.window_influence text --windows 60  # a quick look
-    (further options: --tests 10 --steps 300 --half --candidates 20,30 --rank 64 --folder FOLDER)
+    (further options: --tests 10 --steps 300 --half --candidates 20,15 --rank 64 --folder FOLDER)
 
 Needs tinyshakespeare, or the ERA5 file, under $CLEW_DATA. It trains the model for some steps,
-scores all training windows for ten tests in one pass, makes the index, and searches it for one test
-after the other; exact and found top ten are compared. Each stage is kept under the folder (default
-runs/window_influence/…) and not repeated: an interrupted benchmark goes on after the last one.
-Seconds are of the explanation itself, without start of the process and index.
+scores all training windows for ten tests in one pass, without cosines, makes the index, and
+searches it for one test after the other, for proponents and opponents and for proponents alone; the
+exact and the found ten strongest proponents are compared. The price of cosines is the time for some
+windows with them, divided by the time without, in turns. Each stage is kept under the
+folder (default runs/window_influence/…) and not repeated: an interrupted benchmark goes on after
+the last one. Seconds are of the explanation itself, without start of the process and index.
 """
 
 import argparse
+import itertools
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +41,19 @@ from clew.training.checkpoints import Manifest, list_checkpoints
 from clew.training.distributed import World
 from clew.training.setup import build_trainer, prepare_process
 from clew.workflows.tasks import build_task
-from experiments.benchmarks.harness import ROOT, print_table, spread, write_results
+from experiments.benchmarks.harness import (
+    ROOT,
+    interleaved_seconds,
+    print_table,
+    spread,
+    write_results,
+)
 from experiments.image_sequences.era5 import convert
 
 NAME = "window_influence"
 GRIB = Path("era5_uk_t2m_2019_03") / "era5-2mt-2019-03-uk.grib"
 CPU = torch.device("cpu")
-TOP = 10
+TOP, SAMPLE, ROUNDS = 10, 48, 3
 PROMPT, CONTINUATION = 64, 32
 """Bytes of the prompts, which are taken from the test text, and of what is explained."""
 
@@ -138,6 +149,23 @@ def all_scores(tracer: WindowTracer[Any], tests: Sequence[Any]) -> dict[str, Any
     }
 
 
+def price_of_cosines(tracer: WindowTracer[Any], tests: Sequence[Any]) -> dict[str, Any]:
+    """Return the time with cosines divided by that without, of some windows."""
+
+    def explain(*, with_cosine: bool) -> None:
+        few = copy(tracer)
+        few.windows, few.with_cosine = FirstWindows(tracer.windows, SAMPLE), with_cosine
+        few.explain(tests, top_k=TOP)
+
+    forms = {
+        "with": partial(explain, with_cosine=True),
+        "without": partial(explain, with_cosine=False),
+    }
+    seconds = interleaved_seconds(forms, repeats=ROUNDS, warm_ups=0)
+    pairs = zip(seconds["with"], seconds["without"], strict=True)
+    return spread([longer / shorter for longer, shorter in pairs])
+
+
 def searches(
     tracer: WindowTracer[Any], tests: Sequence[Any], settings: SearchSettings
 ) -> dict[str, Any]:
@@ -183,7 +211,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--windows", type=int, default=0)
     parser.add_argument("--half", action="store_true")
-    parser.add_argument("--candidates", default="20")
+    parser.add_argument("--candidates", default="20,15")
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--folder", type=Path, default=None)
     given = parser.parse_args()
@@ -202,11 +230,16 @@ def main() -> None:
     tracer = WindowTracer(task, windows, checkpoints, device=CPU, half=half)
     tests = test_windows(task, given.tests)
     label = f"{len(windows)}-{given.tests}-{half}".replace("torch.", "")
+    price = kept(folder / f"cosines-{label}.json", lambda: price_of_cosines(tracer, tests))
+    tracer.with_cosine = False
     exact = kept(folder / f"all-{label}.json", lambda: all_scores(tracer, tests))
+    tracer.with_cosine = True
     rows = []
-    for candidates in map(int, given.candidates.split(",")):
-        settings = SearchSettings(candidates, given.rank)
-        name = f"search-{label}-{given.rank}-{candidates}.json"
+    tried = itertools.product(map(int, given.candidates.split(",")), (True, False))
+    for candidates, opponents in tried:
+        settings = SearchSettings(candidates, given.rank, opponents)
+        signs = "both" if opponents else "proponents"
+        name = f"search-{label}-{given.rank}-{candidates}-{signs}.json"
         found = kept(folder / name, lambda s=settings: searches(tracer, tests, s))  # type: ignore[misc]
         rows.append(
             {
@@ -215,8 +248,10 @@ def main() -> None:
                 "precision": str(half or torch.float32).removeprefix("torch."),
                 "all, s": exact["seconds"],
                 "all, CPU s": exact["cpu_seconds"],
+                "with cosines, times": price["median"],
                 "rank": given.rank,
                 "candidates": candidates,
+                "searched for": signs,
                 "index, s": found["making_seconds"],
                 "index, MiB": found["index_mib"],
                 "cosine error": found["stated_cosine_error"],

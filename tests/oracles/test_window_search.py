@@ -1,6 +1,7 @@
 """Scores of many texts in one pass, and a search by index, against plain gradients."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,20 @@ def test_a_search_scores_few_windows_and_finds_the_strongest(trained: Any, check
     assert found.searched.index_cosine_error < 0.1
     np.testing.assert_array_equal(found.proponents.train, exact.proponents.train)
     np.testing.assert_allclose(found.proponents.influence, exact.proponents.influence, rtol=1e-5)
+
+
+def test_a_search_for_proponents_alone_scores_half_as_many_windows(trained: Any, checkpoints: Path):
+    test = texts_of(trained)[:1]
+    (both,) = tracer_of(trained, checkpoints).explain(test, top_k=3, settings=FEW)
+    (found,) = tracer_of(trained, checkpoints).explain(
+        test, top_k=3, settings=replace(FEW, opponents=False)
+    )
+    assert found.searched is not None
+    assert (found.searched.num_scored, found.searched.opponents) == (6, False)
+    np.testing.assert_array_equal(found.proponents.train, both.proponents.train)
+    np.testing.assert_allclose(found.proponents.influence, both.proponents.influence, rtol=1e-5)
+    assert both.opponents.train.shape == (1, 3)
+    assert found.opponents.train.shape == (1, 0)
 
 
 def test_an_index_of_all_directions_has_no_error(trained: Any, checkpoints: Path):

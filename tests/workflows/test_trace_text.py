@@ -204,6 +204,11 @@ def test_a_search_keeps_its_index_with_the_run(model: str):
     assert [w.window for w in first.proponents] == [w.window for w in second.proponents]
     exact = explained(model, "green bottles", " on", {"influence.top_k": 2}).report
     assert [w.window for w in first.proponents] == [w.window for w in exact.proponents]
+    settings |= {"influence.search_opponents": False}
+    without = explained(model, "green bottles", " on", settings).report
+    assert [w.window for w in without.proponents] == [w.window for w in exact.proponents]
+    assert not without.opponents
+    assert without.settings["search_by_index"]["opponents"] is False
     with pytest.raises(ConfigError, match=r"influence.top_k is 0, but a search scores"):
         explained(model, "green", "", settings | {"influence.top_k": 0})
 

@@ -74,6 +74,9 @@ class InfluenceConfig(Section):
     candidates: Annotated[int, WINDOW_FLAG] = Field(default=20, ge=1)
     """After a search by index, scores are computed for this many windows with the largest estimates
     and as many with the smallest; at least `top_k`."""
+    search_opponents: Annotated[bool, WINDOW_FLAG] = True
+    """Whether a search by index computes scores for the smallest estimates too. Without them it
+    takes half the time, and the explanation has proponents only."""
     projection_rank: int = Field(default=64, ge=1)
     """Directions on each side to which the index projects the gradient of a matrix: the size of the
     index grows with the square of this number, the error of its estimates falls in proportion."""

@@ -19,6 +19,8 @@ class SearchSettings:
     """Windows of each sign whose scores are computed."""
     rank: int
     """Directions on each side of a projection."""
+    opponents: bool = True
+    """Whether opponents are searched too, or proponents alone."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Searched:
 
     num_scored: int
     """Training windows whose scores were computed."""
+    opponents: bool
+    """Whether those with the smallest estimates are among them."""
     cosine_error: float
     """Root mean square error of their estimated cosines with the test."""
     index_bytes: int
@@ -46,15 +50,17 @@ class Estimates:
     scores: Float[Tensor, "test window"]
     own: Float[Tensor, "window"]
     """Self-influence of the windows; this is no estimate."""
+    settings: SearchSettings
     indices: Sequence[IndexManifest]
     index_bytes: int
     making_seconds: Sequence[float]
     """Time to make each index that was not there."""
 
-    def candidates(self, count: int) -> Int[np.ndarray, "window"]:
-        """Return the windows with the `count` largest or smallest estimates for any test."""
-        count = min(count, self.scores.shape[1])
-        ends = [self.scores.topk(count, largest=largest).indices for largest in (True, False)]
+    def candidates(self) -> Int[np.ndarray, "window"]:
+        """Return the windows with the largest or the smallest estimates for any test."""
+        count = min(self.settings.candidates, self.scores.shape[1])
+        signs = (True, False) if self.settings.opponents else (True,)
+        ends = [self.scores.topk(count, largest=largest).indices for largest in signs]
         return np.unique(torch.cat(ends).numpy())
 
     def compared(
@@ -66,6 +72,7 @@ class Estimates:
         stated = [index.cosine_error for index in self.indices if index.cosine_error is not None]
         return Searched(
             num_scored=len(chosen),
+            opponents=self.settings.opponents,
             cosine_error=float(errors.square().mean().sqrt()),
             index_bytes=self.index_bytes,
             index_cosine_error=max(stated, default=None),

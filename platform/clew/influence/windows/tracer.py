@@ -10,7 +10,7 @@ evaluation mode: without dropout, mirroring or noise. A window's gradient serves
 so that a second test costs next to nothing.
 
 With an index, the sum is first estimated from projections for all windows, and then computed for
-those with the largest and the smallest estimates alone.
+those with the largest and, where opponents are wanted, the smallest estimates alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +110,7 @@ class WindowTracer(Generic[B]):
         found, chosen = None, np.arange(len(self.windows))
         if settings is not None:
             found = self._estimates(tests, settings, progress)
-            chosen = found.candidates(settings.candidates)
+            chosen = found.candidates()
         norms = self.with_cosine and found is None
         sums = self._sums(tests, chosen, norms=norms, progress=progress)
         if found is not None and self.with_cosine:
@@ -180,6 +180,7 @@ class WindowTracer(Generic[B]):
         return Estimates(
             torch.stack(scores).sum(0),
             torch.stack(own).sum(0),
+            settings,
             [index.manifest for index in indices],
             sum(index.num_bytes for index in indices),
             made,
@@ -218,7 +219,8 @@ class WindowTracer(Generic[B]):
     def _explanation(
         self, sums: WindowSums, test: int, chosen: np.ndarray, top_k: int, found: Estimates | None
     ) -> WindowExplanation:
-        best, worst = Strongest(top_k, 1), Strongest(top_k, -1)
+        opponents_wanted = found is None or found.settings.opponents
+        best, worst = Strongest(top_k, 1), Strongest(top_k if opponents_wanted else 0, -1)
         tile = sums.tile(test, chosen)
         for sink in (best, worst):
             sink.add(tile)

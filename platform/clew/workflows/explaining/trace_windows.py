@@ -113,7 +113,7 @@ def search_settings(source: ModelSource) -> SearchSettings | None:
             f"{settings.candidates} windows of each sign; expected top_k from 1 to candidates, or "
             "influence.search=all"
         )
-    return SearchSettings(settings.candidates, settings.projection_rank)
+    return SearchSettings(settings.candidates, settings.projection_rank, settings.search_opponents)
 
 
 @dataclass(frozen=True, eq=False)
