@@ -257,12 +257,18 @@ from clew.training.distributed import World
 from clew.training.setup import build_trainer, measure_before_training
 from clew.workflows.tasks import build_task
 
-# Traced and differentiated as for any compiler, then run as it is: C++ would take minutes.
-compile_with = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
-torch.nn.Module.compile = compile_with
-states = []
-for compiled in (True, False):
-    config = load(sys.argv[1], {"optimizations.torch_compile": compiled})
+def traced(graph, inputs):
+    # Traced and differentiated as for any compiler, then run as it is: C++ would take minutes.
+    sizes[-1].append(len(graph.graph.nodes))
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+torch.nn.Module.compile = functools.partialmethod(torch.nn.Module.compile, backend=traced)
+states, sizes = [], []
+for compiled, frames in ((True, 3), (True, 6), (False, 6)):
+    changes = {"optimizations.torch_compile": compiled, "model.frames_per_checkpoint": frames}
+    config = load(sys.argv[1], changes)
+    torch._dynamo.reset()
+    sizes.append([])
     task = build_task(config)
     trainer = build_trainer(
         config, task, Tracker(), device=torch.device("cpu"), world=World(),
@@ -272,7 +278,9 @@ for compiled in (True, False):
     assert ("time/compile_seconds" in values) == compiled, values
     trainer.train()
     states.append(trainer.model.state_dict())
-ours, theirs = states
+assert sizes[0] == sizes[1], sizes  # four groups of frames are no larger graph than two
+assert not sizes[2]
+_, ours, theirs = states
 assert ours.keys() == theirs.keys()
 for name, tensor in ours.items():
     torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-5, msg=name)

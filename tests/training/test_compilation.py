@@ -11,9 +11,10 @@ import torch
 from clew import names
 from clew.config.load import from_mapping
 from clew.errors import ConfigError
+from clew.layers import products
 from clew.training import compilation
 from clew.training.checkpoints import load_tensors
-from clew.training.compilation import warm_up
+from clew.training.compilation import apply_compile, warm_up
 from clew.training.flops import count_flops
 from clew.training.precision import Precision
 from clew.training.setup import measure_before_training, prepare_process
@@ -57,6 +58,21 @@ def test_without_a_compiler_the_error_comes_first(
     settings = {"optimizations__torch_compile": True}
     with pytest.raises(ConfigError, match=r"none of g\+\+, c\+\+, clang\+\+ is on PATH"):
         measure_before_training(make_trainer(**settings), config(**settings))
+
+
+@pytest.mark.parametrize(("has_instructions", "warnings"), [(True, 0), (False, 1)])
+def test_bfloat16_that_a_compiler_would_not_emulate_is_warned_of(
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    has_instructions: bool,
+    warnings: int,
+) -> None:
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: name)
+    monkeypatch.setattr(products, "has_bfloat16_products", lambda: has_instructions)
+    settings = config(optimizations__torch_compile=True, optimizations__use_mixed_precision=True)
+    apply_compile(torch.nn.Linear(2, 2), settings.optimizations, torch.device("cpu"))
+    assert caplog.text.count("no instructions for bfloat16") == warnings
 
 
 def test_a_compiler_that_fails_stops_training_unless_it_was_optional(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.image_sequences import SequenceRegressionModel
+from clew.layers.training_mode import recomputed
 
 Frames = Float[Tensor, "frame channel height width"]
 Maps = Float[Tensor, "frame map row column"]
@@ -74,6 +75,7 @@ class FrameEncoder(nn.Module):
         self, num_channels: int, num_scalars: int, config: SequenceRegressionModel
     ) -> None:
         super().__init__()
+        self.recomputes = False
         self.patches = config.patch_grid if config.architecture == "gnn" else None
         sizes = (num_channels, *config.channels)
         self.widths = [2 * size for size in config.channels]
@@ -91,6 +93,15 @@ class FrameEncoder(nn.Module):
 
     def forward(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
         """Return the feature vectors of each frame's patches; one patch unless there is a grid."""
+
+        def encode(x: Frames) -> Float[Tensor, "frame patch map"]:
+            return self._encode(x, scalars)
+
+        if self.recomputes and self.training and torch.is_grad_enabled():
+            return recomputed(encode, frames, within=self)
+        return encode(frames)
+
+    def _encode(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
         maps = self.maps(frames, scalars)
         level = self._level(frames)
         if self.patches is not None:

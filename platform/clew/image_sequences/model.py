@@ -10,6 +10,7 @@ checkpoint holds them. Outputs are in standard deviations of the training target
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from clew.config.image_sequences import SequenceRegressionModel
 from clew.image_sequences.frame_network import FrameEncoder
 from clew.image_sequences.temporal_heads import build_head
-from clew.layers.training_mode import recomputed
 
 Images = Float[Tensor, "window time channel height width"]
 WindowScalars = Float[Tensor, "window time scalar"]
@@ -53,7 +53,6 @@ class SequenceRegressor(nn.Module):
     def __init__(self, shape: SequenceShape, config: SequenceRegressionModel) -> None:
         super().__init__()
         self.config, self.shape = config, shape
-        self.recomputes = False
         channels = shape.num_channels * (2 if shape.mask_channels else 1)
         for name, size in (("image", shape.num_channels), ("scalar", shape.num_scalars)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
@@ -86,7 +85,16 @@ class SequenceRegressor(nn.Module):
 
     def enable_gradient_checkpointing(self) -> None:
         """Keep only the input of each group of frames, and run it again in the backward pass."""
-        self.recomputes = True
+        self.encoder.recomputes = True
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the networks of a group of frames and of time, as `nn.Module.compile` does.
+
+        The loop over groups stays as it is. As one graph with the rest, each of its rounds would be
+        compiled for itself: a quarter of an hour and more for twenty groups.
+        """
+        self.encoder.compile(*args, **kwargs)
+        self.head.compile(*args, **kwargs)
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
         """Return scales, biases, positions and eigenvalues: decay is for matrices."""
@@ -111,12 +119,4 @@ class SequenceRegressor(nn.Module):
             return self.encoder(frames, scalars)  # type: ignore[no-any-return]
         size = self.config.frames_per_checkpoint or len(frames) // self.shape.num_frames
         pairs = zip(torch.split(frames, size), torch.split(scalars, size), strict=True)
-        return torch.cat([self._encode_group(group, beside) for group, beside in pairs])
-
-    def _encode_group(self, frames: Tensor, scalars: Tensor) -> Tensor:
-        def encode(x: Tensor) -> Tensor:
-            return self.encoder(x, scalars)  # type: ignore[no-any-return]
-
-        if self.recomputes and torch.is_grad_enabled():
-            return recomputed(encode, frames, within=self.encoder)
-        return encode(frames)
+        return torch.cat([self.encoder(group, beside) for group, beside in pairs])
