@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -178,10 +179,13 @@ def _compile(trainer: Trainer[Any], config: RunConfig, batches: list[Any]) -> di
 
 
 def _batches_of_each_size(trainer: Trainer[Any]) -> list[Any]:
-    """Return the first and the last microbatch of an epoch: all sizes that training will see."""
+    """Return a microbatch of each size that an epoch has; its last one may be smaller."""
     source, settings = trainer.task.train_examples(), trainer.settings
     plan = epoch_microbatches(
         len(source), settings, 0, rank=trainer.world.rank, world_size=trainer.world.size
     )
-    chosen = [indices for indices in [next(plan), *deque(plan, maxlen=1)] if len(indices)]
-    return [source.batch(indices).to(trainer.precision.device) for indices in chosen]
+    by_size: dict[int, np.ndarray] = {}
+    for indices in (next(plan), *deque(plan, maxlen=1)):
+        by_size.setdefault(len(indices), indices)
+    by_size.pop(0, None)
+    return [source.batch(indices).to(trainer.precision.device) for indices in by_size.values()]
