@@ -262,7 +262,7 @@ def main() -> None:
         )
     print_table(rows)
     if not given.windows:
-        write_results(f"{NAME}_{given.subject}", rows)
+        write_results(NAME, rows, part=given.subject)
 
 
 if __name__ == "__main__":
