@@ -176,6 +176,8 @@ INFLUENCE_DELETION_DROP = "influence/deletion_log_probability_drop"
 # Settings that an explanation records in addition to those of `influence`
 SETTING_EMA_DECAY = "ema_decay"
 """Only if the run keeps an average of its parameters."""
+SETTING_SEARCH = "search_by_index"
+"""Only if an index chose the windows to score: what it did."""
 NOT_OF_THE_AVERAGE = (
     "The run keeps an average of its parameters. This explanation, scores and ranks included, is "
     "of the parameters themselves; predict, evaluate and Ask use the average."

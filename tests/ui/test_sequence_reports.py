@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from clew import names
 from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
@@ -59,6 +60,23 @@ def test_the_page_shows_prediction_and_windows(
     assert [metric.value for metric in app.metric][-1] == str(len(report.steps))
     assert list(app.dataframe[0].value["Influence"]) == list(windows_of(report)["influence"])
     assert any("picture" in c.value for c in app.caption) != with_picture
+
+
+@pytest.mark.parametrize(
+    ("search", "both"),
+    [({"num_scored": 12, "opponents": False}, False), ({"num_scored": 12}, True)],
+)
+def test_the_page_says_what_an_index_chose(
+    search: dict[str, object], both: bool, report: SequenceInfluenceReport, tmp_path: Path
+) -> None:
+    settings = {**report.settings, names.SETTING_SEARCH: search}
+    path = tmp_path / SEQUENCE_INFLUENCE_JSON
+    replace(report, num_windows=26, settings=settings).write(path)
+    app = AppTest.from_function(content, args=(str(path), "")).run()
+    (said,) = [caption.value for caption in app.caption if "An index" in caption.value]
+    assert "12 of 26 training windows as likely proponents" in said
+    assert ("and opponents" in said) == both
+    assert not any("An index" in note for note in report.notes())
 
 
 def test_a_trace_run_of_frames_is_shown_on_the_page_influence(

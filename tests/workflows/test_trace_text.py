@@ -209,6 +209,9 @@ def test_a_search_keeps_its_index_with_the_run(model: str):
     assert [w.window for w in without.proponents] == [w.window for w in exact.proponents]
     assert not without.opponents
     assert without.settings["search_by_index"]["opponents"] is False
+    said = f"chose {without.num_scored} of {without.num_windows} training windows"
+    assert said in without.notes()[-1]
+    assert exact.num_scored == exact.num_windows
     with pytest.raises(ConfigError, match=r"influence.top_k is 0, but a search scores"):
         explained(model, "green", "", settings | {"influence.top_k": 0})
 

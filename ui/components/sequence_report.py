@@ -57,7 +57,8 @@ def numbers(report: SequenceInfluenceReport) -> None:
             help=glossary.SELF_INFLUENCE,
         )
         st.metric("Checkpoints", str(len(report.steps)), help=prediction.CHECKPOINTS)
-    prediction.notes(report.settings)
+    for note in report.notes():
+        states.note(note)
 
 
 def table(windows: pd.DataFrame) -> None:

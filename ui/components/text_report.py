@@ -96,8 +96,8 @@ def numbers(report: TextInfluenceReport) -> None:
         ("Self-influence", report.self_influence, glossary.SELF_INFLUENCE),
         (
             "Windows scored",
-            report.num_windows,
-            "Stretches of training text whose influence was computed: all of them.",
+            report.num_scored,
+            "Stretches of training text whose influence was computed.",
         ),
         ("Checkpoints", len(report.steps) or math.nan, prediction.CHECKPOINTS),
     ]
@@ -105,7 +105,8 @@ def numbers(report: TextInfluenceReport) -> None:
         for label, value, explanation in shown:
             number = None if value is None else float(value)
             st.metric(label, prediction.number(number), help=explanation)
-    prediction.notes(report.settings)
+    for note in report.notes():
+        states.note(note)
 
 
 def window_filter(windows: pd.DataFrame) -> FactFilter:

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from clew.errors import DataError, described, quoted
 from clew.files import write_whole
+from clew.names import SETTING_SEARCH, average_notes
 
 SHOWN_CHARACTERS = 96
 TEXT_INFLUENCE_JSON = "text_influence.json"
@@ -86,6 +87,22 @@ class WindowReport(ABC, Generic[W]):
     settings: dict[str, Any] = field(default_factory=dict)
     sign: str
     schema_version: Literal[1] = 1
+
+    @property
+    def num_scored(self) -> int:
+        """Number of training windows whose influence was computed."""
+        return int(self.settings.get(SETTING_SEARCH, {}).get("num_scored", self.num_windows))
+
+    def notes(self) -> list[str]:
+        """Return what to say with the scores: what they leave out, and what they are not of."""
+        found = average_notes(self.settings)
+        if search := self.settings.get(SETTING_SEARCH):
+            kinds = "proponents and opponents" if search.get("opponents", True) else "proponents"
+            found += [
+                f"An index chose {self.num_scored:,} of {self.num_windows:,} training windows as "
+                f"likely {kinds}; only those were scored."
+            ]
+        return found
 
     @abstractmethod
     def headline(self) -> list[str]:

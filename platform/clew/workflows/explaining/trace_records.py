@@ -37,8 +37,7 @@ class WindowTrace(Generic[R]):
         lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
         for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
             lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
-        notes = names.average_notes(self.report.settings)
-        return "\n".join([*lines, self.report.sign, *notes])
+        return "\n".join([*lines, self.report.sign, *self.report.notes()])
 
 
 @contextmanager
@@ -94,7 +93,7 @@ def record_each(
 def said_of(explained: Explained, test: int, **more: object) -> dict[str, Any]:
     """Return what the report of one test says of how it was made."""
     found = explained.found[test]
-    search = {} if found.searched is None else {"search_by_index": asdict(found.searched)}
+    search = {} if found.searched is None else {names.SETTING_SEARCH: asdict(found.searched)}
     return {
         **explained.said,
         "loss": found.loss,
