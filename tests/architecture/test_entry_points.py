@@ -38,9 +38,9 @@ PARAMETERS = {
     "batch_tracin": f"{TRACIN} output_dir n_hops min_degree strict_path_filtering "
     f"edge_map node_name_dict start_index max_triples {CLUSTER}",
     "trace_text": "model prompt continuation prompts top_k score num_last_layers with_cosine "
-    "use_mixed_precision search candidates output set",
+    "use_mixed_precision search candidates search_opponents output set",
     "trace_sequence": "model frame top_k score num_last_layers with_cosine use_mixed_precision "
-    "search candidates output set",
+    "search candidates search_opponents output set",
     "validate_influence": "model subsets seeds drop tests deletions scores direction test_loss "
     "max_hours output_dir",
     "value_facts": "model test weights direction worst output_dir",
