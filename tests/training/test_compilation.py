@@ -70,6 +70,7 @@ def test_bfloat16_that_a_compiler_would_not_emulate_is_warned_of(
 ) -> None:
     monkeypatch.setattr(compilation.shutil, "which", lambda name: name)
     monkeypatch.setattr(products, "has_bfloat16_products", lambda: has_instructions)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *args, **kwargs: None)
     settings = config(optimizations__torch_compile=True, optimizations__use_mixed_precision=True)
     apply_compile(torch.nn.Linear(2, 2), settings.optimizations, torch.device("cpu"))
     assert caplog.text.count("no instructions for bfloat16") == warnings
