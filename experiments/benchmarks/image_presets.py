@@ -6,8 +6,8 @@
 Frames of 440 x 640 pixels, random, stand for data: two groups to train on, one for validation, one
 for the test. Each preset is trained by `clew train`'s own workflow with nothing changed but the
 data, `epochs=1`, and the compiler's cache, which is empty; evaluation is part of it. On a processor
-without instructions for bfloat16 the compiled preset is trained in float32, because compiled
-products in bfloat16 would take hours there. Predicted and measured memory are the run's
+without instructions for bfloat16 the compiled preset is trained in float32, because two passes over
+a microbatch had not ended there after nine minutes. Predicted and measured memory are the run's
 `memory/predicted_gib` and `memory/process_peak_gib` (on a GPU `memory/gpu_peak_allocated_gib`).
 """
 
