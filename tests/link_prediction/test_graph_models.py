@@ -21,6 +21,7 @@ from clew.config.graph_models import (
     GraphModelSettings,
     RESCALModel,
     RotatEModel,
+    RotEModel,
     TransEModel,
     TuckERModel,
 )
@@ -36,6 +37,7 @@ SETTINGS = {
     "tucker": TuckERModel(embedding_dim=6, relation_dim=3),
     "transe": TransEModel(embedding_dim=6),
     "rotate": RotatEModel(embedding_dim=6),
+    "rote": RotEModel(embedding_dim=6),
 }
 HEAD, RELATION = torch.tensor([0, 3, 6, 3]), torch.tensor([1, 0, 3, 2])
 TAIL = torch.tensor([5, 1, 1, 0, 2])
@@ -130,6 +132,17 @@ def test_rotate_scores_as_the_square_of_pykeen_s():
     torch.testing.assert_close(scores(model), -expected.square())
 
 
+def test_rote_scores_as_a_loop_over_complex_numbers():
+    model = build(SETTINGS["rote"])
+    torch.nn.init.normal_(model.relation.weight)
+    for row, (head, relation) in enumerate(zip(HEAD, RELATION, strict=True)):
+        values = model.relation.weight[relation]
+        turn = torch.polar(torch.ones(3).double(), values[:3])
+        moved = turn * numbers(model.entity.weight[head][None]) + numbers(values[3:][None])
+        distances = (moved - numbers(model.entity.weight)).abs().square().sum(1)
+        torch.testing.assert_close(scores(model)[row], -distances)
+
+
 @pytest.mark.parametrize("kind", GRAPH_MODELS)
 def test_scores_are_products_and_biases(kind: str):
     model = build(SETTINGS[kind])
@@ -137,7 +150,7 @@ def test_scores_are_products_and_biases(kind: str):
         torch.nn.init.normal_(model.entity_bias)
     queries = model.queries(HEAD, RELATION)
     expected = queries @ model.entity.weight.T
-    if kind in {"transe", "rotate"}:
+    if kind in {"transe", "rotate", "rote"}:
         expected = -(queries[:, None] / 2 - model.entity.weight).square().sum(2)
     if model.entity_bias is not None:
         expected = expected + model.entity_bias

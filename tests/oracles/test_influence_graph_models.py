@@ -20,6 +20,7 @@ from clew.config.graph_models import (
     GraphModelSettings,
     RESCALModel,
     RotatEModel,
+    RotEModel,
     TransEModel,
     TuckERModel,
 )
@@ -79,6 +80,7 @@ SIMPLE: dict[str, GraphModelSettings] = {
     "tucker": TuckERModel(embedding_dim=6, relation_dim=4, entity_bias=True),
     "transe": TransEModel(embedding_dim=8),
     "rotate": RotatEModel(embedding_dim=8, entity_bias=False),
+    "rote": RotEModel(embedding_dim=8),
 }
 
 
@@ -280,7 +282,7 @@ def test_every_graph_model_has_exact_parts(kind, form, directions):
 
 
 @pytest.mark.parametrize("form", FORMS[2:6], ids=str)
-@pytest.mark.parametrize("kind", ["cp", "tucker", "transe", "rotate"])
+@pytest.mark.parametrize("kind", ["cp", "tucker", "transe", "rotate", "rote"])
 def test_aligned_and_preconditioned_pairs_of_every_kind(kind, form):
     model, epsilon = simple(kind), 1e-3
     moments = {n: torch.rand_like(p) * 1e-4 for n, p in model.named_parameters()}

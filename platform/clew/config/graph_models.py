@@ -236,6 +236,25 @@ class RotatEModel(PlainModel):
         return self.embedding_dim // 2
 
 
+class RotEModel(PlainModel):
+    """RotE (Chami et al., 2020, arXiv 2005.00545): a relation turns the head and moves it."""
+
+    kind: Literal["rote"] = "rote"
+    """Squared distances of the rotated and moved head to the tails."""
+    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
+        default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
+    )
+    """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
+    parts; a relation has one angle for each of them and a translation of this length."""
+    entity_bias: bool = True
+    """Whether to add a bias to each entity's score; a distance alone is never positive."""
+
+    @property
+    def relation_size(self) -> int:
+        """One angle for each complex number, then the translation."""
+        return self.embedding_dim // 2 + self.embedding_dim
+
+
 GraphModelConfig = (
     ConvEModel
     | DistMultModel
@@ -245,6 +264,7 @@ GraphModelConfig = (
     | TuckERModel
     | TransEModel
     | RotatEModel
+    | RotEModel
 )
 GRAPH_MODELS = tuple(
     str(model.model_fields["kind"].default) for model in get_args(GraphModelConfig)
