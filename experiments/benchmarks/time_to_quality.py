@@ -40,9 +40,15 @@ DATA_SETS = {
 """Maps folders under $CLEW_DATA to their configurations."""
 EVERY_EPOCHS = 2
 PLAIN = {
+    "model.embedding_dim": 400,
+    "model.initial_deviation": 0.001,
     "loss.kind": "kvs_all",
+    "loss.negatives": None,
     "loss.regularizer": None,
     "loss.relation_prediction_weight": 0.0,
+    "optimizer.kind": "adagrad",
+    "optimizer.learning_rate": 0.1,
+    "schedule.kind": "constant",
     "training.batch_size": 500,
 }
 SINGLE_ROWS = {"loss.triples_per_row": 1}
