@@ -30,7 +30,13 @@ class RotatE(GraphModel, kind="rotate"):
 
     def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return 2 h e^(i r) as real parts, then imaginary parts."""
-        head_re, head_im = torch.dropout(head, self.config.input_dropout, self.training).chunk(2, 1)
-        cosine, sine = relation.cos(), relation.sin()
-        real = head_re * cosine - head_im * sine
-        return 2.0 * torch.cat([real, head_re * sine + head_im * cosine], dim=1)
+        head = torch.dropout(head, self.config.input_dropout, self.training)
+        return 2.0 * turned(head, relation)
+
+
+def turned(head: Embeddings, angles: RelationEmbeddings) -> Embeddings:
+    """Return h e^(i r) as real parts, then imaginary parts; h has its numbers in the same order."""
+    head_re, head_im = head.chunk(2, 1)
+    cosine, sine = angles.cos(), angles.sin()
+    real = head_re * cosine - head_im * sine
+    return torch.cat([real, head_re * sine + head_im * cosine], dim=1)

@@ -7,18 +7,19 @@ from torch import nn
 
 from clew.config.graph_models import RotEModel
 from clew.link_prediction.models.base import Embeddings, GraphModel, Queries, RelationEmbeddings
+from clew.link_prediction.models.rotate import turned
 from clew.training.sharding.table import draw_normal
 
 
 class RotE(GraphModel, kind="rote"):
-    """RotE (Chami et al., 2020, arXiv 2005.00545, section 4): RotatE followed by TransE.
+    """RotE (Chami et al., 2020, arXiv 2005.00545): RotatE followed by TransE.
 
         s(h, r, t) = -|h e^(i a_r) + v_r - t|^2 + b_t
 
     A row of the entity table holds the real parts of its complex numbers, then the imaginary parts;
     a row of the relation table holds angles in radians, then the translation. The paper's bias of
-    the head is left out: it adds the same to all scores of a query. Dropout on the turned head and
-    on the translation.
+    the head is left out: it adds the same to all scores of a query, and moves no rank. Dropout on
+    the turned head and on the translation.
     """
 
     config: RotEModel
@@ -36,9 +37,6 @@ class RotE(GraphModel, kind="rote"):
         """Return 2 (h e^(i a) + v) as real parts, then imaginary parts."""
         rate, training = self.config.input_dropout, self.training
         num_angles = self.config.embedding_dim // 2
-        head_re, head_im = torch.dropout(head, rate, training).chunk(2, 1)
         angles, translation = relation[:, :num_angles], relation[:, num_angles:]
-        cosine, sine = angles.cos(), angles.sin()
-        real = head_re * cosine - head_im * sine
-        turned = torch.cat([real, head_re * sine + head_im * cosine], dim=1)
-        return 2.0 * (turned + torch.dropout(translation, rate, training))
+        head = turned(torch.dropout(head, rate, training), angles)
+        return 2.0 * (head + torch.dropout(translation, rate, training))
