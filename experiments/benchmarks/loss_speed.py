@@ -118,7 +118,7 @@ class Steps:
 
     def __init__(self, preset: str, per_row: int) -> None:
         path = ROOT / f"experiments/link_prediction/{preset}.yaml"
-        config = load(path, {"loss.triples_per_row": per_row})
+        config = load(path, {"loss.triples_per_row": per_row, "loss.negatives": None})
         assert isinstance(config.data, TripleData)
         self.task = LinkPrediction(load_graph(config.data), config)
         self.examples = self.task.train_examples()

@@ -26,6 +26,9 @@ are float32. float16 has no numbers below 6e-8, and a sigmoid may be smaller, so
 The products and the steps between them are in `score_tiles`: on CUDA, one Triton kernel per chunk.
 """
 
+import importlib.util
+import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,11 +42,13 @@ from clew.link_prediction.losses.score_tiles import (
     EntityChunks,
     Slope,
     Slopes,
+    Workspace,
     chunk_size,
-    slopes_for,
 )
 from clew.link_prediction.models.base import EntityBias, EntityTable, Queries, QueryBias
 from clew.training.sharding.exchange import Exchange
+
+logger = logging.getLogger(__name__)
 
 _FLOAT16_GAIN = 4096.0
 
@@ -300,3 +305,25 @@ def _softmax_cross_entropy(
                 slope = slopes.from_exponentials(scores, part, mass * (of_rows - log_sum).exp())
             gradients.add(entities, rows, slope)
     return gradients.share * torch.dot(mass, log_sum).double()
+
+
+def slopes_for(
+    workspace: Workspace, exact: torch.dtype, operand: torch.dtype, gain: float
+) -> Slopes:
+    """Return the CUDA kernels if they can run, else PyTorch's operations."""
+    if workspace.device.type == "cuda" and exact == torch.float32 and _triton_is_installed():
+        from clew.link_prediction.losses.triton_slopes import TritonSlopes
+
+        return TritonSlopes(workspace, operand, gain)
+    return Slopes(workspace, operand, gain)
+
+
+@cache
+def _triton_is_installed() -> bool:
+    found = importlib.util.find_spec("triton") is not None
+    if not found:
+        logger.warning(
+            "the package triton is not installed: the fused loss uses PyTorch's slower operations; "
+            "pip install 'clew[gpu]'"
+        )
+    return found

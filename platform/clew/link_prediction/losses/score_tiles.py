@@ -6,12 +6,9 @@ of the next products. `Slopes` uses PyTorch, one operation after another, for th
 reference of the CUDA kernels in `triton_slopes`.
 """
 
-import importlib.util
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -20,8 +17,6 @@ from torch import Tensor
 from clew.layers.chunks import chunks
 from clew.layers.products import product
 from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD
-
-logger = logging.getLogger(__name__)
 
 MINIMUM_CHUNK = 2048
 # Larger tiles leave the cache between a product and the arithmetic on its result.
@@ -178,25 +173,3 @@ class Slopes:
 def _biased(scores: Tensor, bias: Tensor | None) -> Tensor:
     """Add the bias in place."""
     return scores if bias is None else scores.add_(bias)
-
-
-def slopes_for(
-    workspace: Workspace, exact: torch.dtype, operand: torch.dtype, gain: float
-) -> Slopes:
-    """Return the CUDA kernels if they can run, else PyTorch's operations."""
-    if workspace.device.type == "cuda" and exact == torch.float32 and _triton_is_installed():
-        from clew.link_prediction.losses.triton_slopes import TritonSlopes
-
-        return TritonSlopes(workspace, operand, gain)
-    return Slopes(workspace, operand, gain)
-
-
-@cache
-def _triton_is_installed() -> bool:
-    found = importlib.util.find_spec("triton") is not None
-    if not found:
-        logger.warning(
-            "the package triton is not installed: the fused loss uses PyTorch's slower operations; "
-            "pip install 'clew[gpu]'"
-        )
-    return found
