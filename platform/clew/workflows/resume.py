@@ -1,7 +1,6 @@
 """Finds where an interrupted run can be continued: its newest good checkpoint."""
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,10 @@ from typing import Any
 from clew import names
 from clew.config.load import flatten, from_mapping
 from clew.config.schema import RunConfig
-from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.files import remove
 from clew.runs import store
-from clew.runs.journal import Journal, list_journals
-from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import (
     RunRecord,
     download_artifact,
@@ -25,13 +21,7 @@ from clew.runs.reading.runs import (
     list_artifacts,
     read_config,
 )
-from clew.runs.reading.search import (
-    HEARTBEAT_LIMIT_SECONDS,
-    RunQuery,
-    last_sign_of_life,
-    search_runs,
-    state_of,
-)
+from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpoints import (
     MANIFEST_FILE,
     MODEL_FILE,
@@ -40,6 +30,7 @@ from clew.training.checkpoints import (
     read_manifest,
     require_whole,
 )
+from clew.workflows.dead_runs import end_if_dead
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +106,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
             f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
             "give the id of a training run"
         )
-    if run.status == "RUNNING":
-        require_dead(run)
-        _settle(run_id)
+    end_if_dead(run_id)
     if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
         raise CheckpointError(
             f"run {run_id} ended before it wrote its configuration: there is nothing to resume; "
@@ -232,46 +221,6 @@ def find_in_folder(
     return ResumePoint(
         run_id, last, manifest, config, tuple(earlier), best_or_none, unused=tuple(unused)
     )
-
-
-def end_if_dead(run_id: str) -> None:
-    """End a run whose process died, if the store has it.
-
-    Raises:
-        TrackingError: it is alive.
-    """
-    try:
-        run = find_run(run_id)
-    except TrackingError:  # the folder may come from another machine, with another store
-        return
-    if run.status == "RUNNING":
-        require_dead(run)
-        _settle(run_id)
-
-
-def require_dead(run: RunRecord) -> None:
-    """Refuse a run whose process is alive: it holds its spool here, or was heard of from elsewhere.
-
-    A spool that nobody holds is a process of this machine that died, however lately.
-    """
-    folder = store.spool_root() / run.run_id
-    if folder in list_journals(folder.parent):
-        Journal.open(folder).close(keep=True)
-    elif state_of(run) == "running":
-        silent = time.time() - last_sign_of_life(run)
-        raise TrackingError(
-            f"run {run.run_id} was alive {silent:.0f} s ago, on another machine or with another "
-            "spool folder; wait until it ends; if its process was killed, wait until it has been "
-            f"silent for {HEARTBEAT_LIMIT_SECONDS:.0f} s"
-        )
-
-
-def _settle(run_id: str) -> None:
-    """End a run whose process died, once everything that it left in the spool is sent.
-
-    Its configuration may be among that.
-    """
-    open_tracker(TrackingConfig(), kind=names.KIND_TRAIN, run_id=run_id).finish("KILLED")
 
 
 def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None:

@@ -20,6 +20,7 @@ from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import Registry, check_alias, check_name
 from clew.runs.store import acting_person
+from clew.workflows.dead_runs import require_dead
 from clew.workflows.model_source import open_run_best
 from clew.workflows.promoting.challenge import (
     Challenge,
@@ -28,7 +29,6 @@ from clew.workflows.promoting.challenge import (
     alias_beside,
 )
 from clew.workflows.promoting.gate import Gate
-from clew.workflows.resume import require_dead
 
 __all__ = ["PromotionRequest", "PromotionResult", "promote", "promote_best_of", "rollback"]
 

@@ -23,8 +23,8 @@ from clew.runs.base import Tracker
 from clew.runs.mlflow_store import MlflowTracker, open_tracker
 from clew.workflows.clusters.cluster import Cluster, opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
+from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.outputs import check_folder
-from clew.workflows.resume import end_if_dead
 from clew.workflows.tasks import build_task, data_fingerprint
 from clew.workflows.tuning.cluster import ClusterTrials
 from clew.workflows.tuning.report import (
