@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE
+from clew.training.manifest import MANIFEST_FILE, MODEL_FILE
 
 
 def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -44,7 +44,8 @@ from clew.names import TASK_LINK_PREDICTION
 from clew.runs.hardware import GIB
 from clew.runs.packaging import save_servable
 from clew.runs.store import probe
-from clew.training.checkpoints import Manifest, write_checkpoint
+from clew.training.checkpoints import write_checkpoint
+from clew.training.manifest import Manifest
 from clew.workflows.served_triples import ServedTriples
 from experiments.benchmarks.harness import (
     interleaved_seconds,

@@ -26,8 +26,9 @@ from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.runs.hardware import process_peak_gib, reset_process_peak
-from clew.training.checkpoints import Manifest, read_record, write_checkpoint
+from clew.training.checkpoints import write_checkpoint
 from clew.training.distributed import joined_world
+from clew.training.manifest import Manifest, read_record
 from clew.training.memory import keep_allocator_pages
 from clew.training.sharding.table import sharded_tables
 from experiments.benchmarks.harness import (

@@ -27,8 +27,8 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.base import Tracker
 from clew.runs.hardware import process_peak_gib, reset_process_peak
-from clew.training.checkpoints import Manifest
 from clew.training.distributed import joined_world
+from clew.training.manifest import Manifest
 from clew.training.memory import keep_allocator_pages
 from clew.training.optimizer import optimizer_tensors
 from clew.training.setup import build_trainer

@@ -11,8 +11,8 @@ from clew.config.schema import RunConfig
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.runs.base import MemoryTracker, Tracker
-from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
+from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
 from clew.training.trainer import Trainer
 

@@ -37,8 +37,8 @@ from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
 from clew.runs.base import MemoryTracker
-from clew.training.checkpoints import Manifest, list_checkpoints
 from clew.training.distributed import World
+from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.setup import build_trainer, prepare_process
 from clew.workflows.tasks import build_task
 from experiments.benchmarks.harness import (

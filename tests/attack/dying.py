@@ -27,7 +27,8 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
 from clew.runs.base import MemoryTracker
 from clew.training.checkpointing import Checkpointer
-from clew.training.checkpoints import list_checkpoints, require_whole
+from clew.training.checkpoints import require_whole
+from clew.training.manifest import list_checkpoints
 from clew.workflows import resume as resuming
 from clew.workflows import train as workflow
 from clew.workflows.planning import memory_guard

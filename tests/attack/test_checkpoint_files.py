@@ -15,13 +15,12 @@ from clew.config.load import from_mapping
 from clew.errors import CheckpointError
 from clew.runs.base import MemoryTracker
 from clew.training.checkpoints import (
-    MANIFEST_FILE,
     TRAINING_STATE_FILE,
     load_training_state,
-    read_manifest,
     require_whole,
 )
 from clew.training.distributed import World
+from clew.training.manifest import MANIFEST_FILE, read_manifest
 from clew.training.setup import build_trainer
 from clew.workflows.model_source import load_source, open_model
 from clew.workflows.resume import find_in_folder

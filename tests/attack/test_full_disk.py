@@ -12,7 +12,8 @@ import pytest
 from clew import names
 from clew.__main__ import run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.training.checkpoints import list_checkpoints, require_whole
+from clew.training.checkpoints import require_whole
+from clew.training.manifest import list_checkpoints
 from tests.attack.cases import require_one_line
 from tests.attack.material import SPLITS, write_graph
 from tests.workflows.trained import copy_store, dispose_of, use_store

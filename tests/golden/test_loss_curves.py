@@ -20,8 +20,8 @@ from clew import names
 from clew.config.load import from_mapping
 from clew.runs.base import MemoryTracker
 from clew.runs.hardware import hardware_summary
-from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
+from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
 from clew.workflows.tasks import build_task
 

@@ -19,8 +19,9 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError
 from clew.image_sequences.task import SequenceRegression
 from clew.runs.base import MemoryTracker
-from clew.training.checkpoints import Manifest, load_tensors
+from clew.training.checkpoints import load_tensors
 from clew.training.distributed import World
+from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
 from clew.training.trainer import Trainer
 from clew.workflows.tasks import build_task
@@ -251,7 +252,7 @@ COMPILED = """
 import functools, sys, tempfile, torch
 from pathlib import Path
 from clew.config.load import load
-from clew.training.checkpoints import Manifest
+from clew.training.manifest import Manifest
 from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.setup import build_trainer, measure_before_training

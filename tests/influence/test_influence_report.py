@@ -12,7 +12,7 @@ from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, read_influence_json
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 
 NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]
 LABELS = [None, "tab\tlabel", "a, b", '"quoted"', "=cmd()", "@label", "two\nlines", ""]

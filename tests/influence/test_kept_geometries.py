@@ -14,7 +14,7 @@ from clew.influence.link_prediction import kept_geometries, traced_run
 from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.task import LinkPrediction
-from clew.training.checkpoints import list_checkpoints
+from clew.training.manifest import list_checkpoints
 from tests.oracles.test_influence_sum import CPU, fixture_of, matrix, write_checkpoints
 
 Scores = Callable[..., np.ndarray]

@@ -25,8 +25,8 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.base import MemoryTracker, Tracker
-from clew.training.checkpoints import Manifest, list_checkpoints
 from clew.training.distributed import joined_world
+from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.peers import naming_lost_peers, require_same
 from clew.training.setup import build_trainer
 from clew.training.stopping import Watch

@@ -24,7 +24,8 @@ from clew.link_prediction.model_folder import (
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.training.checkpoints import MODEL_FILE, Manifest, write_checkpoint
+from clew.training.checkpoints import write_checkpoint
+from clew.training.manifest import MODEL_FILE, Manifest
 
 NUM_ENTITIES, NUM_RELATIONS = 23, 3
 KNOWN = np.array([[0, 1, 4], [0, 1, 5], [2, 0, 4], [0, 2, 0], [0, 1, 4]], np.int32)

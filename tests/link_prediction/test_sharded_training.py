@@ -11,7 +11,8 @@ import torch
 
 from clew.errors import CheckpointError, ConfigError
 from clew.link_prediction.task import LinkPrediction
-from clew.training.checkpoints import MODEL_FILE, OPTIMIZER_FILE, copy_weights, load_tensors
+from clew.training.checkpoints import OPTIMIZER_FILE, copy_weights, load_tensors
+from clew.training.manifest import MODEL_FILE
 from clew.training.sharding.traffic import lookup_bytes, loss_bytes
 from tests.link_prediction.sharded_runs import (
     ENTITIES,

@@ -28,14 +28,8 @@ from clew.link_prediction.triple_batches import TripleBatch
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_report import CONVE_PARTS
-from clew.training.checkpoints import (
-    MODEL_FILE,
-    Manifest,
-    TrainingState,
-    list_checkpoints,
-    load_model,
-    write_checkpoint,
-)
+from clew.training.checkpoints import TrainingState, load_model, write_checkpoint
+from clew.training.manifest import MODEL_FILE, Manifest, list_checkpoints
 from clew.training.progress import TrainingValues
 from clew.training.task import LossSum
 from tests.edited import edit_manifest, edit_weights

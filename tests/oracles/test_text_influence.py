@@ -13,8 +13,9 @@ from clew.influence.windows.tracer import WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
 from clew.runs.base import MemoryTracker
-from clew.training.checkpoints import Manifest, list_checkpoints, load_model
+from clew.training.checkpoints import load_model
 from clew.training.distributed import World
+from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.setup import build_trainer
 from clew.workflows.tasks import build_task
 

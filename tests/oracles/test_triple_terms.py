@@ -18,7 +18,8 @@ from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import Factorization, GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
-from clew.training.checkpoints import list_checkpoints, load_model
+from clew.training.checkpoints import load_model
+from clew.training.manifest import list_checkpoints
 from tests.oracles.test_influence_sum import (
     CPU,
     RELATIONS,

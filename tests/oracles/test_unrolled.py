@@ -21,8 +21,8 @@ from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
-from clew.training.checkpoints import Manifest, list_checkpoints
 from clew.training.distributed import World
+from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.replay import Replay, State
 from clew.training.setup import build_trainer
 from clew.training.task import LossSum

@@ -19,7 +19,7 @@ from clew.influence.windows.tracer import WindowTracer
 from clew.language_modeling.tokens import TokenBatch, continuation_batch
 from clew.layers import products
 from clew.layers.products import MatrixProduct
-from clew.training.checkpoints import list_checkpoints
+from clew.training.manifest import list_checkpoints
 from tests.oracles.test_text_influence import CPU, trained
 
 pytestmark = pytest.mark.slow

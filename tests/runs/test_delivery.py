@@ -24,7 +24,7 @@ from clew.runs.messages import (
     Params,
     Tags,
 )
-from clew.training import checkpoints
+from clew.training import manifest
 from tests.runs.kept import Kept, read_run
 
 KEYS = st.sampled_from([f"k{i}" for i in range(60)])
@@ -64,8 +64,8 @@ def test_many_small_messages_become_one_group() -> None:
 
 
 def test_model_files_are_those_of_a_checkpoint() -> None:
-    assert delivery.MODEL_FILES == (checkpoints.MODEL_FILE, checkpoints.MANIFEST_FILE)
-    assert delivery.LAST_FILE == checkpoints.MANIFEST_FILE
+    assert delivery.MODEL_FILES == (manifest.MODEL_FILE, manifest.MANIFEST_FILE)
+    assert delivery.LAST_FILE == manifest.MANIFEST_FILE
 
 
 class BrokenClient:

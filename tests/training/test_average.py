@@ -10,7 +10,7 @@ from torch import nn
 
 from clew.errors import CheckpointError, ConfigError
 from clew.training.average import ParameterAverage
-from clew.training.checkpoints import read_manifest
+from clew.training.manifest import read_manifest
 
 
 def walk(decay: float, steps: int) -> tuple[ParameterAverage, list[torch.Tensor]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}]
 import torch
 import conftest as toy
-from clew.training.checkpoints import Manifest
+from clew.training.manifest import Manifest
 from clew.runs.base import MemoryTracker, Tracker
 from clew.training.distributed import joined_world
 from clew.training.setup import build_trainer

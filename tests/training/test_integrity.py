@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from clew.errors import CheckpointError
-from clew.training import checkpoints
+from clew.training import manifest
 from clew.training.checkpoints import (
     load_model,
     load_training_state,
-    read_manifest,
     require_whole,
     write_checkpoint,
 )
+from clew.training.manifest import read_manifest
 from tests.edited import edit_manifest
 
 FILES = (
@@ -112,14 +112,14 @@ def test_each_file_is_hashed_once_for_a_load(
     make_trainer: Any, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
-    digest: Callable[[Path], str] = checkpoints.sha256
+    digest: Callable[[Path], str] = manifest.sha256
 
     def counted(path: Path) -> str:
         hashed.append(path.name)
         return digest(path)
 
     trainer = make_trainer(training__ema_decay=0.5)
-    monkeypatch.setattr(checkpoints, "sha256", counted)
+    monkeypatch.setattr(manifest, "sha256", counted)
     trainer.checkpointer.resumable.restore(written)
     assert sorted(hashed) == sorted({*FILES} - {"manifest.json"})
     hashed.clear()
@@ -162,7 +162,7 @@ def test_a_manifest_that_is_none_is_refused(written: Path, content: str) -> None
 
 def test_a_manifest_of_senseless_size_is_not_even_read(written: Path) -> None:
     with (written / "manifest.json").open("wb") as file:
-        file.truncate(checkpoints.MAX_MANIFEST_BYTES + 1)
+        file.truncate(manifest.MAX_MANIFEST_BYTES + 1)
     with pytest.raises(CheckpointError, match=r"manifest\.json: larger than"):
         read_manifest(written)
 

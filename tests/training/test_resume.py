@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clew.errors import CheckpointError, Interrupted
-from clew.training.checkpoints import list_checkpoints
+from clew.training.manifest import list_checkpoints
 from tests.edited import edit_manifest
 
 SETTINGS = {
@@ -158,6 +158,7 @@ import os, signal, sys
 from pathlib import Path
 import clew.training.checkpoint_files as checkpoint_files
 import clew.training.checkpoints as checkpoints
+from clew.training.manifest import Manifest
 folder, stop_in = Path(sys.argv[1]), sys.argv[2]
 import torch
 from torch import nn
@@ -170,7 +171,7 @@ if stop_in == "save":
 else:
     Path.replace = die
 model = nn.Linear(3, 3)
-manifest = checkpoints.Manifest(1, 1, 0.1, "toy", {}, "h", "f")
+manifest = Manifest(1, 1, 0.1, "toy", {}, "h", "f")
 state = checkpoints.TrainingState({}, {"x": torch.zeros(2)}, checkpoints.TrainingValues())
 checkpoints.write_checkpoint(folder / "epoch-0002", model, manifest, state)
 """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clew.errors import ConfigError, NonFiniteLossError
-from clew.training.checkpoints import list_checkpoints, read_manifest
+from clew.training.manifest import list_checkpoints, read_manifest
 from clew.training.trainer import Trainer
 from tests.training.plain_order import epoch_order
 

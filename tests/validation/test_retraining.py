@@ -13,7 +13,7 @@ from clew.errors import ConfigError
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.training.checkpoints import Manifest
+from clew.training.manifest import Manifest
 from clew.training.task import Task
 from clew.validation.dropped_facts import WithoutFacts
 from clew.validation.retraining import Retrainer

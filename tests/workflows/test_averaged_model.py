@@ -11,7 +11,7 @@ from clew import names
 from clew.errors import CheckpointError
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.runs import download_artifact
-from clew.training.checkpoints import MODEL_FILE
+from clew.training.manifest import MODEL_FILE
 from clew.workflows.explaining.batch_request import BatchRequest
 from clew.workflows.explaining.batch_tracin import batch_tracin
 from clew.workflows.explaining.tracin import tracin

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from clew.__main__ import run as run_command
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import InfluenceReport, read_influence_json
-from clew.training.checkpoints import MANIFEST_FILE, list_checkpoints
+from clew.training.manifest import MANIFEST_FILE, list_checkpoints
 from clew.training.trainer import Trainer
 from tests.edited import edit_manifest
 

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from clew import names
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.runs.reading.runs import download_artifact, find_run
-from clew.training.checkpoints import MODEL_FILE, read_manifest
+from clew.training.manifest import MODEL_FILE, read_manifest
 from clew.workflows.evaluate import evaluate
 from clew.workflows.train import train
 from tests.workflows.trained import ROOT, TrainedStore, small_config

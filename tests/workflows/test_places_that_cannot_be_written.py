@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from clew.__main__ import run as run_command
 from clew.runs import store
-from clew.training.checkpoints import list_checkpoints
+from clew.training.manifest import list_checkpoints
 from tests.workflows.trained import ROOT, TrainedStore, dispose_of
 
 pytestmark = pytest.mark.slow

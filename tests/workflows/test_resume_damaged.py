@@ -12,7 +12,8 @@ from mlflow import MlflowClient
 from clew.__main__ import run as run_command
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
-from clew.training.checkpoints import list_checkpoints, require_whole
+from clew.training.checkpoints import require_whole
+from clew.training.manifest import list_checkpoints
 from clew.workflows.resume import ResumePoint, find_in_folder, find_resume_point
 from clew.workflows.train import resume, train
 from tests.made_once import copy_filled

@@ -22,7 +22,8 @@ from clew.config.data import TripleData
 from clew.errors import CheckpointError
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
-from clew.training.checkpoints import MODEL_FILE, load_tensors
+from clew.training.checkpoints import load_tensors
+from clew.training.manifest import MODEL_FILE
 from clew.training.sharding.rows import RowShard
 from clew.training.sharding.traffic import answer_bytes, lookup_bytes, trace_bytes
 from tests.workflows.shared_table_plan import (

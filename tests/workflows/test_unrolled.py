@@ -14,7 +14,8 @@ from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import read_influence_json
-from clew.training.checkpoints import MANIFEST_FILE, OPTIMIZER_FILE, TRAINING_STATE_FILE
+from clew.training.checkpoints import OPTIMIZER_FILE, TRAINING_STATE_FILE
+from clew.training.manifest import MANIFEST_FILE
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.trace_unrolled import prepare
 from clew.workflows.explaining.tracin import tracin

@@ -20,7 +20,8 @@ from clew.errors import CheckpointError, DataError, described
 from clew.image_sequences.errors import HeldOutErrors
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, load_model, read_manifest
+from clew.training.checkpoints import load_model
+from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, read_manifest
 
 SEQUENCES_FILE = "sequences.json"
 HELD_OUT_FILE = "held_out_errors.parquet"

@@ -20,7 +20,7 @@ from clew.image_sequences.model_folder import (
     load_sequence_model,
 )
 from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.training.checkpoints import read_manifest
+from clew.training.manifest import read_manifest
 
 
 class WindowPredictor:

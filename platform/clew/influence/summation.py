@@ -22,7 +22,7 @@ from clew.influence.scores import (
     Tile,
     require_finite,
 )
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 from clew.training.memory import MemoryCleanup
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,8 @@ from clew.language_modeling.tokenizers import (
     Tokenizer,
     load_tokenizer,
 )
-from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, load_model, read_manifest
+from clew.training.checkpoints import load_model
+from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, read_manifest
 
 TOKENS_FILE = "tokens.json"
 

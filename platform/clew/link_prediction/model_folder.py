@@ -29,7 +29,8 @@ from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.parquet import read_columns
-from clew.training.checkpoints import MANIFEST_FILE, copy_weights, load_model, read_manifest
+from clew.training.checkpoints import copy_weights, load_model
+from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 VOCABULARY_FOLDER = "vocabulary"
 ENTITIES_FILE = "entities.parquet"

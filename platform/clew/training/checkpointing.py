@@ -17,12 +17,11 @@ from clew.training.checkpoints import (
     AVERAGE,
     MODEL,
     OPTIMIZER,
-    Manifest,
     TrainingState,
-    read_manifest,
     write_checkpoint,
 )
 from clew.training.distributed import World
+from clew.training.manifest import Manifest, read_manifest
 from clew.training.sharding.files import rows_file, split_rows
 from clew.training.sharding.rows import row_shards
 from clew.training.state import Resumable

@@ -9,51 +9,46 @@
     rows-0-of-4.safetensors rows of sharded tables, a file for each process (`sharding.files`)
     training.json           scaler, schedule, data cursor and whatever else a resume needs
 
-The learning-rate weight of a checkpoint is the sum, over the optimizer steps since the previous
-checkpoint, of (learning rate) / (count that the summed loss was divided by) / (1 - momentum): with
-it, TracIn's sum over checkpoints approximates the sum over steps for gradients of the summed loss
-(Pruthi et al., 2020, arXiv 2002.08484, section 3.2). A checkpoint names the step of the previous
-one, so that a missing one is noticed before the sum is taken.
+What the manifest says, and how files are compared with it, is in `manifest`.
 """
 
 import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import pydantic
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from clew.errors import CheckpointError, OutOfMemoryError, described, quoted
 from clew.files import replacing
 from clew.training.checkpoint_files import (
-    FileName,
-    Line,
     read_json,
     save_tensors,
     sha256,
-    sha256_of_content,
     sync,
     write_json,
 )
 from clew.training.devices import free_gib
-from clew.training.progress import Count, TrainingValues, Weight
+from clew.training.manifest import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    CheckpointRecord,
+    Manifest,
+    read_manifest,
+    require_unchanged,
+    write_manifest,
+)
+from clew.training.progress import TrainingValues
 from clew.training.sharding.files import read_file, read_rows, rows_files, split_rows
 from clew.training.sharding.rows import RowShard, row_shards
 
-SCHEMA_VERSION = 1
 SHOWN_NAMES = 5
-MAX_MANIFEST_BYTES = 2**24
 MAX_TRAINING_STATE_BYTES = 2**29  # the history of every metric is in there
-MODEL_FILE = "model.safetensors"
-MANIFEST_FILE = "manifest.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_TENSORS_FILE = "training.safetensors"
 AVERAGE_FILE = "average.safetensors"
@@ -63,56 +58,6 @@ KINDS = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, AVERAGE_FILE: AVERAGE}
 """What the rows of sharded tables are filed under, for each file with the rest."""
 
 logger = logging.getLogger(__name__)
-
-
-@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Manifest:
-    """What a checkpoint says of itself."""
-
-    step: Count
-    epoch: Count
-    learning_rate_weight: Weight
-    task: Line
-    config: dict[str, Any]
-    config_hash: Line
-    data_fingerprint: Line
-    metrics: dict[str, float] = field(default_factory=dict)
-    optimizer: Line = ""
-    device: Line = "cpu"
-    clew_version: Line = ""
-    commit: Line = ""
-    run_id: Line = ""
-    previous_step: Count | None = None
-    """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of
-    training; None where an older version of Clew did not write it down."""
-    sha256: dict[FileName, Line] = field(default_factory=dict)
-    """Digest of every other file by its name; empty where an older version of Clew wrote none."""
-    schema_version: int = SCHEMA_VERSION
-
-
-_MANIFESTS = TypeAdapter(Manifest)
-
-
-@dataclass(frozen=True)
-class CheckpointRecord:
-    """A checkpoint with its place in training, so that rates cannot fall out of line with it."""
-
-    step: int
-    epoch: int
-    learning_rate_weight: float
-    path: Path
-    previous_step: int | None = None
-
-    @classmethod
-    def of(cls, manifest: Manifest, path: Path) -> "CheckpointRecord":
-        """Return the record of a checkpoint that says this of itself."""
-        return cls(
-            manifest.step,
-            manifest.epoch,
-            manifest.learning_rate_weight,
-            path,
-            manifest.previous_step,
-        )
 
 
 @dataclass(frozen=True)
@@ -158,61 +103,6 @@ def write_checkpoint(
     return CheckpointRecord.of(manifest, folder)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of the files in `folder`, with the digests that they have now."""
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST_FILE)
-    # Just written, they come from memory; hashing runs beside the interpreter, so at once.
-    with ThreadPoolExecutor() as pool:
-        digests = dict(zip((p.name for p in files), pool.map(sha256, files), strict=True))
-    content = asdict(replace(manifest, sha256=digests))
-    content["sha256"][MANIFEST_FILE] = sha256_of_content(content)
-    write_json(folder / MANIFEST_FILE, content)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of the checkpoint in `folder`."""
-    path = folder / MANIFEST_FILE
-    if not path.is_file():
-        raise CheckpointError(
-            f"{folder}: no {MANIFEST_FILE}; expected a checkpoint folder with {MODEL_FILE} and "
-            f"{MANIFEST_FILE}"
-        )
-    content = read_json(path, MAX_MANIFEST_BYTES)
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{path}: schema_version is {quoted(version)}, this version of Clew reads "
-            f"{SCHEMA_VERSION}"
-        )
-    digests = content.get("sha256")
-    own = digests.pop(MANIFEST_FILE, None) if isinstance(digests, dict) else None
-    if own is not None and own != sha256_of_content(content):
-        raise _damaged(path)
-    try:
-        return _MANIFESTS.validate_python(content)
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{path}: {described(error)}; the checkpoint cannot be used"
-        ) from None
-
-
-def read_record(folder: Path) -> CheckpointRecord:
-    """Return the record of the checkpoint in `folder`."""
-    return CheckpointRecord.of(read_manifest(folder), folder)
-
-
-def list_checkpoints(folder: Path) -> list[CheckpointRecord]:
-    """Return the complete checkpoints directly under `folder`, in order of their steps."""
-    if not folder.is_dir():
-        return []
-    found = [
-        read_record(path)
-        for path in folder.iterdir()
-        if not path.name.startswith(".") and (path / MANIFEST_FILE).is_file()
-    ]
-    return sorted(found, key=lambda record: record.step)
-
-
 def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[str, Tensor]:
     """Read a safetensors file of a checkpoint onto the CPU, if it is as it was written.
 
@@ -225,7 +115,7 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
     manifest = read_manifest(path.parent)
     files = [path.parent / name for name in rows_files(manifest.sha256)]
     for file in (path, *files):
-        _require_unchanged(file, manifest)
+        require_unchanged(file, manifest)
     try:
         tensors = read_file(path, own or {})
         if files and path.name in KINDS:
@@ -317,7 +207,7 @@ def load_training_values(folder: Path) -> TrainingValues:
     path = folder / TRAINING_STATE_FILE
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
-    _require_unchanged(path, read_manifest(folder))
+    require_unchanged(path, read_manifest(folder))
     try:
         return TrainingValues.model_validate(read_json(path, MAX_TRAINING_STATE_BYTES))
     except ValidationError as error:
@@ -336,19 +226,11 @@ def require_whole(folder: Path) -> Manifest:
     """
     manifest = read_manifest(folder)
     for name in manifest.sha256 or (MODEL_FILE,):
-        _require_unchanged(folder / name, manifest)
+        require_unchanged(folder / name, manifest)
     if not manifest.sha256:
         for path in sorted(folder.glob("*.safetensors")):
             load_tensors(path)
     return manifest
-
-
-def _require_unchanged(path: Path, manifest: Manifest) -> None:
-    """Refuse a file of a checkpoint that is missing, or is not as it was written."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete")
-    if manifest.sha256 and manifest.sha256.get(path.name) != sha256(path):
-        raise _damaged(path)
 
 
 def _require_room(path: Path, files: Sequence[Path]) -> None:
@@ -360,10 +242,3 @@ def _require_room(path: Path, files: Sequence[Path]) -> None:
             f"{path}: its {len(files)} shards need {needed:.2f} GiB together and there are "
             f"{free:.2f} GiB; gather them on a machine with more memory"
         )
-
-
-def _damaged(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: changed or damaged since it was written: its SHA-256 is not the one in "
-        f"{MANIFEST_FILE}; take another checkpoint"
-    )

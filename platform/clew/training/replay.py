@@ -22,15 +22,13 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
 from clew.runs.base import Tracker
 from clew.training.checkpoints import (
-    MODEL_FILE,
-    CheckpointRecord,
-    Manifest,
     load_tensors,
     load_training_state,
     load_training_values,
 )
 from clew.training.distributed import World
 from clew.training.loaders import epoch_microbatches
+from clew.training.manifest import MODEL_FILE, CheckpointRecord, Manifest
 from clew.training.optimizer import optimizer_tensors, restore_optimizer
 from clew.training.progress import Progress
 from clew.training.seeding import capture_generators, restore_generators

@@ -20,12 +20,12 @@ from clew.errors import ConfigError
 from clew.runs.base import Tracker
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
-from clew.training.checkpoints import Manifest
 from clew.training.compilation import apply_compile, undo_compile, warm_up
 from clew.training.distributed import World
 from clew.training.flops import count_flops, peak_flops_per_second
 from clew.training.history import History
 from clew.training.loaders import batches_per_epoch, epoch_microbatches
+from clew.training.manifest import Manifest
 from clew.training.memory import (
     MemoryCleanup,
     apply_gradient_checkpointing,

@@ -9,14 +9,10 @@ from torch.optim import Optimizer
 
 from clew.errors import CheckpointError, described
 from clew.training.average import ParameterAverage
-from clew.training.checkpoints import (
-    TrainingState,
-    load_model,
-    load_training_state,
-    read_manifest,
-)
+from clew.training.checkpoints import TrainingState, load_model, load_training_state
 from clew.training.distributed import World
 from clew.training.history import History
+from clew.training.manifest import read_manifest
 from clew.training.optimizer import optimizer_tensors, restore_optimizer
 from clew.training.precision import Precision
 from clew.training.progress import Progress, TrainingValues

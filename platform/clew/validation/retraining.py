@@ -15,8 +15,8 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.runs.base import Tracker
-from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
+from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer, total_steps
 from clew.validation.dropped_facts import Facts, WithoutFacts
 from clew.validation.stacked import STACK_SIZE, train_stack, why_not_stacked

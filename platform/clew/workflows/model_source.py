@@ -19,7 +19,13 @@ from clew.errors import CheckpointError, ConfigError, TrackingError, quoted
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact, list_artifact_folders
 from clew.runs.registry import RegisteredVersion, Registry
-from clew.training.checkpoints import MANIFEST_FILE, MODEL_FILE, Manifest, load_model, read_manifest
+from clew.training.checkpoints import load_model
+from clew.training.manifest import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    Manifest,
+    read_manifest,
+)
 from clew.training.precision import resolve_device
 from clew.training.task import Task
 from clew.workflows.tasks import ASKED_WITH, TASKS, build_task

@@ -22,13 +22,12 @@ from clew.runs.reading.runs import (
     read_config,
 )
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.training.checkpoints import (
+from clew.training.checkpoints import load_training_values, require_whole
+from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
     Manifest,
-    load_training_values,
     read_manifest,
-    require_whole,
 )
 from clew.workflows.dead_runs import end_if_dead
 

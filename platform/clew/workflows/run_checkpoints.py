@@ -11,15 +11,15 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact, list_artifacts
-from clew.training.checkpoints import (
-    AVERAGE_FILE,
+from clew.training.checkpoints import AVERAGE_FILE
+from clew.training.history import last_step
+from clew.training.manifest import (
     MANIFEST_FILE,
     CheckpointRecord,
     list_checkpoints,
     read_manifest,
     read_record,
 )
-from clew.training.history import last_step
 from clew.workflows.model_source import (
     REGISTRY_SCHEME,
     ModelSource,

@@ -14,8 +14,8 @@ import torch
 
 from clew.errors import ClewError, ConfigError
 from clew.training.checkpoint_files import sha256
-from clew.training.checkpoints import MANIFEST_FILE
 from clew.training.distributed import World, joined_world
+from clew.training.manifest import MANIFEST_FILE
 from clew.training.peers import code_digest, naming_lost_peers, require_same
 from clew.training.sharding.table import sharded_tables
 

@@ -12,8 +12,8 @@ from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit, hardware_summary
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tensorboard import TensorBoardTracker
-from clew.training.checkpoints import Manifest
 from clew.training.distributed import World
+from clew.training.manifest import Manifest
 from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
 from clew.training.task import Task
 from clew.workflows.resume import ResumePoint

@@ -24,7 +24,7 @@ from clew.runs.influence_report import (
     write_influence_json,
 )
 from clew.runs.validation_record import ValidationSummary
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 
 JSON_ENTRIES = 100_000
 """Largest number of entries in the JSON file if every score was kept; the strongest first."""

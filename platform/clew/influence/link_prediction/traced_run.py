@@ -37,7 +37,8 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.models.tucker import TuckER
 from clew.link_prediction.task import LinkPrediction
-from clew.training.checkpoints import CheckpointRecord, load_model, weights_digest
+from clew.training.checkpoints import load_model, weights_digest
+from clew.training.manifest import CheckpointRecord
 from clew.training.precision import half_precision_type
 
 EVERY_LAYER = 3

@@ -47,7 +47,7 @@ from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 from clew.training.memory import MemoryCleanup
 
 LARGEST_TILE, SMALLEST_TILE = 1024, 16

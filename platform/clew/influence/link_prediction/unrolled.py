@@ -35,7 +35,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 from clew.training.replay import Replay
 
 MEBIBYTE = 2**20

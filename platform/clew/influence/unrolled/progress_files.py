@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clew.errors import described
 from clew.influence.unrolled.adjoints import Adjoint
-from clew.training.checkpoints import MODEL_FILE, CheckpointRecord
+from clew.training.manifest import MODEL_FILE, CheckpointRecord
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ import torch
 from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.training.checkpoints import CheckpointRecord, load_training_values, read_manifest
+from clew.training.checkpoints import load_training_values
+from clew.training.manifest import CheckpointRecord, read_manifest
 
 OTHERWISE = "explain it with --score raw or cosine, or train again"
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from clew.errors import CheckpointError, described
 from clew.influence.windows.projections import Projection, TwoSided, Whole
-from clew.training.checkpoints import MODEL_FILE, read_manifest
+from clew.training.manifest import MODEL_FILE, read_manifest
 
 logger = logging.getLogger(__name__)
 

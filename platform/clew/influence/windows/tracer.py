@@ -29,11 +29,9 @@ from clew.influence.windows.estimates import Estimates, Searched, SearchSettings
 from clew.influence.windows.index_files import IndexOf, WindowIndex, find_index, index_of
 from clew.influence.windows.indexing import make_index, search, window_norms
 from clew.layers.products import MatrixProduct
-from clew.training.checkpoints import (
-    CheckpointRecord,
-    load_model,
-)
+from clew.training.checkpoints import load_model
 from clew.training.loaders import ExampleSource
+from clew.training.manifest import CheckpointRecord
 from clew.training.task import B, Task
 
 WINDOWS_AT_ONCE = 4

@@ -21,7 +21,8 @@ from clew.influence.unrolled.progress_files import KeptInFile, pass_name
 from clew.influence.unrolled.refusals import require_replayable
 from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
-from clew.training.checkpoints import AVERAGE_FILE, CheckpointRecord, load_tensors
+from clew.training.checkpoints import AVERAGE_FILE, load_tensors
+from clew.training.manifest import CheckpointRecord
 from clew.training.replay import Replay
 from clew.training.task import B, Task
 

@@ -7,7 +7,7 @@ from typing import Any
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.influence.summation import all_steps
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 from clew.workflows.model_source import ModelSource
 
 FILES = {"name", "train", "valid", "test", "entity_to_id", "relation_to_id", "exclude"}

@@ -15,7 +15,7 @@ from clew.influence.windows.tracer import WindowTracer
 from clew.runs.base import Tracker
 from clew.runs.kept_folders import keep_folder
 from clew.runs.window_report import WindowReport, WindowScore
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 from clew.training.task import B
 from clew.workflows.explaining.trace_run import trace_run
 from clew.workflows.explaining.trace_windows import Explained, explain

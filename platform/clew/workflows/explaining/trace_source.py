@@ -19,8 +19,8 @@ from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.training.checkpoints import CheckpointRecord
 from clew.training.distributed import World
+from clew.training.manifest import CheckpointRecord
 from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
 from clew.workflows.explaining.ensemble import mean_checkpoints, require_ensemble

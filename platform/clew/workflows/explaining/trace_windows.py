@@ -13,8 +13,8 @@ from clew.folders import cache_folder
 from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.influence.windows.unrolled import UnrolledWindowTracer
-from clew.training.checkpoints import CheckpointRecord
 from clew.training.loaders import ExampleSource
+from clew.training.manifest import CheckpointRecord
 from clew.training.precision import device_name, half_precision_type, resolve_device
 from clew.training.setup import prepare_process
 from clew.training.task import B, Task

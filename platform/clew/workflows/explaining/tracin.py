@@ -20,7 +20,7 @@ from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
 from clew.runs.reading.validations import find_validation
-from clew.training.checkpoints import CheckpointRecord
+from clew.training.manifest import CheckpointRecord
 from clew.training.peers import require_same
 from clew.training.precision import device_name
 from clew.workflows.explaining.given_triples import read_test_triples, usable

@@ -15,7 +15,7 @@ from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
 from clew.runs.validation_record import SIBLINGS
-from clew.training.checkpoints import read_manifest
+from clew.training.manifest import read_manifest
 from clew.validation.baselines import BASELINES, random_scores, touching
 from clew.validation.experiment import NOTHING, Deletion, Retraining, deletions, random_subsets
 from clew.validation.outcomes import Outcomes

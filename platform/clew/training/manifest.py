@@ -1,0 +1,155 @@
+"""What a checkpoint says of itself, and which checkpoints a folder has.
+
+`manifest.json` has the SHA-256 of every other file and of itself. A file is compared with it
+whenever it is read, so that damage is noticed before anything is computed from it.
+
+The learning-rate weight of a checkpoint is the sum, over the optimizer steps since the previous
+checkpoint, of (learning rate) / (count that the summed loss was divided by) / (1 - momentum): with
+it, TracIn's sum over checkpoints approximates the sum over steps for gradients of the summed loss
+(Pruthi et al., 2020, arXiv 2002.08484, section 3.2). A checkpoint names the step of the previous
+one, so that a missing one is noticed before the sum is taken.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from clew.errors import CheckpointError, described, quoted
+from clew.training.checkpoint_files import (
+    FileName,
+    Line,
+    read_json,
+    sha256,
+    sha256_of_content,
+    write_json,
+)
+from clew.training.progress import Count, Weight
+
+SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 2**24
+MODEL_FILE = "model.safetensors"
+MANIFEST_FILE = "manifest.json"
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    step: Count
+    epoch: Count
+    learning_rate_weight: Weight
+    task: Line
+    config: dict[str, Any]
+    config_hash: Line
+    data_fingerprint: Line
+    metrics: dict[str, float] = field(default_factory=dict)
+    optimizer: Line = ""
+    device: Line = "cpu"
+    clew_version: Line = ""
+    commit: Line = ""
+    run_id: Line = ""
+    previous_step: Count | None = None
+    """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of
+    training; None where an older version of Clew did not write it down."""
+    sha256: dict[FileName, Line] = field(default_factory=dict)
+    """Digest of every other file by its name; empty where an older version of Clew wrote none."""
+    schema_version: int = SCHEMA_VERSION
+
+
+_MANIFESTS = TypeAdapter(Manifest)
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint with its place in training, so that rates cannot fall out of line with it."""
+
+    step: int
+    epoch: int
+    learning_rate_weight: float
+    path: Path
+    previous_step: int | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest, path: Path) -> "CheckpointRecord":
+        """Return the record of a checkpoint that says this of itself."""
+        return cls(
+            manifest.step,
+            manifest.epoch,
+            manifest.learning_rate_weight,
+            path,
+            manifest.previous_step,
+        )
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of the files in `folder`, with the digests that they have now."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST_FILE)
+    # Just written, they come from memory; hashing runs beside the interpreter, so at once.
+    with ThreadPoolExecutor() as pool:
+        digests = dict(zip((p.name for p in files), pool.map(sha256, files), strict=True))
+    content = asdict(replace(manifest, sha256=digests))
+    content["sha256"][MANIFEST_FILE] = sha256_of_content(content)
+    write_json(folder / MANIFEST_FILE, content)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of the checkpoint in `folder`."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder}: no {MANIFEST_FILE}; expected a checkpoint folder with {MODEL_FILE} and "
+            f"{MANIFEST_FILE}"
+        )
+    content = read_json(path, MAX_MANIFEST_BYTES)
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{path}: schema_version is {quoted(version)}, this version of Clew reads "
+            f"{SCHEMA_VERSION}"
+        )
+    digests = content.get("sha256")
+    own = digests.pop(MANIFEST_FILE, None) if isinstance(digests, dict) else None
+    if own is not None and own != sha256_of_content(content):
+        raise _damaged(path)
+    try:
+        return _MANIFESTS.validate_python(content)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path}: {described(error)}; the checkpoint cannot be used"
+        ) from None
+
+
+def read_record(folder: Path) -> CheckpointRecord:
+    """Return the record of the checkpoint in `folder`."""
+    return CheckpointRecord.of(read_manifest(folder), folder)
+
+
+def list_checkpoints(folder: Path) -> list[CheckpointRecord]:
+    """Return the complete checkpoints directly under `folder`, in order of their steps."""
+    if not folder.is_dir():
+        return []
+    found = [
+        read_record(path)
+        for path in folder.iterdir()
+        if not path.name.startswith(".") and (path / MANIFEST_FILE).is_file()
+    ]
+    return sorted(found, key=lambda record: record.step)
+
+
+def require_unchanged(path: Path, manifest: Manifest) -> None:
+    """Refuse a file of a checkpoint that is missing, or is not as it was written."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete")
+    if manifest.sha256 and manifest.sha256.get(path.name) != sha256(path):
+        raise _damaged(path)
+
+
+def _damaged(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: changed or damaged since it was written: its SHA-256 is not the one in "
+        f"{MANIFEST_FILE}; take another checkpoint"
+    )
