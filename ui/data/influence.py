@@ -14,7 +14,7 @@ import streamlit as st
 from clew import names
 from clew.errors import DataError
 from clew.runs import store
-from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.agreement import Agreement, agreement
 from clew.runs.reading.paths import FactPath, find_paths
 from clew.runs.reading.report_files import ReportFiles, report_files

@@ -1,16 +1,15 @@
-"""An influence report: the models of its JSON file and the columns of its tables.
+"""An influence report: the models of its JSON file.
 
 The JSON file says of a `tracin` or `batch_tracin` run, for each test triple, its score, its rank
-and its strongest proponents and opponents. The CSV and Parquet files beside it hold one row for
-each (test, training) pair. The influence engine writes with these models, the dashboard reads with
-them. Nothing here needs torch.
+and its strongest proponents and opponents. The influence engine writes with these models, the
+dashboard reads with them; the tables beside it are in `influence_columns`. Nothing here needs
+torch.
 
 `id` is the name that the data files use (`/m/027rn`, `DB00001`, `enzyme`), `label` the text that
 people read; where a data set has no labels they are equal.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -25,71 +24,6 @@ from clew.runs.validation_record import ValidationSummary
 
 R = TypeVar("R")
 SIGN_CONVENTION = "positive scores lower the test triple's loss (proponents)"
-
-CSV_COLUMNS = (
-    "TestHead",
-    "TestHead_label",
-    "TestRel",
-    "TestRel_label",
-    "TestTail",
-    "TestTail_label",
-    "TrainHead",
-    "TrainHead_label",
-    "TrainRel",
-    "TrainRel_label",
-    "TrainTail",
-    "TrainTail_label",
-    "TracInScore",
-)
-"""Header of the CSV file, in order."""
-ENSEMBLE_CSV_COLUMNS = (*CSV_COLUMNS, "Spread", "RunsAgreeing")
-"""Header of the CSV file of an ensemble."""
-VALUES_CSV_COLUMNS = ("TrainIndex", *CSV_COLUMNS[6:12], "Value")
-"""Header of the CSV file of the values of facts."""
-
-TERM_COLUMNS = (
-    "test_head",
-    "test_head_label",
-    "test_rel",
-    "test_rel_label",
-    "test_tail",
-    "test_tail_label",
-    "train_head",
-    "train_head_label",
-    "train_rel",
-    "train_rel_label",
-    "train_tail",
-    "train_tail_label",
-)
-"""Parquet: the CSV's names in snake case, strings in dictionary encoding."""
-
-SCORE_COLUMN = "tracin_score"
-"""Parquet: the influence, float64."""
-COSINE_COLUMN = "cosine"
-"""Parquet: influence divided by the norms of both gradients; absent where it was not computed."""
-SPREAD_COLUMN = "spread"
-"""Parquet, ensembles: standard deviation of the runs' scores (n - 1), float32."""
-AGREEING_COLUMN = "runs_agreeing"
-"""Parquet, ensembles: number of runs whose score has the mean's sign, int32."""
-TEST_INDEX_COLUMN = "test_index"
-"""Parquet: place of the test triple in the JSON file's `tests`, int32."""
-TRAIN_INDEX_COLUMN = "train_index"
-"""Parquet: line of the training triple in the training data, from 0, int64."""
-RANK_COLUMN = "rank"
-"""Parquet: place among the test triple's candidates by falling score, from 1, int32."""
-ID_COLUMNS = (
-    "test_head_id",
-    "test_rel_id",
-    "test_tail_id",
-    "train_head_id",
-    "train_rel_id",
-    "train_tail_id",
-)
-"""Parquet: integer ids in the model's vocabularies, int32."""
-PART_PREFIX = "part_"
-"""Parquet: `part_dense` and so on, float32; the parts add up to the score."""
-CHECKPOINT_PREFIX = "checkpoint_"
-"""Parquet: `checkpoint_<step>`, float32; the checkpoints add up to the score."""
 
 CONVE_PARTS = (
     "entity_output",
@@ -288,11 +222,6 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
             file.write("]}\n")
     except ValueError as error:
         raise DataError(f"{path}: the report holds a value that JSON cannot: {error}") from None
-
-
-def part_columns(parts: Sequence[str]) -> list[str]:
-    """Return the Parquet columns of the parts."""
-    return [PART_PREFIX + part for part in parts]
 
 
 def _read(path: Path, adapter: TypeAdapter[R]) -> R:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from clew.errors import DataError, described
 from clew.parquet import read_columns
-from clew.runs.influence_report import (
+from clew.runs.influence_columns import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
@@ -31,6 +31,8 @@ from clew.runs.influence_report import (
     SPREAD_COLUMN,
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
+)
+from clew.runs.influence_report import (
     CheckpointWeight,
     ReportOutline,
     TripleRecord,

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from clew.errors import DataError
-from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.window_report import TextInfluenceReport, TextWindow
 
