@@ -36,7 +36,7 @@ def inputs(query_bias: bool = True) -> list[torch.Tensor]:
     ]
 
 
-def targets(function: LossFunction, smoothing: float):
+def targets(function: LossFunction, smoothing: float, dtype=torch.float64):
     return smoothed_targets(
         ROW,
         ENTITY,
@@ -44,7 +44,7 @@ def targets(function: LossFunction, smoothing: float):
         entities=ENTITIES,
         function=function,
         label_smoothing=smoothing,
-        dtype=torch.float64,
+        dtype=dtype,
     )
 
 
@@ -55,7 +55,7 @@ def sampled(function, smoothing, negatives: Negatives, values) -> torch.Tensor:
         query_bias,
         Sample(negatives, EntityRows(table[negatives.entity], bias[negatives.entity])),
         EntityRows(table[ENTITY], bias[ENTITY]),
-        targets(function, smoothing),
+        targets(function, smoothing, table.dtype),
         function=function,
     )
 
@@ -128,6 +128,20 @@ def test_with_every_entity_drawn_it_is_the_loss_over_all(function, weighted):
     upstream = torch.arange(1.0, BATCH + 1, dtype=torch.float64)
     ours, expected = (torch.autograd.grad(loss @ upstream, values) for loss in (ours, expected))
     torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_in_half_precision_only_the_products_are_rounded(function, smoothing):
+    exact = [value.detach().bfloat16().float().requires_grad_() for value in inputs()]
+    negatives = NegativeSampler(ENTITIES, 13, seed=3).draw(torch.arange(BATCH))
+    expected = sampled(function, smoothing, negatives, exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = sampled(function, smoothing, negatives, exact)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, expected, rtol=2e-3, atol=2e-3)
+    ours, theirs = (torch.autograd.grad(loss.sum(), exact) for loss in (losses, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

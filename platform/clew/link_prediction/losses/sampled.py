@@ -103,8 +103,9 @@ class SampledScores:
         self._own_share = 1.0 - (drawn * self._is_drawn).sum(0)
 
     def total(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " batch"]:
-        """Return the estimate of sum_e f(s_e) for each row."""
-        sampled = function(self.scores) @ self.weight
+        """Return the estimate of sum_e f(s_e) for each row, in the scores' type under autocast too."""
+        with torch.autocast(self.scores.device.type, enabled=False):
+            sampled = function(self.scores) @ self.weight
         return sampled.index_add(0, self.targets.row, function(self.own) * self._own_share)
 
     def log_sum(self) -> Float[Tensor, " batch"]:
