@@ -114,6 +114,17 @@ def test_the_memory_of_a_step_does_not_grow_with_the_table(graph):
     assert rest < 1_000_000
 
 
+def test_rows_of_every_microbatch_are_planned_until_the_step(graph):
+    planned = [
+        live_bytes_of_step(config, LinkPrediction(graph, config), CPU)["gradients"]
+        for config in (config_of(training__gradient_accumulation=count) for count in (1, 2, 5))
+    ]
+    row_bytes = 8 * 4 + 8  # of float32 numbers, and an index
+    own = 2 * 32 + 6
+    assert planned[1] - planned[0] == pytest.approx(own * row_bytes, abs=3 * row_bytes)
+    assert planned[2] - planned[0] == 4 * (planned[1] - planned[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,6 +29,8 @@ class LiveBytes(TorchDispatchMode):
         """Bytes alive, by purpose."""
         self.peak: Counter[str] = Counter()
         """Bytes alive, by purpose, when they were most; clear it to look for a later peak."""
+        self.sparse_bytes = 0
+        """Bytes of indices and values that sparse tensors were made of so far."""
         self._purposes: dict[int, str] = {}
         self._references: dict[int, weakref.ref[UntypedStorage]] = {}
 
@@ -39,6 +42,9 @@ class LiveBytes(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default:
+            parts = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            self.sparse_bytes += sum(part.nbytes for part in parts)
         for leaf in tree_leaves(result):
             # What a sparse tensor is made of was seen when it was made.
             if isinstance(leaf, Tensor) and not leaf.is_sparse:

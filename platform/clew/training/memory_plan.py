@@ -163,23 +163,36 @@ def live_bytes_of_step(
             optimizer = build_optimizer(config.optimizer, model)
             average = ParameterAverage(model, config.training.ema_decay)
             optimizer.step()  # makes the state
-        if config.training.gradient_accumulation == 1:  # else microbatches add to what is there
+        microbatches = config.training.gradient_accumulation
+        if microbatches == 1 or config.updates_rows:  # else microbatches add to what is there
             optimizer.zero_grad()
-        live.peak.clear()
         model.register_forward_pre_hook(lambda *_: setattr(live, "purpose", "activations"))
         model.register_forward_hook(lambda *_: setattr(live, "purpose", "loss"))
-        with live.making("loss"), precision.autocast:
-            loss = task.loss(model, batch)
-        with live.making("backward"):
-            (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
-        del loss
+
+        def backpropagate() -> None:
+            with live.making("loss"), precision.autocast:
+                loss = task.loss(model, batch)
+            with live.making("backward"):
+                (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
+
+        held_bytes = 0
+        if config.updates_rows:
+            # A sum of sparse fake tensors does not know its rows: those of all microbatches but
+            # the last, which the step keeps, are as many as the first one makes.
+            backpropagate()
+            optimizer.zero_grad()
+            held_bytes = (microbatches - 1) * live.sparse_bytes
+        with live.making("gradients"):
+            held = torch.empty(held_bytes, dtype=torch.uint8)
+        live.peak.clear()
+        backpropagate()
         with live.making("gradients"):
             gradients = [p.grad for p in trained if p.grad is not None]
             if world_size > 1:  # gradients are added over processes as one flat copy
                 torch.cat([g.to_dense().reshape(-1) for g in gradients])
         with live.making("optimizer"):
             optimizer.step()
-        del average
+        del average, held
     return live.peak
 
 
