@@ -103,7 +103,7 @@ class SampledScores:
         self._own_share = 1.0 - (drawn * self._is_drawn).sum(0)
 
     def total(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " batch"]:
-        """Return the estimate of sum_e f(s_e) for each row, in the scores' type under autocast too."""
+        """Return the estimate of sum_e f(s_e) for each row, in full precision under autocast."""
         with torch.autocast(self.scores.device.type, enabled=False):
             sampled = function(self.scores) @ self.weight
         return sampled.index_add(0, self.targets.row, function(self.own) * self._own_share)
