@@ -6,10 +6,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import clew
 from clew import names
 from clew.__main__ import run
 from clew.cli import cli
 from clew.config.load import load
+from clew.errors import CheckpointError
 from clew.image_sequences.errors import RegressionResult
 from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
 from clew.runs.reading.search import find_cell
@@ -62,6 +64,11 @@ def test_each_group_is_the_test_group_once(
     repeated = load(tmp_path / "out" / "group-01" / "config.yaml")
     assert repeated.data.test_group == "flight 1"
     assert not repeated.data.leave_one_group_out
+    refusal = f"{result.run_id} is of kind evaluate, which has no model; give the id of a training"
+    with pytest.raises(CheckpointError, match=refusal):
+        clew.load(result.run_id)
+    with pytest.raises(CheckpointError, match=refusal):
+        clew.attribute(result.run_id)
 
 
 def test_a_cell_of_a_study_is_the_run_of_all_groups(

@@ -161,7 +161,7 @@ class HeldOutErrors:
         if not np.isfinite(width):
             raise ConfigError(
                 f"confidence is {confidence:g}, but {number} validation windows give intervals of "
-                f"at most {number / (number + 1):.3f}; ask for a smaller share (--confidence)"
+                f"at most {number / (number + 1):.3f}; ask for a smaller share"
             )
         return width
 

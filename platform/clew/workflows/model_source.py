@@ -17,7 +17,7 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError, quoted
 from clew.files import working_folder
-from clew.runs.reading.runs import download_artifact, list_artifact_folders
+from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import load_model
 from clew.training.manifest import (
@@ -129,10 +129,12 @@ def open_run_best(run_id: str, folder: Path) -> ModelSource:
     """
     folders = folders_of_run(run_id)
     if names.ARTIFACT_BEST not in folders:
-        raise CheckpointError(
-            f"run {run_id} has no best checkpoint (it has {', '.join(folders) or 'no artifacts'}); "
+        raise missing_in_run(
+            run_id,
+            folders,
+            "best checkpoint",
             "it did not finish a validation: train with evaluation.enabled=true and a validation "
-            "split"
+            "split",
         )
     best = download_artifact(run_id, names.ARTIFACT_BEST, folder)
     return replace(_open(best, run_id), run_id=run_id)
@@ -198,6 +200,18 @@ def folders_of_run(run_id: str) -> list[str]:
         if "/" in run_id or "." in run_id:
             raise CheckpointError(f"{run_id}: no such folder; expected {EXPECTED}") from None
         raise error from None
+
+
+def missing_in_run(run_id: str, folders: list[str], what: str, advice: str) -> CheckpointError:
+    """Return the error for a run that lacks what only a training writes."""
+    kind = find_run(run_id).tags.get(names.TAG_KIND, names.KIND_TRAIN)
+    if kind != names.KIND_TRAIN:
+        return CheckpointError(
+            f"run {run_id} is of kind {kind}, which has no model; give the id of a training run "
+            "(`clew runs --kind train` lists them)"
+        )
+    has = ", ".join(folders) or "no artifacts"
+    return CheckpointError(f"run {run_id} has no {what} (it has {has}); {advice}")
 
 
 def folder_meant(reference: str) -> Path | None:

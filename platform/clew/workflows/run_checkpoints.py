@@ -26,6 +26,7 @@ from clew.workflows.model_source import (
     find_version,
     folder_meant,
     folders_of_run,
+    missing_in_run,
     refuse_empty,
     title_of,
 )
@@ -75,9 +76,11 @@ def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | N
     """Download a run's checkpoints, and its history if it has ended."""
     folders = folders_of_run(run_id)
     if names.ARTIFACT_CHECKPOINTS not in folders:
-        raise CheckpointError(
-            f"run {run_id} has no checkpoints (it has {', '.join(folders) or 'no artifacts'}); "
-            "influence is a sum over them: train with tracking.log_checkpoints=true"
+        raise missing_in_run(
+            run_id,
+            folders,
+            "checkpoints",
+            "influence is a sum over them: train with tracking.log_checkpoints=true",
         )
     records = list_checkpoints(download_artifact(run_id, names.ARTIFACT_CHECKPOINTS, folder))
     if not records:
