@@ -29,7 +29,8 @@ from clew.workflows.explaining.batch_request import BatchRequest
 from clew.workflows.explaining.batch_tracin import batch_tracin
 from clew.workflows.studies.compare import compare
 from clew.workflows.train import train
-from clew.workflows.tuning.tune import TuneRequest, tune
+from clew.workflows.tuning.search import TuneRequest
+from clew.workflows.tuning.tune import tune
 from tests.workflows.ray_cluster import FEW, die, kill_in_the_middle
 from tests.workflows.trained import ROOT, small_config
 

@@ -30,9 +30,10 @@ from clew.runs import store
 from clew.training.stopping import Watch
 from clew.workflows.train import train
 from clew.workflows.tuning.report import chart
+from clew.workflows.tuning.search import MOST_FAILURES, TuneRequest
 from clew.workflows.tuning.study import LOCK_FILE, STUDY_FILE
 from clew.workflows.tuning.trial import TrialWatch
-from clew.workflows.tuning.tune import MOST_FAILURES, TuneRequest, TuneResult, tune
+from clew.workflows.tuning.tune import TuneResult, tune
 from tests.workflows.trained import ROOT, small_config
 
 pytestmark = pytest.mark.slow

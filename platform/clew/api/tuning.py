@@ -60,7 +60,7 @@ def tune(
     """
     # Only who searches waits for Optuna's import.
     from clew.workflows.tuning.report import TRIALS_FILE
-    from clew.workflows.tuning.tune import TuneRequest
+    from clew.workflows.tuning.search import TuneRequest
     from clew.workflows.tuning.tune import tune as search
 
     result = search(

@@ -186,7 +186,7 @@ def tune(options: TuneOptions) -> int:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
 
-    from clew.workflows.tuning.tune import TuneRequest
+    from clew.workflows.tuning.search import TuneRequest
     from clew.workflows.tuning.tune import tune as workflow
 
     if "CLEW_LOG_LEVEL" not in os.environ:  # one line for a trial is enough

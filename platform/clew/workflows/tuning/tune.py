@@ -14,56 +14,21 @@ from pathlib import Path
 
 from clew import names
 from clew.config.image_sequences import ImageSequenceData
-from clew.config.load import flatten, with_settings
-from clew.config.schema import RunConfig
+from clew.config.load import flatten
 from clew.config.search_space import SearchSpace, load_space
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, UsageError
-from clew.runs.base import Tracker
 from clew.runs.mlflow_store import MlflowTracker, open_tracker
-from clew.workflows.clusters.cluster import Cluster, opened_cluster
+from clew.workflows.clusters.cluster import opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
 from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.outputs import check_folder
 from clew.workflows.tasks import build_task, data_fingerprint
-from clew.workflows.tuning.cluster import ClusterTrials
-from clew.workflows.tuning.report import (
-    BEST_FILE,
-    CHART_FILE,
-    FILES,
-    TRIALS_FILE,
-    shown,
-    write_best,
-    write_chart,
-    write_trials,
-)
+from clew.workflows.tuning.report import BEST_FILE
+from clew.workflows.tuning.search import Say, Search, TuneRequest
 from clew.workflows.tuning.study import TrialRecord, TrialStudy, opened_study
-from clew.workflows.tuning.trial import run_trial
 
 logger = logging.getLogger(__name__)
-
-Say = Callable[[str], object]
-MOST_FAILURES = 10
-"""Trials that may fail one after another."""
-
-
-@dataclass(frozen=True)
-class TuneRequest:
-    """What to search, and for how long."""
-
-    config: RunConfig
-    """What the trials have in common."""
-    space: str = ""
-    """YAML file, or the name of a space that ships with Clew; empty: the one for the data's kind.
-    """
-    minutes: float = 60.0
-    """Time for this command."""
-    trials: int | None = None
-    """Trials in all, those of earlier commands included."""
-    seed: int = 0
-    """Seed of the search; `training.seed` is that of the trainings."""
-    output_dir: Path | None = None
-    """Where the trials and the best configuration are kept."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +107,7 @@ def tune(
         for run_id in study.left:
             end_if_dead(run_id)
         with _parent_run(request, study, space, tags) as tracker:
-            search = _Search(request, study, tracker, folder, began, clock, say, progress, nodes)
+            search = Search(request, study, tracker, folder, began, clock, say, progress, nodes)
             try:
                 search.run()
             finally:
@@ -216,118 +181,3 @@ def _parent_run(
     tracker.params(flatten(request.config))
     tracker.params({"tune.seed": request.seed, "tune.space": space.model_dump(mode="json")})
     return tracker
-
-
-@dataclass
-class _Search:
-    """The loop over trials."""
-
-    request: TuneRequest
-    study: TrialStudy
-    tracker: Tracker
-    folder: Path
-    began: float
-    clock: Callable[[], float]
-    say: Say
-    progress: Callable[[float, str], object]
-    nodes: Cluster | None
-    found: str = ""
-    """The best so far, in words."""
-
-    def run(self) -> None:
-        """Try settings until the time or the trials run out.
-
-        Raises:
-            UsageError: too many trials failed one after another.
-        """
-        parent = self.tracker.run_id
-        assert parent is not None
-        if self.nodes is not None:
-            trials = ClusterTrials(
-                self.nodes,
-                self.study,
-                self.request.config,
-                parent_run_id=parent,
-                seconds_left=self._seconds_left,
-            )
-            trials.run(self._wants_more, self._ended)
-            return
-        while self._wants_more(0):
-            run_trial(
-                self.study,
-                self.request.config,
-                parent_run_id=parent,
-                is_time_up=self._is_time_up,
-            )
-            self._ended(self.study.records[-1].number)
-
-    def _wants_more(self, running: int) -> bool:
-        """Return whether to begin another trial beside those that run."""
-        limit = self.request.trials
-        has_room = limit is None or len(self.study.decided) + running < limit
-        return not self._is_time_up() and has_room
-
-    def _ended(self, number: int) -> None:
-        """Say what became of a trial; give up where too many failed."""
-        self._tell(next(r for r in reversed(self.study.records) if r.number == number))
-        self._refuse_failures()
-
-    def store(self) -> None:
-        """Store the files of the search with its run."""
-        self._write()
-        for path in (self.folder / name for name in FILES):
-            if path.is_file():
-                self.tracker.artifact(path, names.ARTIFACT_TUNE)
-
-    def _is_time_up(self) -> bool:
-        """Return whether the time is up; it passes with each step, so the progress is shown too."""
-        return self._seconds_left() <= 0
-
-    def _seconds_left(self) -> float:
-        seconds = self.clock() - self.began
-        self.progress(seconds, self.found)
-        return 60 * self.request.minutes - seconds
-
-    @property
-    def _metric(self) -> str:
-        return self.request.config.evaluation.metric
-
-    def _tell(self, record: TrialRecord) -> None:
-        """Say in one line what became of a trial, and bring run and files up to date."""
-        best = self.study.best
-        self.say(self._line(record, is_best=record == best))
-        if best is not None and best.value is not None:
-            self.found = f"{self._metric} {best.value:.4g}"
-            self.tracker.metrics({self._metric: best.value}, len(self.study.decided))
-            self.tracker.tags({names.TAG_BEST_RUN: best.run_id})
-        self._write()
-
-    def _write(self) -> None:
-        """Write the files, whole at any time: a search may be killed after each trial."""
-        config, best, records = self.request.config, self.study.best, self.study.records
-        write_trials(self.folder / TRIALS_FILE, records)
-        maximize = config.evaluation.maximize
-        write_chart(self.folder / CHART_FILE, records, self._metric, maximize=maximize)
-        if best is not None:
-            found = with_settings(config, best.settings)
-            write_best(self.folder / BEST_FILE, found, best, len(self.study.decided))
-
-    def _line(self, record: TrialRecord, *, is_best: bool) -> str:
-        match record.state:
-            case "complete" | "pruned":
-                after = "pruned" if record.state == "pruned" else f"{record.seconds:.0f} s"
-                result = f"{self._metric} {record.value:.4g} after epoch {record.epoch}, {after}"
-            case "failed":
-                result = f"failed, {record.problem}"
-            case "stopped":
-                result = "stopped, the time is up"
-        note = " (best so far)" if is_best else ""
-        return f"[trial {record.number}] {result}: {shown(dict(record.settings))}{note}"
-
-    def _refuse_failures(self) -> None:
-        last = self.study.decided[-MOST_FAILURES:]
-        if len(last) == MOST_FAILURES and all(record.state == "failed" for record in last):
-            raise UsageError(
-                f"{MOST_FAILURES} trials failed one after another, the last because: "
-                f"{last[-1].problem}; narrow the space"
-            )
