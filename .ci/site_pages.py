@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: notebooks become pages, pictures are copied, nothing is asked from outside.
+"""Hooks of MkDocs: notebooks become pages, nothing is asked from outside.
 
 A notebook is a Python file in percent format (`# %%` begins a cell, `# %% [markdown]` a text), so
 that it is checked, executed in the tests and read in a diff like any other code.
@@ -13,7 +13,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "docs" / "notebooks"
-PICTURES = ROOT / "ui" / "pictures"
 CELL = re.compile(r"^# %%(?: \[(markdown)\])?\n", re.MULTILINE)
 OUTSIDE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?https?://[^"'>\s]+"""
                      r"""|<link[^>]+rel=["']?(?:stylesheet|preconnect|icon)[^>]+https?://[^"'>\s]+"""
@@ -21,12 +20,10 @@ OUTSIDE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?https?://[^"'>\s]+"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each notebook and the pictures that lie outside the folder of documents."""
+    """Add a page for each notebook."""
     for path in sorted(NOTEBOOKS.glob("*.py")):
         content = as_markdown(path.read_text(encoding="utf-8"))
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=content))
-    for path in sorted(PICTURES.iterdir()):
-        files.append(File.generated(config, f"pictures/{path.name}", abs_src_path=str(path)))
     return files
 
 

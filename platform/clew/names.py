@@ -96,10 +96,6 @@ TAG_WEIGHTS = "clew.weights"
 TAG_TEMPERATURE = "clew.temperature"
 TAG_HALF_WIDTH = "clew.half_width"
 TAG_METRIC_PREFIX = "clew.metric."
-
-# Tags of an experiment
-TAG_VIEW_PREFIX = "clew.view."
-"""Before the name of a saved view of the page Compare."""
 VALIDATION_PENDING = "pending"
 VALIDATION_PASSED = "passed"
 VALIDATION_FAILED = "failed"
@@ -107,6 +103,10 @@ VALIDATION_FORCED = "forced"
 ALIAS_CHAMPION = "champion"
 ALIAS_PREVIOUS = "previous"
 ALIAS_CHALLENGER = "challenger"
+
+# Tags of an experiment
+TAG_VIEW_PREFIX = "clew.view."
+"""Before the name of a saved view of the page Compare."""
 
 # Metrics of training
 TRAIN_LOSS = "train/loss"
@@ -134,6 +134,21 @@ MAE = "mae"
 RMSE = "rmse"
 R2 = "r2"
 LOSS = "loss"
+LOSS_AT = "loss_at_{k}"
+"""Loss by place in a window of text: from token `k` up to the next such number."""
+BIAS = "bias"
+"""Mean of prediction minus target."""
+ABS_ERROR_QUANTILE = "abs_error_q{k}"
+"""Absolute error that `k` percent of the windows stay below."""
+BASELINE_MAE = "{baseline}_mae"
+"""Mean absolute error of a simple prediction: `mean`, `ridge` or `persistence`."""
+INTERVAL_COVERAGE = "interval_coverage"
+"""Share of targets in their conformal interval."""
+INTERVAL_HALF_WIDTH = "interval_half_width"
+GIVEN = "given_{name}"
+"""`mrr`, `mean_rank` and `hits_at_{k}` among negatives from a file."""
+CLASSIFICATION = "classification_{name}"
+"""`accuracy` and `f1` for true triples and the false ones of a file."""
 
 # Metrics of time, throughput and memory
 TIME_EPOCH_SECONDS = "time/epoch_seconds"

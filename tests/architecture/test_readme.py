@@ -95,7 +95,7 @@ def options_of(parameter: click.Parameter) -> list[str]:
 
 def check_mlflow(words: list[str]) -> None:
     if words[0] != "run":
-        assert words[0] in {"server", "ui", "artifacts", "runs", "experiments"}
+        assert words[0] in {"server", "ui", "artifacts", "runs", "experiments", "models"}
         return
     project: dict[str, Any] = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
     entry_point = words[words.index("-e") + 1] if "-e" in words else "main"

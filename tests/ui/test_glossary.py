@@ -13,7 +13,21 @@ METRICS = [
 ]
 
 
-@pytest.mark.parametrize("key", METRICS)
+QUALITY = [
+    "test/mrr_head",
+    "test/hits_at_10",
+    "valid/loss_at_00032",
+    "test/abs_error_q90",
+    "test/ridge_mae",
+    "test/bias",
+    "valid/interval_coverage",
+    "valid/interval_half_width",
+    "test/given_hits_at_3",
+    "test/classification_f1",
+]
+
+
+@pytest.mark.parametrize("key", METRICS + QUALITY)
 def test_every_metric_has_words(key: str) -> None:
     assert glossary.words(key).label != key
     assert glossary.words(key).help

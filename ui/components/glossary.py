@@ -41,6 +41,37 @@ _QUALITY = {
     ),
     names.R2: Words("R²", "", "Share of the variance that is explained; 1 is perfect."),
     names.LOSS: Words("Loss", "", "What training makes small."),
+    names.BIAS: Words("Bias", "", "Mean of prediction minus target; 0 is best."),
+    names.INTERVAL_COVERAGE: Words(
+        "Coverage", "", "Share of targets that lie in the interval around their prediction."
+    ),
+    names.INTERVAL_HALF_WIDTH: Words(
+        "Half width", "", "How far the interval reaches to either side of a prediction."
+    ),
+    **{
+        names.ABS_ERROR_QUANTILE.format(k=k): Words(
+            f"Error of {k} %", "", f"Absolute error that {k} % of the windows stay below."
+        )
+        for k in (50, 90, 95)
+    },
+    **{
+        names.BASELINE_MAE.format(baseline=name): Words(
+            f"MAE of {what}",
+            "",
+            f"Mean absolute error of {what}: a simple prediction to compare with.",
+        )
+        for name, what in (
+            ("mean", "the mean"),
+            ("ridge", "ridge regression"),
+            ("persistence", "the last value"),
+        )
+    },
+    names.CLASSIFICATION.format(name="accuracy"): Words(
+        "Accuracy", "", "Share of given triples, true and false, that are judged correctly."
+    ),
+    names.CLASSIFICATION.format(name="f1"): Words(
+        "F1", "", "Harmonic mean of precision and recall over given true and false triples."
+    ),
 }
 
 _LDS = (
@@ -198,13 +229,13 @@ def words(key: str) -> Words:
         return _METRICS[key]
     split, _, name = key.rpartition("/")
     if split in _METRICS:  # a measure of one form of score: `influence/lds_same_seed/cosine`
-        found = _METRICS[split]
-        return Words(f"{found.label}, {name}", found.unit, found.help)
+        measure = _METRICS[split]
+        return Words(f"{measure.label}, {name}", measure.unit, measure.help)
     name, asked = _side(name)
-    if split in {"valid", "test"} and name in _QUALITY:
-        found = _QUALITY[name]
+    name, among = _given(name)
+    if split in {"valid", "test"} and (found := _QUALITY.get(name) or _loss_at(name)):
         data = {"valid": "validation", "test": "test"}[split]
-        return Words(f"{found.label}, {data}{asked}", found.unit, found.help)
+        return Words(f"{found.label}, {data}{asked}{among}", found.unit, found.help)
     return Words(key, "", f"The metric {key} as the run recorded it.")
 
 
@@ -214,6 +245,26 @@ def _side(name: str) -> tuple[str, str]:
         if name.endswith(f"_{side}"):
             return name.removesuffix(f"_{side}"), f", asked for {side}s"
     return name, ""
+
+
+def _given(name: str) -> tuple[str, str]:
+    """Return a metric's name without the mark of given negatives, and that in words."""
+    before = names.GIVEN.format(name="")
+    if name.startswith(before):
+        return name.removeprefix(before), ", among given negatives"
+    return name, ""
+
+
+def _loss_at(name: str) -> Words | None:
+    """Return the words for the loss at a place in a window of text, None for other metrics."""
+    before = names.LOSS_AT.format(k="")
+    place = name.removeprefix(before)
+    if not name.startswith(before) or not place.isdigit():
+        return None
+    help_text = (
+        "Loss of the tokens at that place in a window, in nats: less where more came before."
+    )
+    return Words(f"Loss from token {int(place)} on", "nat", help_text)
 
 
 def label(key: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from clew.cli.options import JsonFlag, Option, Options, command
 
-RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune"]
+RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
 
 class DataOptions(Options):

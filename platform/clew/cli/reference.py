@@ -29,8 +29,14 @@ PROGRAM = "python -m clew.cli.reference"
 MLPROJECT = "MLproject"
 OPTIONS_PAGE = "docs/reference/options.md"
 KEYS_PAGE = "docs/reference/mlflow_keys.md"
-LEFT_OUT = ("EXPERIMENT", "DATA_VARIABLE", "NOT_OF_THE_AVERAGE", "_PREFIX")
-"""Constants that are no key, by the end of their name."""
+LEFT_OUT = (
+    "EXPERIMENT",
+    "DATA_VARIABLE",
+    "NOT_OF_THE_AVERAGE",
+    "LIST_DATA_SET_PREFIX",
+    "LIST_FINGERPRINT_PREFIX",
+)
+"""Constants that are no key."""
 TERMINAL_VERBS = ("runs", "sync", "ui")
 """Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
@@ -55,9 +61,9 @@ PAGE_HEAD = f"""\
 Written by `{PROGRAM}` from the declarations of the commands and the schema of the configuration.
 
 Every option is also a parameter of `mlflow run . -e COMMAND -P name=value`, with underscores in
-place of dashes, except those marked with `*`; `demo` is the entry point `main`, and `sync` and `ui`
-have none. The command line accepts both spellings, `--batch-size` and `--batch_size`. A value in
-brackets may be left out. An empty value counts as not given.
+place of dashes, except those marked with `*`; `demo` is the entry point `main`, and `runs`, `sync`
+and `ui` have none. The command line accepts both spellings, `--batch-size` and `--batch_size`. A
+value in brackets may be left out. An empty value counts as not given.
 """
 
 
@@ -192,8 +198,16 @@ def keys_page() -> str:
         "",
         f"Written by `{PROGRAM}` from `platform/clew/names.py`. Every key",
     ]
-    lines += ["under which Clew writes to a tracking store; `{k}` stands for a number. Metrics of"]
-    lines += ["quality have the split before them, such as `test/mrr`.", ""]
+    lines += [
+        "under which Clew writes to a tracking store; `{k}` stands for a number, `{name}` for"
+    ]
+    lines += [
+        "what was named. Metrics of quality have the split before them, such as `test/mrr`, and"
+    ]
+    lines += [
+        "those of ranks the side behind them where there is one, such as `test/mrr_head`.",
+        "",
+    ]
     for title, rows in _groups():
         if rows:
             entries = (f"- `{key}`" + (f": {meaning}" if meaning else "") for key, meaning in rows)
@@ -219,8 +233,9 @@ def _keys(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(key))):
-                if not name.endswith(LEFT_OUT):
-                    yield node.lineno, key, _docstring(after)
+                if name not in LEFT_OUT:
+                    shown = f"{key}{{name}}" if name.endswith("_PREFIX") else key
+                    yield node.lineno, shown, _docstring(after)
 
 
 def _docstring(node: ast.stmt) -> str:

@@ -32,8 +32,8 @@ class EntityLoss(Section):
 
     negatives: int | None = Field(default=None, ge=1)
     """Number of entities that a batch is compared with, instead of all: one sample for the whole
-    batch, corrected so that it estimates the loss over all entities. For graphs of tens of millions
-    of entities. Unset: all entities. With `optimizer.kind=adagrad` and `optimizer.row_wise=true`
+    batch, corrected so that it estimates the loss over all entities. For large graphs, or to train
+    faster. Unset: all entities. With `optimizer.kind=adagrad` and `optimizer.row_wise=true`
     only the rows that a batch touches are updated."""
     negative_sampling: Literal["uniform", "degree"] = "uniform"
     """How a sample is drawn: every entity with the same probability (`uniform`), or in proportion

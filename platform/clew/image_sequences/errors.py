@@ -44,13 +44,15 @@ class RegressionResult:
         """Return MAE, RMSE, R2, error quantiles, bias, baselines' MAE and interval coverage."""
         values = quality(self.prediction, self.target)
         for q in QUANTILES:
-            values[f"abs_error_q{round(100 * q):02d}"] = float(np.quantile(abs(self.errors), q))
-        values["bias"] = float(self.errors.mean())
+            key = names.ABS_ERROR_QUANTILE.format(k=round(100 * q))
+            values[key] = float(np.quantile(abs(self.errors), q))
+        values[names.BIAS] = float(self.errors.mean())
         for name, prediction in self.baselines.items():
-            values[f"{name}_mae"] = quality(prediction, self.target)[names.MAE]
+            key = names.BASELINE_MAE.format(baseline=name)
+            values[key] = quality(prediction, self.target)[names.MAE]
         if self.interval is not None:
-            values["interval_coverage"] = float((abs(self.errors) <= self.interval).mean())
-            values["interval_half_width"] = float(self.interval.mean())
+            values[names.INTERVAL_COVERAGE] = float((abs(self.errors) <= self.interval).mean())
+            values[names.INTERVAL_HALF_WIDTH] = float(self.interval.mean())
         return {names.metric(split, name): value for name, value in values.items()}
 
     def by_group(self) -> list[dict[str, Any]]:
@@ -60,9 +62,10 @@ class RegressionResult:
             own = self.group == group
             row: dict[str, Any] = {"group": group, "windows": int(own.sum())}
             row |= quality(self.prediction[own], self.target[own])
-            row["bias"] = float(self.errors[own].mean())
+            row[names.BIAS] = float(self.errors[own].mean())
             for name, prediction in self.baselines.items():
-                row[f"{name}_mae"] = quality(prediction[own], self.target[own])[names.MAE]
+                key = names.BASELINE_MAE.format(baseline=name)
+                row[key] = quality(prediction[own], self.target[own])[names.MAE]
             rows.append(row)
         return rows
 

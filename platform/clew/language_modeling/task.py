@@ -149,7 +149,7 @@ class LanguageModeling:
             buckets = loss_by_position(language_model, tokens, chunk_bytes=self._chunk_bytes)
             self._positions[split] = buckets
             values |= {
-                names.metric(split, f"loss_at_{bucket.first:05d}"): bucket.loss
+                names.metric(split, names.LOSS_AT.format(k=f"{bucket.first:05d}")): bucket.loss
                 for bucket in buckets
             }
         if split == "test":

@@ -42,7 +42,9 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
     graph = task.graph
     given = read_given_negatives(negatives, graph.entities, graph.relations)
     quality = rank_given(model, given, graph.num_relations).quality().metrics()
-    return {names.metric(split, f"given_{name}"): value for name, value in quality.items()}
+    return {
+        names.metric(split, names.GIVEN.format(name=name)): value for name, value in quality.items()
+    }
 
 
 def _classify(
@@ -68,6 +70,6 @@ def _classify(
     scores, is_true, relation = scored[split]
     quality = ClassificationQuality.of(thresholds.predict(scores, relation), is_true)
     return {
-        names.metric(split, f"classification_{name}"): value
+        names.metric(split, names.CLASSIFICATION.format(name=name)): value
         for name, value in vars(quality).items()
     }
