@@ -90,7 +90,7 @@ def test_a_doubtful_difference_is_grey_and_says_why() -> None:
     values = {"test/mrr": {"a": 3.0, "b": 5.0, "b2": 5.0}}
     found = comparison.compare(groups, values, reference="b")
     cells = comparison_table.html(found, "ratio", {})
-    assert 'clew-muted">×0.600 · one run' in cells
+    assert 'clew-muted">×0.600 · one seed' in cells
     assert "✗" not in cells
 
 

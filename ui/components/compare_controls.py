@@ -162,7 +162,7 @@ def change() -> Change:
         required=True,
         bind="query-params",
         help="✓ marks a change for the better, ✗ one for the worse. Grey are changes within the "
-        "noise, no larger than the scatter over seeds, and those where either side is one run, "
+        "noise, no larger than the scatter over seeds, and those where either side has one seed, "
         "whose scatter nobody knows. What is good neither large nor small, a bias say, has no "
         "mark.",
     )

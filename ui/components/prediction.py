@@ -11,7 +11,7 @@ from clew.names import average_notes
 from clew.ui.components import glossary, identifiers, markup, states
 from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import ReportHead
-from clew.ui.data.paths import FactPath, evidence, place_text, scored, summary
+from clew.ui.data.paths import FactPath, answer, evidence, scored, summary
 from clew.ui.data.sharing import NO_KINDS
 
 CHECKPOINTS = "States of the model during training over which the influence is summed."
@@ -21,7 +21,6 @@ _CARD = (
     '<p class="clew-small clew-ids">{ids}</p>'
     '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why}</p></div>'
 )
-_ANSWER = "Asked for <b>{head}</b> – {relation} → <b>?</b>, the model puts <b>{tail}</b> {place}."
 _NUMBER = '<span title="{help}">{label} {value}</span>'
 
 
@@ -33,19 +32,12 @@ def card(
     kinds: Mapping[str, str] = NO_KINDS,
 ) -> None:
     """Show what the model predicts, its numbers, and in sentences what made it."""
-    answer = markup.fill(
-        _ANSWER,
-        head=test["head"],
-        relation=test["relation"],
-        tail=test["tail"],
-        place=place_text(float(test["rank"])),
-    )
     markup.show(
         _CARD,
         triple=markup.triple(test["head"], test["relation"], test["tail"]),
         numbers=_numbers(test, head),
         ids=identifiers.line(test, kinds),
-        answer=answer,
+        answer=answer(test, head.settings),
         evidence=evidence(test, facts, paths),
         why=summary(facts, scored(test, facts), head.train_size),
     )

@@ -12,7 +12,7 @@ from clew.runs.reading.paths import (
     facts_of_paths,
     find_paths,
 )
-from clew.runs.reading.wording import place_text, scored, summary
+from clew.runs.reading.wording import answer, place_text, scored, summary
 
 __all__ = [
     "MAX_BETWEEN",
@@ -22,6 +22,7 @@ __all__ = [
     "TOP",
     "FactPath",
     "Position",
+    "answer",
     "evidence",
     "fact_words",
     "facts_of_paths",

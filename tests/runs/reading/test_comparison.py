@@ -1,10 +1,12 @@
 """The arithmetic of comparisons, against values worked out by hand."""
 
+import dataclasses
 import math
 
 import pandas as pd
 import pytest
 
+from clew import names
 from clew.runs.reading import comparison, metrics, tables
 from clew.runs.reading.runs import RunRecord
 
@@ -49,6 +51,24 @@ def test_seeds_are_one_group() -> None:
     assert labels == ["fp32 · width –", "fp16", "fp32 · width 100"]
     alone = comparison.group_runs(runs, by_seed=False)
     assert len({group.label for group in alone}) == 5
+
+
+def test_a_repeated_seed_is_no_second_seed() -> None:
+    runs = [run("a"), run("again"), run("b", "fp16"), run("b2", "fp16", seed=1)]
+    groups = comparison.group_runs(runs, by_seed=True)
+    values = {"valid/mrr": {"a": 0.4, "again": 0.42, "b": 0.5, "b2": 0.52}}
+    found = comparison.compare(groups, values, reference="fp32")
+    assert found.cells["fp32", "valid/mrr"].value == comparison.Statistic(pytest.approx(0.41), None, 1)
+    assert found.cells["fp16", "valid/mrr"].doubt == "one seed"
+
+
+def test_runs_on_other_data_are_another_group() -> None:
+    old, new = run("a"), run("b", seed=1)
+    tags = {names.TAG_DATA_FINGERPRINT: "new"}
+    new = dataclasses.replace(new, tags={**new.tags, **tags})
+    groups = comparison.group_runs([old, new], by_seed=True)
+    assert [group.run_ids for group in groups] == [("a",), ("b",)]
+    assert len({group.label for group in groups}) == 2
 
 
 def test_identical_runs_are_told_apart_by_their_id() -> None:
@@ -100,7 +120,7 @@ def test_a_difference_from_one_run_is_not_judged(alone: str) -> None:
     values = {"valid/mrr": {"a": 0.30, "b": 0.32, "c": 0.505, "d": 0.506}}
     cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
     assert cell.ratio == pytest.approx(1.65, abs=0.05)
-    assert (cell.better, cell.doubt) == (None, "one run")
+    assert (cell.better, cell.doubt) == (None, "one seed")
 
 
 def test_errors_are_better_when_smaller_and_a_bias_is_neither() -> None:

@@ -25,15 +25,15 @@ COST_METRICS = (
     names.GPU_PEAK_ALLOCATED_GIB,
     names.PROCESS_PEAK_GIB,
 )
-Doubt = Literal["", "one run", "within the noise"]
-"""Why a difference cannot be judged: one of the two is a single run, so nobody knows its scatter;
+Doubt = Literal["", "one seed", "within the noise"]
+"""Why a difference cannot be judged: one of the two has a single seed, so its scatter is unknown;
 or it is no larger than the scatter over seeds."""
 PRESET_ORDER = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """Mean and sample standard deviation over runs; the deviation needs two."""
+    """Mean and sample standard deviation over seeds; the deviation needs two."""
 
     mean: float
     deviation: float | None
@@ -46,6 +46,16 @@ class Group:
 
     label: str
     run_ids: tuple[str, ...]
+    seeds: tuple[str, ...] = ()
+    """The seed of each run; runs of one seed count once, by their mean. Empty: all differ."""
+
+    def values(self, by_run: Mapping[str, float]) -> list[float]:
+        """Return the value of each seed, from those of the runs that have one."""
+        by_seed: dict[str, list[float]] = {}
+        for run_id, seed in zip(self.run_ids, self.seeds or self.run_ids, strict=True):
+            if math.isfinite(value := by_run.get(run_id, math.nan)):
+                by_seed.setdefault(seed, []).append(value)
+        return [math.fsum(values) / len(values) for values in by_seed.values()]
 
 
 @dataclass(frozen=True)
@@ -98,15 +108,19 @@ def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
     firsts = [members[0] for members in gathered.values()]
     labels = distinct_labels(firsts)
     return [
-        Group(labels[first.run_id], tuple(run.run_id for run in members))
+        Group(
+            labels[first.run_id],
+            tuple(run.run_id for run in members),
+            tuple(run.params.get(SEED, run.run_id) for run in members),
+        )
         for first, members in zip(firsts, gathered.values(), strict=True)
     ]
 
 
 def _alike(run: RunRecord) -> tuple[object, ...]:
     """Return what runs share that differ in nothing but the seed."""
-    tags = (names.TAG_VARIANT, names.TAG_DATASET, names.TAG_DEVICE)
-    return (*(run.tags.get(tag) for tag in tags), _settings(run))
+    variant = run.tags.get(names.TAG_VARIANT)
+    return (variant, *_setting(run), _settings(run))
 
 
 def _settings(run: RunRecord, *, without: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
@@ -185,9 +199,9 @@ def compare(
     ordered = sorted(groups, key=lambda group: group.label != reference)
     cells: dict[tuple[str, str], Cell] = {}
     for key, by_run in values.items():
-        base = statistic(by_run.get(run_id) for run_id in ordered[0].run_ids)
+        base = statistic(ordered[0].values(by_run))
         for group in ordered:
-            found = statistic(by_run.get(run_id) for run_id in group.run_ids)
+            found = statistic(group.values(by_run))
             itself = group.label == ordered[0].label
             cells[group.label, key] = Cell(found) if itself else _against(found, base, key)
     return Comparison(tuple(ordered), tuple(values), cells, ordered[0].label)
@@ -202,7 +216,7 @@ def _against(value: Statistic | None, base: Statistic | None, key: str) -> Cell:
     if direction is None:
         return Cell(value, ratio, delta)
     if value.deviation is None or base.deviation is None:
-        return Cell(value, ratio, delta, doubt="one run")
+        return Cell(value, ratio, delta, doubt="one seed")
     if abs(delta) <= max(value.deviation, base.deviation):
         return Cell(value, ratio, delta, doubt="within the noise")
     return Cell(value, ratio, delta, better=(delta > 0) == (direction == "larger"))

@@ -2,10 +2,27 @@
 
 import math
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 TOP = 10
+_ANSWERS = {
+    "tail": Markup(
+        "Asked for <b>{head}</b> {relation} <b>?</b>, the model puts <b>{tail}</b> {place}."
+    ),
+    "head": Markup(
+        "Asked for <b>?</b> {relation} <b>{tail}</b>, the model puts <b>{head}</b> {place}."
+    ),
+    "both": Markup(
+        "Asked for either end of <b>{head}</b> {relation} <b>{tail}</b>, the model puts the right "
+        "one {place}, on average."
+    ),
+}
+"""By what was asked, `influence.direction`: a rank belongs to one question or to the mean of both."""
 
 
 def scored(test: pd.Series, facts: pd.DataFrame) -> int:
@@ -22,6 +39,18 @@ def place_text(rank: float) -> str:
         return "first"
     shown = f"{rank:.0f}" if rank == int(rank) else f"{rank:.1f} (tied)"
     return f"at rank {shown}"
+
+
+def answer(test: pd.Series, settings: Mapping[str, Any]) -> Markup:
+    """Return the question that an explanation is of, and the model's answer, as HTML.
+
+    Args:
+        test: A row of the report's tests.
+        settings: The report's; the oldest reports name no direction, and rank the tail.
+    """
+    said = _ANSWERS.get(str(settings.get("direction")), _ANSWERS["tail"])
+    ends = {key: test[key] for key in ("head", "relation", "tail")}
+    return said.format(**ends, place=place_text(float(test["rank"])))
 
 
 def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:

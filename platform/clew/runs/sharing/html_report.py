@@ -14,7 +14,7 @@ from clew import names
 from clew.biolink.curies import page_of
 from clew.runs.reading.kinds import looks
 from clew.runs.reading.paths import evidence, facts_of_paths
-from clew.runs.reading.wording import place_text, scored, summary
+from clew.runs.reading.wording import answer, scored, summary
 from clew.runs.sharing.explanation import SharedExplanation
 from clew.runs.sharing.picture import draw
 
@@ -80,17 +80,13 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
 def _prediction(explanation: SharedExplanation) -> Markup:
     test = explanation.test
     said = Markup(
-        "<h1>{head} <span class='id'>{relation} →</span> {tail}</h1>"
-        "<p>Asked for <b>{name}</b> {relation} <b>?</b>, the model puts <b>{answer}</b> {place}. "
-        "{evidence}</p>"
+        "<h1>{head} <span class='id'>{relation} →</span> {tail}</h1><p>{answer} {evidence}</p>"
     )
     return said.format(
         head=_entity(test, "head"),
         tail=_entity(test, "tail"),
         relation=test["relation"],
-        name=test["head"],
-        answer=test["tail"],
-        place=place_text(float(test["rank"])),
+        answer=answer(test, explanation.head.settings),
         evidence=evidence(test, explanation.facts, explanation.paths),
     )
 
