@@ -46,8 +46,10 @@ class Run:
     processes: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
     resume: str | None = None
-    last_rank: Literal["trains", "dies", "hangs", "differs"] = "trains"
+    last_rank: Literal["trains", "dies", "hangs", "stops", "differs"] = "trains"
     """What the last process does in its second step, or has as its data."""
+    entities: int = ENTITIES
+    triples: int = 95
 
 
 def run_all(runs: list[Run]) -> None:
@@ -105,18 +107,19 @@ def _exit_after(run: Run, rank: int | None) -> NoReturn:
     os._exit(0)
 
 
-def graph() -> KnowledgeGraph:
+def graph(entities: int = ENTITIES, count: int = 95) -> KnowledgeGraph:
     """Return a small graph with triples in all splits."""
     generator = np.random.default_rng(0)
-    sizes = (ENTITIES, RELATIONS, ENTITIES)
-    triples = np.stack([generator.integers(0, n, 95) for n in sizes], axis=1).astype(np.int32)
+    sizes = (entities, RELATIONS, entities)
+    triples = np.stack([generator.integers(0, n, count) for n in sizes], axis=1).astype(np.int32)
+    valid, test = count * 65 // 95, count * 80 // 95
     return KnowledgeGraph(
         "generated",
-        Vocabulary.from_names("entity", [f"e{i:02d}" for i in range(ENTITIES)]),
+        Vocabulary.from_names("entity", [f"e{i:02d}" for i in range(entities)]),
         Vocabulary.from_names("relation", [f"r{i}" for i in range(RELATIONS)]),
-        triples[:65],
-        triples[65:80],
-        triples[80:],
+        triples[:valid],
+        triples[valid:test],
+        triples[test:],
     )
 
 
@@ -158,12 +161,14 @@ class Failing(Watch):
             os._exit(9)
         if self.steps == 2 and self.how == "hangs":
             os.kill(os.getpid(), signal.SIGSTOP)
+        if self.steps == 2 and self.how == "stops":
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def explain(run: Run) -> None:
     """Write TracIn's scores of all training triples for a few test triples."""
     config = configured(run)
-    task = LinkPrediction(graph(), over_all_entities(config))
+    task = LinkPrediction(graph(run.entities, run.triples), over_all_entities(config))
     tracer = Tracer(
         task,
         over_all_entities(config),
@@ -181,9 +186,11 @@ def train(run: Run, rank: int) -> None:
     is_last = rank == run.processes - 1
     folder, device = Path(run.folder), torch.device("cpu")
     timeout = config.training.peer_timeout_seconds
+    if config.optimizations.use_mixed_precision:
+        torch.set_default_dtype(torch.float32)
     with joined_world(timeout) as joined, naming_lost_peers(joined):
         world = joined.sharing_tables() if config.training.shard_entities else joined
-        task = LinkPrediction(graph(), config)
+        task = LinkPrediction(graph(run.entities, run.triples), config)
         differs = is_last and run.last_rank == "differs"
         facts = {"data fingerprint": "other" if differs else task.data_fingerprint}
         require_same(world, facts)
@@ -204,11 +211,17 @@ def train(run: Run, rank: int) -> None:
         if world.exchange:
             world.exchange.received_bytes.clear()
         trainer.train()
+        state = {
+            "loss scale": trainer.precision.loss_scale,
+            "step": trainer.progress.step,
+            "relations": trainer.model.relation.weight.tolist(),
+        }
+        (folder / f"rank-{rank}.json").write_text(json.dumps(state))
         received = dict(world.exchange.received_bytes) if world.exchange else {}
         metrics = task.metrics(trainer.model, "test", device) if world.evaluates else {}
         if world.is_main:
             values: dict[str, Any] = {"metrics": metrics}
-            for key in ("train/loss", "train/grad_norm"):
+            for key in ("train/loss", "train/grad_norm", "valid/mrr"):
                 values[key] = [e.value for e in trainer.history.entries if e.key == key]
             values["training bytes"] = received
             (folder / "measured.json").write_text(json.dumps(values))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clew.config.graph_models import DistMultModel, TransEModel
+from clew.config.graph_models import DistMultModel, RESCALModel, TransEModel
 from clew.errors import DataError
 from clew.link_prediction.classification import ClassificationQuality, Thresholds, best_threshold
 from clew.link_prediction.given_negatives import rank_given, read_given_negatives
@@ -50,6 +50,15 @@ def test_scores_of_candidates_are_the_model_s(inverses, kind, at_once, monkeypat
             assert heads[i, j] == pytest.approx(head)
         back = one(model, t, r + RELATIONS, h) if inverses else one(model, h, r, t)
         assert both[i] == pytest.approx((one(model, h, r, t) + back) / 2)
+
+
+def test_a_query_s_activations_count_as_much_as_gathered_rows(monkeypatch):
+    monkeypatch.setattr("clew.link_prediction.triple_scores.SCORES_AT_ONCE", 64)
+    model, sizes = model_of(inverses=True, kind=RESCALModel), []
+    queries = model.queries
+    monkeypatch.setattr(model, "queries", lambda h, r: sizes.append(len(h)) or queries(h, r))
+    score_tails(model, np.repeat(TRIPLES, 8, axis=0), np.zeros((32, 1), int))
+    assert sizes == [4] * 8  # each query has a matrix of 4 x 4: 4 rows, counted four times
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,7 +105,9 @@ def names(prefix: str = "") -> tuple[Vocabulary, Vocabulary]:
     )
 
 
-def test_ranks_are_those_of_ogb_s_evaluator(tmp_path):
+@pytest.mark.parametrize("at_once", [1, 13, 2**20])
+def test_ranks_are_those_of_ogb_s_evaluator(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr("clew.link_prediction.given_negatives.NAMES_AT_ONCE", at_once)
     arrays = write_arrays(tmp_path / "test.npz")
     model = model_of(inverses=True)
     model.entity.weight.data.round_()  # so that there are ties

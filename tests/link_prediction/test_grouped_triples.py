@@ -9,6 +9,8 @@ import torch
 
 from clew.config.load import from_mapping
 from clew.errors import ConfigError
+from clew.link_prediction.losses.fused_one_vs_all import gain_of
+from clew.link_prediction.losses.score_tiles import Slopes, Workspace
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedExamples
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
@@ -113,3 +115,16 @@ def test_a_batch_is_its_rows(graph: KnowledgeGraph) -> None:
 def test_binary_cross_entropy_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"loss: triples_per_row is 4, but function is bin"):
         from_mapping({"data": {"name": "umls"}}, GROUPED)
+
+
+@pytest.mark.parametrize("most", [1, 2, 17, 300])
+def test_slopes_of_rows_of_many_triples_fit_float16(most: int) -> None:
+    """A row's slope is as large as its triples are many, times the gain."""
+    slopes = Slopes(Workspace(torch.device("cpu")), torch.float16, gain_of(torch.float16, most))
+    scores = torch.tensor([[0.99] + [0.0001] * 100]).log()
+    mass, log_sum = torch.tensor([float(most)]), torch.zeros(1)
+    scaled = slopes.softmax(scores, None, log_sum, mass).scaled.float()
+    assert torch.isfinite(scaled).all()
+    found = scaled / gain_of(torch.float16, most)
+    torch.testing.assert_close(found[0, 0], torch.tensor(0.99 * most), rtol=1e-3, atol=0)
+    torch.testing.assert_close(found[0, 1], torch.tensor(0.0001 * most), rtol=1e-3, atol=0)

@@ -11,9 +11,10 @@ import torch
 
 from clew.errors import CheckpointError, ConfigError
 from clew.link_prediction.task import LinkPrediction
-from clew.training.checkpoints import OPTIMIZER_FILE, copy_weights, load_tensors
+from clew.training.checkpoints import OPTIMIZER_FILE, copy_weights, load_model, load_tensors
 from clew.training.manifest import MODEL_FILE
 from clew.training.sharding.traffic import lookup_bytes, loss_bytes
+from clew.workflows.explaining.trace_source import over_all_entities
 from tests.link_prediction.sharded_runs import (
     ENTITIES,
     Run,
@@ -63,6 +64,40 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+FURTHER: dict[str, tuple[dict[str, Any], int, int]] = {
+    # With 67 and 68 rows, and so few bytes, each process alone would choose other groups.
+    "ranked": ({"training__max_steps": 2, "evaluation__chunk_mib": 0.1}, 135, 3000),
+    "normalised": (
+        {
+            "model__kind": "conve",
+            "model__embedding_dim": 12,
+            "model__embedding_height": 3,
+            "model__embedding_width": 4,
+            "model__output_channels": 2,
+            "model__input_dropout": 0.0,
+            "model__feature_map_dropout": 0.0,
+            "model__projection_dropout": 0.0,
+            "training__num_epochs": 2,
+        },
+        ENTITIES,
+        95,
+    ),
+    "overflowing": (
+        {
+            "optimizations__use_mixed_precision": True,
+            "optimizations__mixed_precision_dtype": "float16",
+            "model__initial_deviation": 2.0,
+            "loss__negatives": 7,
+            "loss__function": "softmax_cross_entropy",
+            "optimizer__kind": "adagrad",
+            "optimizer__row_wise": True,
+            "training__max_skipped_steps": 200,
+            "training__num_epochs": 2,
+        },
+        ENTITIES,
+        95,
+    ),
+}
 COUNTS = {"distmult, binary, adam": (2, 4), "samples, softmax": (2, 4)}
 
 
@@ -80,7 +115,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs += [Run(str(root / "half"), 4, half)]
     runs += [Run(str(root / f"resumed-{n}"), n, whole, resume=checkpoint) for n in (1, 2)]
     short = {"training__peer_timeout_seconds": 5.0}
-    runs += [Run(str(root / how), 2, short, last_rank=how) for how in ("dies", "hangs", "differs")]
+    runs += [
+        Run(str(root / how), 2, short, last_rank=how)
+        for how in ("dies", "hangs", "stops", "differs")
+    ]
+    for name, (settings, entities, triples) in FURTHER.items():
+        runs += [
+            Run(str(root / f"{name}-{n}"), n, settings, entities=entities, triples=triples)
+            for n in (1, 2)
+        ]
     counted = CASES["complex, softmax, row-wise adagrad"] | {"evaluation__enabled": False}
     runs += [Run(str(root / "counted"), 2, counted)]
     run_all(runs)
@@ -117,6 +160,43 @@ def test_processes_equal_one(case: str, trained: Path) -> None:
             f"rows-{rank}-of-{processes}.safetensors" for rank in range(processes)
         ]
         require_equal(one, many, ("checkpoints/epoch-0001", "best"))
+
+
+def test_groups_of_queries_are_the_same_in_all_processes(trained: Path) -> None:
+    ours, theirs = (measured(trained / f"ranked-{n}")["metrics"] for n in (2, 1))
+    assert ours == pytest.approx(theirs, rel=1e-12)
+
+
+def test_validation_is_of_the_statistics_that_are_kept(trained: Path) -> None:
+    """Batch statistics differ between processes; a checkpoint has the main one's."""
+    settings, *_ = FURTHER["normalised"]
+    config = over_all_entities(configured(Run("", 2, settings)))
+    task = LinkPrediction(graph(), config)
+    found = []
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = task.build_model()
+        for epoch in (1, 2):
+            load_model(trained / f"normalised-2/checkpoints/epoch-{epoch:04d}", model)
+            found.append(task.metrics(model.eval(), "valid", torch.device("cpu"))["valid/mrr"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert measured(trained / "normalised-2")["valid/mrr"] == pytest.approx(found, rel=1e-12)
+
+
+def test_all_processes_skip_a_step_that_overflows_in_one(trained: Path) -> None:
+    states = [
+        json.loads((trained / f"overflowing-2/rank-{rank}.json").read_text()) for rank in range(2)
+    ]
+    assert states[0] == states[1]
+    assert states[0]["loss scale"] < 2.0**16, "no step overflowed"
+
+
+def test_a_signal_to_one_process_stops_all_with_a_checkpoint(trained: Path) -> None:
+    for rank in range(2):
+        said = (trained / "stops" / f"error-{rank}.txt").read_text()
+        assert said.startswith("Interrupted: stopped at step 2 of epoch 1"), said
+    assert (trained / "stops/checkpoints/step-00000002").is_dir()
 
 
 @pytest.mark.parametrize("case", CASES)

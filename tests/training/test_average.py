@@ -39,6 +39,22 @@ def test_later_steps_count_by_the_decay() -> None:
     torch.testing.assert_close(average.tensors()["weight"], expected)
 
 
+def test_it_is_exchanged_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clew.training.average._ROWS_AT_ONCE", 2)
+    model = nn.Linear(3, 5)
+    model.scale = nn.Parameter(torch.tensor(2.0))
+    average = ParameterAverage(model, 0.5)
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for mean in average.tensors().values():
+            mean.add_(1.0)
+    with average.applied():
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.detach(), own[name] + 1.0)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.detach(), own[name])
+
+
 def test_the_model_holds_the_average_for_a_while_and_then_its_own_again() -> None:
     model = nn.Linear(2, 2)
     average = ParameterAverage(model, 0.5)

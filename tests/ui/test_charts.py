@@ -179,7 +179,8 @@ def test_fact_bars_show_signs_in_three_ways(facts: pd.DataFrame) -> None:
     assert len(set(encoding["y"]["sort"])) == len(facts), "facts that read the same stay apart"
 
 
-def test_rank_scatter_keeps_the_strongest() -> None:
+def test_rank_scatter_keeps_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(influence_charts, "MAX_RANKS", 10)
     frame = pd.DataFrame(
         {
             "head": "h",
@@ -190,7 +191,7 @@ def test_rank_scatter_keeps_the_strongest() -> None:
             "moved": 0,
         }
     )
-    chart = influence_charts.rank_scatter(frame, ("fp32", "fp16"), limit=10)
+    chart = influence_charts.rank_scatter(frame, ("fp32", "fp16"))
     drawn = [row["fact"] for row in rows(chart) if "fact" in row]
     assert drawn == [f"h – r → {number}" for number in range(10)]
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from mlflow import MlflowClient
 
 from clew import names
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
-from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
 from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
@@ -18,6 +19,7 @@ from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
 from clew.workflows.resume import find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import resume, train
+from clew.workflows.training_folder import LOCK_FILE
 from tests.workflows.trained import small_config
 
 
@@ -141,10 +143,41 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
     assert find_run(newest_run()).tags[names.TAG_RESUMED_FROM] == stopped
 
 
+def test_a_folder_in_which_another_process_trains_is_refused(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    interrupt(config_of(), checkpoint_dir=kept)
+    with (
+        FileLock(kept / LOCK_FILE),
+        pytest.raises(ConfigError, match="kept: another process trains there"),
+    ):
+        resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
+    assert find_run(newest_run()).status == "FAILED"
+    resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
+
+
+def test_one_folder_is_not_both(tracking_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"are both .*; name two folders"):
+        train(config_of(), output_dir=tmp_path / "new", checkpoint_dir=tmp_path / "a/../new")
+
+
+def test_a_run_that_cannot_write_event_files_has_ended(
+    tracking_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    wrong = config_of(tracking__tensorboard=True, tracking__tensorboard_dir=str(tmp_path / "file"))
+    with pytest.raises((OSError, ClewError)):
+        train(wrong)
+    assert find_run(newest_run()).status == "FAILED"
+
+
 def test_a_folder_is_not_resumed_with_another_model(tracking_store: Path, tmp_path: Path) -> None:
     interrupt(config_of(), checkpoint_dir=tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"model\.embedding_dim: run"):
         find_in_folder(tmp_path / "kept", config_of(model__embedding_dim=32), {})
+    with pytest.raises(ConfigError, match=r"training\.shuffle_block: run .* has None, 64 given"):
+        find_in_folder(tmp_path / "kept", config_of(training__shuffle_block=64), {})
     with pytest.raises(CheckpointError, match="empty has no checkpoint to resume from"):
         find_in_folder(tmp_path / "empty", None, {})
     with pytest.raises(ConfigError, match="kept: exists and is not empty"):

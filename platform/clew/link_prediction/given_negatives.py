@@ -23,6 +23,8 @@ from clew.link_prediction.vocabulary import Vocabulary
 
 TRIPLE_KEYS, NEGATIVE_KEYS = ("head", "relation", "tail"), ("head_neg", "tail_neg")
 TYPE_KEYS = ("head_type", "tail_type")
+NAMES_AT_ONCE = 2**20
+"""Names that are held as text at once; each takes hundreds of bytes."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,20 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary) -> np.ndarray:
-    """Return the ids of an array's names, in its shape."""
+    """Return the ids of an array's names, in its shape, some rows at a time: text is large."""
+    names = {k: arrays[k] for k in (key, f"{key.removesuffix('_neg')}_type") if k in arrays}
+    found = np.empty(arrays[key].shape, np.int32)
+    step = max(1, NAMES_AT_ONCE // max(1, arrays[key][:1].size))
+    for start in range(0, len(found), step):
+        rows = slice(start, start + step)
+        part = {k: array[rows] for k, array in names.items()}
+        found[rows] = _ids_of_rows(path, key, part, vocabulary)
+    return found
+
+
+def _ids_of_rows(
+    path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary
+) -> np.ndarray:
     try:
         texts = arrays[key].astype(str)
         kind = arrays.get(f"{key.removesuffix('_neg')}_type")

@@ -93,8 +93,8 @@ def _rank_by_query(
     """Rank answers by the scores of each query (entity, relation) with all entities."""
     table = model.entity.weight
     ranks = np.empty(len(questions.answer))
-    rows = _rows_at_once(len(table), settings)
     candidates = model.table_rows
+    rows = _rows_at_once(candidates.most, settings)  # the same in all processes
     for group in query_groups(questions, known, rows):
         queries = model.queries(
             to_tensor(group.entity, table.device), to_tensor(group.relation, table.device)

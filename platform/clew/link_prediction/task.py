@@ -78,7 +78,7 @@ class LinkPrediction:
             label_smoothing=loss.label_smoothing,
             implementation=loss.implementation,
             chunk_bytes=int(loss.chunk_mib * 1024**2),
-            grouped=isinstance(self._examples, GroupedExamples),
+            most_per_row=loss.triples_per_row if isinstance(loss, OneVsAllLoss) else 1,
         )
         self.terms = TripleTerms.from_config(loss)
         self.sampler = _sampler_of(graph, loss, config.training.seed)
@@ -176,7 +176,7 @@ class LinkPrediction:
                 entities=model.entity.num_embeddings,
                 function=self._loss.function,
                 label_smoothing=self._loss.label_smoothing,
-                grouped=self._loss.grouped,
+                most_per_row=self._loss.most_per_row,
                 dtype=torch.promote_types(positive.rows.dtype, torch.float32),
             ),
             function=self._loss.function,

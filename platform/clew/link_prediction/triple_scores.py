@@ -8,7 +8,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 
 SCORES_AT_ONCE = 2**20
-"""Numbers of gathered entity rows that are held at once, in rows."""
+"""How much is held at once of gathered entity rows and of a query's activations, in rows."""
 
 Candidates = Int[np.ndarray, "triple candidate"]
 CandidateScores = Float64[np.ndarray, "triple candidate"]
@@ -52,7 +52,8 @@ def _scores(
     """Return the scores of candidates as tails, some queries at a time; the model evaluates."""
     device = model.entity.weight.device
     was_training, bias = model.training, model.tail_bias()
-    size = max(1, SCORES_AT_ONCE // candidates.shape[1])
+    activations = -(-model.floats_per_query // model.entity.embedding_dim)
+    size = max(1, SCORES_AT_ONCE // max(candidates.shape[1], 4 * activations))
     found = []
     model.eval()
     for start in range(0, len(candidates), size):

@@ -6,6 +6,7 @@ tensorboard --logdir runs/
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 
 from clew.extras import extra
 from clew.runs.base import FiniteFilter, Status, Tracker
@@ -75,3 +76,13 @@ class TensorBoardTracker(Tracker):
         """Close the event files and end the run."""
         self._writer.close()
         self.inner.finish(status)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the event files; the other tracker ends the run, and may note the error."""
+        self._writer.close()
+        self.inner.__exit__(kind, error, trace)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from clew.errors import CheckpointError
 
+_ROWS_AT_ONCE = 2**16
+
 
 class ParameterAverage:
     """Keeps the average of a model's parameters; buffers are the model's own.
@@ -58,9 +60,12 @@ class ParameterAverage:
     def _exchange(self) -> None:
         """Exchange parameters and average in place: a compiled graph holds their addresses."""
         for name, mean in self._means.items():
-            own = self._parameters[name].clone()
-            self._parameters[name].copy_(mean)
-            mean.copy_(own)
+            pair = (self._parameters[name], mean)
+            parts = (torch.split(t, _ROWS_AT_ONCE) if t.dim() else [t] for t in pair)
+            for part, other in zip(*parts, strict=True):
+                before = part.clone()
+                part.copy_(other)
+                other.copy_(before)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the average under the parameters' names; empty if none is kept."""

@@ -15,6 +15,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 
 from clew.config.training import DEFAULT_TIMEOUT_SECONDS
 from clew.errors import ConfigError
@@ -113,6 +115,11 @@ class World:
             gathered |= {f"{rank}/{name}": box.cpu() for rank, box in enumerate(boxes)}
         return gathered
 
+    def wait_for_peers(self, seconds: float) -> None:
+        """Wait that long for the others from now on."""
+        if self.size > 1:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Let the main process through a block before the others enter it."""
@@ -127,6 +134,18 @@ class World:
     def _meet(self) -> None:
         if self.size > 1:
             dist.all_reduce(torch.zeros(()))
+
+    def share_overflow(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Let all processes skip a step if one of them found an overflow in its own rows."""
+        if self.exchange is not None and scaler.is_enabled():
+            for found in scaler._found_inf_per_device(optimizer).values():
+                dist.all_reduce(found, op=dist.ReduceOp.MAX)
+
+    def synchronize_buffers(self, model: nn.Module) -> None:
+        """Give every process the main process's buffers, where all of them evaluate."""
+        if self.exchange is not None:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
 
     def synchronize_parameters(self, model: nn.Module) -> None:
         """Give every process the main process's parameters and buffers."""

@@ -17,6 +17,7 @@ from torch import nn
 from clew import names
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.layers.products import products_in
 from clew.runs.base import Tracker
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
@@ -153,7 +154,7 @@ def measure_before_training(trainer: Trainer[Any], config: RunConfig) -> dict[st
     task, model, precision = trainer.task, trainer.model, trainer.precision
     model.train()
     values: dict[str, float] = {}
-    if config.tracking.log_mfu:
+    if config.tracking.log_mfu and batches:
         peak, source = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
         logger.info("peak rate of matrix products: %.3g GFLOP/s, %s", peak / 1e9, source)
         trainer.throughput.flops_per_example = count_flops(task, precision, batches[0])
@@ -175,6 +176,7 @@ def _compile(trainer: Trainer[Any], config: RunConfig, batches: list[Any]) -> di
         logger.warning("%s; training continues without it", error)
         trainer.history.tracker.tags({names.TAG_COMPILE_FAILED: str(error)})
         undo_compile(model)
+        precision.products = products_in(precision.dtype, precision.device)
         return {}
 
 

@@ -70,6 +70,8 @@ class Trainer(Generic[B]):
     watch: Watch
 
     _stop: StopRequest = field(default_factory=StopRequest)
+    _all_stop: bool = False
+    """Whether all processes know that one of them was asked to stop."""
     _unread: list[StepLoss] = field(default_factory=list)
     """Losses of steps taken since the last reading, still on the device."""
 
@@ -87,7 +89,7 @@ class Trainer(Generic[B]):
                 self.model.train()
                 self.throughput.start()
                 for window in self._windows(loader):
-                    if self._out_of_steps or self._stop.requested:
+                    if self._out_of_steps or self._stopping:
                         break
                     if self._due_by_steps:  # only now: what ends an epoch writes one itself
                         self.throughput.pause()
@@ -146,7 +148,7 @@ class Trainer(Generic[B]):
         rate = self.config.optimizer.learning_rate * factor
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        count = float(self.world.sum(sum(batch.count for batch in window), torch.device("cpu")))
+        count = self._count(window)
         total = self.world.sum(sum(self._backward(batch, count) for batch in window), device)
         examples = ", ".join(batch.describe() for batch in window)
         loss = StepLoss(progress.step, progress.epoch, total, examples)
@@ -155,6 +157,7 @@ class Trainer(Generic[B]):
             self._refuse_non_finite(loss, float(total))
 
         scaler.unscale_(self.optimizer)
+        self.world.share_overflow(scaler, self.optimizer)
         grad_norm = self._clip()
         scale = scaler.get_scale()
         scaler.step(self.optimizer)
@@ -177,6 +180,19 @@ class Trainer(Generic[B]):
         self._log(loss, count, rate, grad_norm)
         self.average.update(progress.step)
         self.cleanup.after_step(progress.step)
+
+    def _count(self, window: list[B]) -> float:
+        """Return the examples of a step in all processes; learn whether one is asked to stop.
+
+        A signal reaches processes at different moments, and what they send each other must be the
+        same in all: none stops before all know.
+        """
+        own = [float(sum(batch.count for batch in window)), float(self._stop.requested)]
+        count, stops = self.world.sum(
+            torch.tensor(own, dtype=torch.float64), torch.device("cpu")
+        ).tolist()
+        self._all_stop = stops > 0
+        return float(count)
 
     def _backward(self, batch: B, count: float) -> float | Tensor:
         """Backpropagate one microbatch's share of the mean loss; return its summed loss."""
@@ -278,6 +294,11 @@ class Trainer(Generic[B]):
         return {names.TRAIN_LOSS: mean, names.TRAIN_EPOCH: epochs}
 
     @property
+    def _stopping(self) -> bool:
+        """Whether to stop: with several processes, once all of them know."""
+        return self._stop.requested if self.world.size == 1 else self._all_stop
+
+    @property
     def _due_by_steps(self) -> bool:
         """Whether `checkpoint_every_steps` asks for a checkpoint that is not written yet."""
         every, progress = self.settings.checkpoint_every_steps, self.progress
@@ -294,7 +315,7 @@ class Trainer(Generic[B]):
         progress = self.progress
         peaks = gpu_peaks(self.precision.device)
         self.record(self._interval() | self.throughput.close_epoch() | peaks)
-        if self._stop.requested:
+        if self._stopping:
             # A complete epoch stays open, so that resuming validates it.
             self._write(f"step-{progress.step:08d}")
             raise Interrupted(
@@ -326,6 +347,7 @@ class Trainer(Generic[B]):
         device, progress, wanted = self.precision.device, self.progress, self.config.evaluation
         started = time.perf_counter()
         self.model.eval()
+        self.world.synchronize_buffers(self.model)
         values: dict[str, float] = {}
         if self.world.evaluates:
             with torch.no_grad():

@@ -41,6 +41,7 @@ NUM_SEARCHED = 50
 FIXED_SECTIONS = ("data", "model")
 FIXED_KEYS = (
     "loss.kind",
+    "loss.triples_per_row",
     "optimizer.kind",
     "optimizer.row_wise",
     "evaluation.metric",
@@ -48,6 +49,7 @@ FIXED_KEYS = (
     "training.batch_size",
     "training.gradient_accumulation",
     "training.seed",
+    "training.shuffle_block",
     "optimizations.use_mixed_precision",
     "optimizations.mixed_precision_dtype",
 )

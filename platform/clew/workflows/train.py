@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,13 +38,16 @@ from clew.workflows.planning.memory_guard import (
 )
 from clew.workflows.resume import ResumePoint
 from clew.workflows.tasks import build_task
+from clew.workflows.training_folder import (
+    RUN_FILES,
+    check_folders,
+    copy_outputs,
+    only_training_in,
+)
 from clew.workflows.training_run import open_training_run, origin_of, variant_name
 from clew.workflows.warm_start import start_warm
 
 logger = logging.getLogger(__name__)
-
-RUN_FILES = "run"
-"""Part of the working folder with what the task writes for readers, for example `vocabulary/`."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,7 @@ def train(
         ProtectedStop: stopped to protect the result.
         Interrupted: stopped by the person, with a checkpoint, or by the watch.
     """
-    check_new_folder("--output-dir", output_dir)
-    check_new_folder("--checkpoint-dir", checkpoint_dir)
+    check_folders(output_dir, checkpoint_dir)
     with joined_world(config.training.peer_timeout_seconds) as world, naming_lost_peers(world):
         return _train(
             config,
@@ -122,6 +123,7 @@ def resume(
     ):
         with world.main_first():
             point = find(folder)
+        world.wait_for_peers(point.config.training.peer_timeout_seconds)
         return _train(point.config, world, output_dir, point=point, checkpoint_dir=checkpoint_dir)
 
 
@@ -178,7 +180,8 @@ def _train(
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
             watch=watch,
         )
-        return _run(trainer, config, point, output_dir, memory)
+        with only_training_in(folder, world):
+            return _run(trainer, config, point, output_dir, memory)
 
 
 def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:
@@ -249,7 +252,7 @@ def _run(
         trainer.history.write(folder / names.ARTIFACT_HISTORY)
         tracker.artifact(folder / names.ARTIFACT_HISTORY)
         if output_dir is not None:
-            _copy_outputs(folder, output_dir)
+            copy_outputs(folder, output_dir)
     latest = {entry.key: entry.value for entry in trainer.history.entries}
     return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest)
 
@@ -303,13 +306,3 @@ def _write_run_files(trainer: Trainer[Any], config: RunConfig, folder: Path) -> 
         tracker.artifact(path)
     for path in sorted(extra.iterdir()):
         tracker.artifact(path)
-
-
-def _copy_outputs(folder: Path, output_dir: Path) -> None:
-    output_dir.mkdir(parents=True, exist_ok=True)
-    for name in (names.ARTIFACT_CONFIG_YAML, names.ARTIFACT_CONFIG_JSON, names.ARTIFACT_HISTORY):
-        shutil.copy2(folder / name, output_dir / name)
-    for name in (names.ARTIFACT_BEST, names.ARTIFACT_CHECKPOINTS):
-        if (folder / name).is_dir():
-            shutil.copytree(folder / name, output_dir / name)
-    shutil.copytree(folder / RUN_FILES, output_dir, dirs_exist_ok=True)

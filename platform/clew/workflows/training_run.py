@@ -1,5 +1,6 @@
 """Opens the tracked run of a training, and says in it what is trained, on what, with what."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,18 @@ def open_training_run(
         tags=tags,
         parent_run_id=parent_run_id,
     )
-    if config.tracking.tensorboard:
-        tracker = TensorBoardTracker(tracker, Path(config.tracking.tensorboard_dir))
-    tracker.params({f"{names.PARAMETER_PREFIX}{k}": v for k, v in flatten(config).items()})
-    tracker.dataset(
-        name=task.dataset,
-        fingerprint=task.data_fingerprint,
-        source=config.data.source,
-        context="training",
-    )
+    with ExitStack() as until_open:
+        until_open.push(tracker)  # an error from here on ends the run
+        if config.tracking.tensorboard:
+            tracker = TensorBoardTracker(tracker, Path(config.tracking.tensorboard_dir))
+        tracker.params({f"{names.PARAMETER_PREFIX}{k}": v for k, v in flatten(config).items()})
+        tracker.dataset(
+            name=task.dataset,
+            fingerprint=task.data_fingerprint,
+            source=config.data.source,
+            context="training",
+        )
+        until_open.pop_all()
     return tracker
 
 

@@ -58,7 +58,9 @@ def test_a_repeated_seed_is_no_second_seed() -> None:
     groups = comparison.group_runs(runs, by_seed=True)
     values = {"valid/mrr": {"a": 0.4, "again": 0.42, "b": 0.5, "b2": 0.52}}
     found = comparison.compare(groups, values, reference="fp32")
-    assert found.cells["fp32", "valid/mrr"].value == comparison.Statistic(pytest.approx(0.41), None, 1)
+    assert found.cells["fp32", "valid/mrr"].value == comparison.Statistic(
+        pytest.approx(0.41), None, 1
+    )
     assert found.cells["fp16", "valid/mrr"].doubt == "one seed"
 
 

@@ -180,6 +180,16 @@ class _FusedLoss(torch.autograd.Function):
         return queries, *others, None, None, None, None, None, None, None
 
 
+def gain_of(operand: torch.dtype, most_times: int) -> float:
+    """Return what slopes are multiplied by, so that float16 neither rounds nor overflows.
+
+    A slope is at most the number of triples that its row stands for.
+    """
+    if operand != torch.float16:
+        return 1.0
+    return _FLOAT16_GAIN / (1 << (most_times - 1).bit_length())
+
+
 class _Gradients:
     """The requested gradients of queries, table and biases, filled chunk by chunk."""
 
@@ -194,7 +204,7 @@ class _Gradients:
         queries, table = chunks.queries, chunks.table
         self.queries, self.targets, self.workspace = queries, targets, chunks.workspace
         self.operand, self.exact = queries.dtype, table.dtype
-        self.gain = _FLOAT16_GAIN if self.operand == torch.float16 else 1.0
+        self.gain = gain_of(self.operand, targets.most_times)
         self.any, self.share = any(wanted), share
         self.dx = torch.zeros_like(queries, dtype=self.exact) if wanted[0] else None
         self.dw = torch.empty_like(table) if wanted[1] else None

@@ -52,8 +52,9 @@ class OneVsAll:
     """`auto` is `plain` if there are few scores, else `fused`."""
     chunk_bytes: int = 64 * 1024**2
     """Budget of the fused loss for its chunks of scores, in bytes; see `fused_loss`."""
-    grouped: bool = False
-    """Whether a row stands for its positives; for softmax cross entropy."""
+    most_per_row: int = 1
+    """Largest number of positives that a row stands for; 1: a row counts once, whatever it has.
+    More than 1 is for softmax cross entropy."""
 
     def chosen(self, batch: int, entities: int) -> Implementation:
         """Return the implementation for a batch, `plain` or `fused`."""
@@ -79,6 +80,8 @@ class Targets:
     """Sum of `times`, known without waiting for a GPU."""
     mass: Float[Tensor, " batch"]
     """Sum of the labels of each row."""
+    most_times: int = 1
+    """What no number of `times` exceeds, known without waiting for a GPU."""
 
 
 def smoothed_targets(
@@ -90,14 +93,15 @@ def smoothed_targets(
     function: LossFunction,
     label_smoothing: float,
     dtype: torch.dtype,
-    grouped: bool = False,
+    most_per_row: int = 1,
 ) -> Targets:
     """Weigh the positives `(row, entity)` of `batch` rows over `entities` entities."""
     ones = torch.ones(row.shape, dtype=dtype, device=row.device)
     positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
     keep, floor = 1.0 - label_smoothing, label_smoothing / entities
-    if grouped:
-        return Targets(row, entity, keep * ones, floor, positives, len(row), positives)
+    if most_per_row > 1:
+        weight, most = keep * ones, min(most_per_row, len(row))
+        return Targets(row, entity, weight, floor, positives, len(row), positives, most)
     if function == "binary_cross_entropy":
         weight, mass = keep * ones, keep * positives + label_smoothing
     else:
@@ -174,6 +178,6 @@ def targets_of(
         entities=len(table),
         function=settings.function,
         label_smoothing=settings.label_smoothing,
-        grouped=settings.grouped,
+        most_per_row=settings.most_per_row,
         dtype=torch.float64 if table.dtype == torch.float64 else torch.float32,
     )

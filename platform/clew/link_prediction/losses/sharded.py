@@ -53,7 +53,7 @@ def sharded_loss(
         entities=table.num_embeddings,
         function=settings.function,
         label_smoothing=settings.label_smoothing,
-        grouped=settings.grouped,
+        most_per_row=settings.most_per_row,
         dtype=torch.promote_types(table.weight.dtype, torch.float32),
     )
     own = _own_targets(targets, table)

@@ -1,7 +1,6 @@
 """What an explanation says, in sentences."""
 
 import math
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ _ANSWERS = {
         "one {place}, on average."
     ),
 }
-"""By what was asked, `influence.direction`: a rank belongs to one question or to the mean of both."""
+"""By what was asked, `influence.direction`; a rank belongs to one question, or to both."""
 
 
 def scored(test: pd.Series, facts: pd.DataFrame) -> int:

@@ -188,6 +188,11 @@ def largest_divisor(
         OutOfMemoryError: not even the smallest microbatch up to `most` fits.
     """
     together, least = examples_in_step(config), config.smallest_batch_size
+    if together < least:
+        raise ConfigError(
+            f"a step has {together} example, and batch normalisation needs {least} at once; "
+            "raise training.effective_batch_size or training.batch_size"
+        )
     # Two microbatches hold gradients while the second is made: no smaller number needs more.
     halves = with_settings(config, split(config, max(together // 2, least)))
     fits = planner.largest_batch(halves, limit_gib, most=min(most or together, together))
