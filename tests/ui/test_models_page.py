@@ -6,8 +6,8 @@ import pytest
 
 from clew import names
 from clew.runs.reading.models import Version
-from clew.ui.components import answers
-from clew.ui.components.model_tables import lineage_pairs, recorded_numbers
+from clew.ui.components import answers, glossary
+from clew.ui.components.model_tables import lineage_pairs, measured, recorded_numbers
 from tests.recorded import FORCED, MODEL, Recorded
 from tests.ui.conftest import Open, shown
 
@@ -38,9 +38,17 @@ def test_the_champion_and_its_versions(page: Open, registered: Recorded) -> None
     assert list(table["Version"]) == [2, 1]
     assert list(table["Aliases"]) == ["champion", "previous"]
     assert list(table["Variant"]) == ["bf16", "fp32"]
+    version = registered.client.get_model_version("clew <i>x", "2")
+    promoted = float(version.tags[f"{names.TAG_METRIC_PREFIX}valid/mrr"])
+    assert table[glossary.label("valid/mrr")][0] == promoted
     assert app.button(key="rollback").label == "Roll back now"
     assert "Version 1 answers questions again" in text
     assert FORCED not in text
+
+
+def test_numbers_are_those_of_the_promotion_where_there_are_some() -> None:
+    tags = TAGS | {f"{names.TAG_METRIC_PREFIX}valid/mae": "not a number"}
+    assert measured(Version("m", 2, "a" * 32, 0, "READY", tags=tags)) == {"test/mrr": 0.337}
 
 
 def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(

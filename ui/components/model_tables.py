@@ -1,11 +1,13 @@
 """Registered models in tables and cards: versions, lineage, the checks of a promotion."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pandas as pd
 import streamlit as st
 
 from clew import names
+from clew.config.kinds import TASK_KINDS
 from clew.ui.components import glossary, markup
 from clew.ui.components.runs_table import utc
 from clew.ui.data import models
@@ -13,7 +15,12 @@ from clew.ui.data.comparison import number_text
 from clew.ui.data.jobs import Job
 from clew.ui.data.models import RegisteredModel, Version
 
-QUALITY = (names.metric("test", names.MRR), names.metric("valid", names.MRR))
+QUALITY = tuple(
+    names.metric(split, kind.metrics[0])
+    for kind in TASK_KINDS.values()
+    for split in ("test", "valid")
+)
+"""The metrics by which models of each task are chosen."""
 ROW_HEIGHT = 36
 LINEAGE = {
     "Data": names.TAG_DATASET,
@@ -60,8 +67,18 @@ def champion(model: RegisteredModel, version: Version) -> None:
     )
 
 
+def measured(version: Version) -> dict[str, float]:
+    """Return what a promotion measured of a version; of others, what its run recorded last."""
+    found = {}
+    for key, value in version.tags.items():
+        if key.startswith(names.TAG_METRIC_PREFIX):
+            with suppress(ValueError):  # people may change tags
+                found[key.removeprefix(names.TAG_METRIC_PREFIX)] = float(value)
+    return found or dict(version.run.metrics if version.run is not None else {})
+
+
 def _qualities(version: Version) -> list[str]:
-    metrics = version.run.metrics if version.run is not None else {}
+    metrics = measured(version)
     return [
         f"{glossary.words(key).label} {number_text(metrics[key])}"
         for key in QUALITY
@@ -104,8 +121,7 @@ def versions(found: Sequence[Version]) -> Version | None:
 
 
 def _row(version: Version) -> dict[str, object]:
-    run = version.run
-    metrics = run.metrics if run is not None else {}
+    run, metrics = version.run, measured(version)
     row: dict[str, object] = {
         "Version": version.version,
         "Aliases": ", ".join(version.aliases),

@@ -9,6 +9,8 @@ ORDERS = {
     "newest first": "attributes.start_time DESC",
     "oldest first": "attributes.start_time ASC",
     "best validation MRR": "metrics.`valid/mrr` DESC",
+    "fewest bits per byte": "metrics.`valid/bits_per_byte` ASC",
+    "smallest validation MAE": "metrics.`valid/mae` ASC",
     "fastest epoch": "metrics.`time/epoch_seconds` ASC",
     "least GPU memory": "metrics.`memory/gpu_peak_allocated_gib` ASC",
 }

@@ -29,7 +29,7 @@ Pick = Literal["best", "last", "step"]
 HEADLINES = {
     names.TASK_LINK_PREDICTION: names.metric("valid", names.MRR),
     names.TASK_LANGUAGE_MODELING: names.metric("valid", names.BITS_PER_BYTE),
-    names.TASK_SEQUENCE_REGRESSION: names.metric("valid", names.RMSE),
+    names.TASK_SEQUENCE_REGRESSION: names.metric("valid", names.MAE),
 }
 """The validation metric that stands for a run of each task."""
 
