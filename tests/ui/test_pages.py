@@ -73,6 +73,27 @@ def test_the_overview_counts_states(page: Open, many: Recorded) -> None:
     assert "Stuck: silent for 1 h" in shown(app)
 
 
+@pytest.mark.parametrize(
+    ("kind", "typed", "advice", "command"),
+    [
+        ("train", "clew train --config=c.yaml", "continues", "clew train --resume {run_id}"),
+        ("evaluate", "clew evaluate --model=m", "start it again", "clew evaluate --model=m"),
+        ("trace", "", "probably died", None),
+    ],
+)
+def test_a_stuck_run_is_continued_only_if_it_trains(
+    page: Open, fresh_many: Recorded, kind: str, typed: str, advice: str, command: str | None
+) -> None:
+    stuck = fresh_many.runs["stuck"]
+    fresh_many.client.set_tag(stuck, names.TAG_KIND, kind)
+    fresh_many.client.set_tag(stuck, names.TAG_COMMAND, typed)
+    app = page("overview", fresh_many.uri)
+    (said,) = [warning.value for warning in app.warning if "Stuck" in warning.value]
+    assert advice in said
+    expected = [] if command is None else [command.format(run_id=stuck)]
+    assert [code.value for code in app.code] == expected
+
+
 def test_the_progress_of_a_run_moves_with_its_epochs(page: Open, many: Recorded) -> None:
     app = page("overview", many.uri)
     (bar,) = app.get("progress")

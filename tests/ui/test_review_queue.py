@@ -7,7 +7,8 @@ from clew.ui.components.review_queue import Share
 from clew.ui.data.influence import report_head, report_of_run
 from clew.ui.data.reviews import Review, Verdict, add_review, fact_of
 from tests.recorded import NUM_TESTS, Recorded
-from tests.ui.conftest import Open, no_surprise
+from tests.ui.conftest import Open, no_surprise, shown
+from tests.ui.seed_many import Copy, copy_runs
 
 
 @pytest.fixture
@@ -85,6 +86,28 @@ def test_the_page_reviews_honours_a_run_in_the_address(page: Open, many: Recorde
     assert "Hand out" in app.expander[0].label
     everything = page("reviews", many.uri)
     assert everything.selectbox[0].value != many.runs["trace bf16"]
+
+
+def test_reviews_stay_however_many_explanations_follow(page: Open, store: Recorded, use) -> None:
+    use(store.uri)
+    judge(store, 0, "Ada", "plausible")
+    newer = [Copy(store.runs["trace bf16"], f"{n:032x}", age_ms=-60_000 - n) for n in range(260)]
+    with store.database() as base:
+        copy_runs(base.cursor(), newer)
+    app = page("reviews", store.uri)
+    assert "No reviews yet" not in shown(app)
+    assert "Ada" in set(app.dataframe[0].value["Reviewer"])
+
+
+def test_only_explanations_of_triples_are_offered(page: Open, many: Recorded) -> None:
+    app = page("reviews", many.uri)
+    offered = len(app.selectbox(key="run").options) - 1
+    traces = [name for name in many.runs if name.startswith("trace")]
+    of_triples = set(traces) - {"trace text", "trace frames"}
+    assert offered == len(of_triples)
+    app = page("reviews", many.uri, run=many.runs["trace text"])
+    assert any("explains no triples" in warning.value for warning in app.warning)
+    assert not app.error
 
 
 def test_a_run_that_is_gone_is_said(page: Open, many: Recorded) -> None:

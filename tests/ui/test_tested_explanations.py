@@ -1,8 +1,15 @@
 """An explanation of a model that was tested says what the test found."""
 
 import re
+from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
+
+from clew.runs.reading.report_files import report_files
+from clew.runs.reading.reports import read_head
+from tests.recorded import Recorded
+from tests.runs.reading.test_validations import add_validation, record
+from tests.ui.conftest import Open, shown
 
 
 def page() -> None:
@@ -24,11 +31,22 @@ def page() -> None:
 
 
 def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:
-    shown = AppTest.from_function(page).run()
-    assert not shown.exception
-    elements = (*shown.markdown, *shown.caption, *shown.info)
+    app = AppTest.from_function(page).run()
+    assert not app.exception
+    elements = (*app.markdown, *app.caption, *app.info)
     # Markdown's signs are escaped, and no colon begins a picture's name.
     texts = [re.sub(r"\\|\u2060", "", str(element.value)) for element in elements]
     tested = [text for text in texts if "Tested: on this data" in text]
     assert len(tested) == 1
     assert "predicts retraining with .35 (counting siblings .33, ceiling .58)" in tested[0]
+
+
+def test_the_page_influence_says_of_a_test_that_came_later(
+    page: Open, recorded: Recorded, tmp_path: Path
+) -> None:
+    store = recorded.copy(tmp_path / "store")
+    trace = store.runs["trace"]
+    head = read_head(report_files(trace, tmp_path / "files", uri=store.uri))
+    found = record(head.run_id, head.settings["score"], head.settings["direction"])
+    add_validation(store, head.run_id, found.model_dump_json())
+    assert "predicts retraining with" in shown(page("influence", store.uri, run=trace))

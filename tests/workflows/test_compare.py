@@ -296,9 +296,13 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_are_written_where_they_are_wanted(
     committed: None, trained: list[tuple[str, int]], tracking_store: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "results" / "speeds.json"
+    output, reader = tmp_path / "results" / "speeds.json", tmp_path / "reader"
+    output.parent.mkdir()
+    output.write_text("old")
+    reader.hardlink_to(output)
     lines = list(workflow.compare(load_study(write(tmp_path)), output=output))
     assert lines[-1] == f"written to {output}"
+    assert reader.read_text() == "old", "the new file takes the old one's place when it is whole"
     content = json.loads(output.read_text())
     assert content == study_files(tracking_store)[0]
     assert (content["commit"], content["seeds"]) == ("1" * 40, [0, 1, 2])

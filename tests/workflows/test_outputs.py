@@ -13,6 +13,7 @@ from clew.workflows import outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "experiments/link_prediction/umls.yaml"
+STUDY = ROOT / "experiments/studies/loss.yaml"
 TRACIN = ("tracin", "--model=none", "--test=a,b,c")
 TEXT = ("trace-text", "--model=none", "--prompt=a")
 
@@ -22,6 +23,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder that holds a folder `full` and a file `file` in it."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to("nowhere")
     monkeypatch.chdir(tmp_path)
 
 
@@ -33,6 +35,10 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("export", "--model=none"), "--output-dir", "full/file/x", "full/file is not a folder"),
         (("export", "--model=none"), "--output-dir", "full", "exists and is not empty"),
         (("batch-tracin", "--model=none"), "--output-dir", "full/file", "is not a folder"),
+        (("export", "--model=none"), "--output-dir", "dangling", "a link to nowhere, which is not"),
+        (("export", "--model=none"), "--output-dir", "dangling/x", "a link to nowhere, which"),
+        (("compare", f"--study={STUDY}"), "--output", "full", "is a folder; name a file"),
+        (("compare", f"--study={STUDY}"), "--output", "full/file/x", "full/file is not a folder"),
         (TRACIN, "--output", "full/file", "full/file is not a folder"),
         (TRACIN, "--output", "full/file/x.json", "full/file is not a folder"),
         (TEXT, "--output", "full", "is a folder; name a file"),

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from clew.ui.components import palette
-from clew.ui.data.paths import Position, name_lines, node_labels, positions
+from clew.ui.data.paths import Position, name_lines, node_labels, positions, short_text
 from clew.ui.data.sharing import NO_KINDS, PLAIN, looks
 
 MAX_EDGES = 60
@@ -26,7 +26,6 @@ NUM_STACKED = 8
 """In an outer column of more entities than this, names stand beside them, in one line."""
 BESIDE_PIXELS, AROUND_PIXELS = 150, 70
 """Room for names beside a column, and for those above and below it."""
-MAX_TEXT = 24
 HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
 """Height of the drawing in units of its width, by how many sides have names beside them, and in a
 narrow window."""
@@ -210,7 +209,7 @@ def _fact_edges(
             {
                 "source": source,
                 "target": target,
-                "value": f"{palette.sign_symbol(value)} {_short(str(fact['relation']))}",
+                "value": f"{palette.sign_symbol(value)} {short_text(str(fact['relation']))}",
                 "lineStyle": {
                     "color": palette.sign_colour(value),
                     "width": 1.0 + 4.0 * abs(value) / largest + (2.0 if chosen else 0.0),
@@ -226,10 +225,6 @@ def _fact_edges(
             }
         )
     return edges
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
 
 
 def clicked_row(selection: Any) -> int | None:

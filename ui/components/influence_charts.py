@@ -5,6 +5,8 @@ import pandas as pd
 
 from clew.ui.components import glossary, palette, theme
 
+MAX_RANKS = 1000
+"""How many facts are drawn by their ranks in two explanations."""
 SIGNS = alt.Scale(domain=["helps", "opposes"], range=[palette.FOR, palette.AGAINST])
 
 
@@ -162,9 +164,9 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
     return chart
 
 
-def rank_scatter(facts: pd.DataFrame, names: tuple[str, str], limit: int = 1000) -> alt.LayerChart:
+def rank_scatter(facts: pd.DataFrame, names: tuple[str, str]) -> alt.LayerChart:
     """Return the ranks of the facts in two explanations against each other."""
-    shown = facts.nsmallest(limit, "rank")
+    shown = facts.nsmallest(MAX_RANKS, "rank")
     frame = pd.DataFrame(
         {
             "fact": fact_texts(shown),

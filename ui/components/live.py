@@ -50,16 +50,24 @@ def _run(run: RunRecord) -> None:
     )
     st.html(title)
     if state_of(run) == "stuck":
-        silent = seconds_text(time.time() - last_sign_of_life(run))
-        states.warning(
-            f"Stuck: silent for {silent}. Its process has probably died; this command continues "
-            "from its last checkpoint:",
-            command=f"clew train --resume {run.run_id}",
-        )
+        _stuck(run)
     elif done is not None:
         left = done.seconds_left
         rest = f" · about {seconds_text(left)} to go" if left else ""
         st.progress(done.share, text=f"{done.share:.0%}{rest}")
+
+
+def _stuck(run: RunRecord) -> None:
+    """Say that a run is silent, and what to do; only a training goes on from a checkpoint."""
+    silent = seconds_text(time.time() - last_sign_of_life(run))
+    said = f"Stuck: silent for {silent}. Its process has probably died"
+    if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN:
+        command = f"clew train --resume {run.run_id}"
+        states.warning(f"{said}; this command continues from its last checkpoint:", command=command)
+    elif typed := run.tags.get(names.TAG_COMMAND):
+        states.warning(f"{said}; start it again:", command=typed)
+    else:
+        states.warning(f"{said}.")
 
 
 def _detail(run: RunRecord, done: EpochProgress | None) -> str:

@@ -22,7 +22,7 @@ def run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
         "Explanations",
         choices,
         index=choices.index(linked) if linked in choices else 0,
-        format_func=lambda run_id: labels.get(run_id, "all of the latest runs"),
+        format_func=lambda run_id: labels.get(run_id, "all of these runs"),
         key="run",
     )
     address.write("run", None if chosen == ALL else chosen)

@@ -3,9 +3,9 @@
 import hashlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,9 @@ from clew.runs.reading.agreement import Agreement, agreement
 from clew.runs.reading.paths import FactPath, find_paths
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
+from clew.runs.reading.validations import find_validation_of_report
 from clew.runs.reading.wording import scored
+from clew.runs.validation_record import ValidationSummary
 from clew.runs.window_report import TEXT_INFLUENCE_JSON
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
@@ -92,6 +94,21 @@ def _copies_folder() -> Path:
 def report_head(files: ReportFiles) -> ReportHead:
     """Return what a report says apart from the training facts."""
     return _head(files, files.identity)
+
+
+@st.cache_data(ttl=30, max_entries=64, show_spinner=False)
+def _validation(
+    uri: str, source_run: str, settings: dict[str, Any], ensemble: tuple[str, ...]
+) -> ValidationSummary | None:
+    return find_validation_of_report(source_run, settings, ensemble=ensemble, uri=uri)
+
+
+def with_validation(head: ReportHead) -> ReportHead:
+    """Return a report's head with what is known by now of such explanations of its model."""
+    if head.validation is not None or not head.run_id:
+        return head
+    found = _validation(store.tracking_uri(), head.run_id, dict(head.settings), head.runs)
+    return replace(head, validation=found)
 
 
 def triple_at(head: ReportHead, index: int) -> pd.Series:

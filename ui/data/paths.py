@@ -1,6 +1,13 @@
 """Paths of training facts and places of entities, as `clew.runs.reading` finds them."""
 
-from clew.runs.reading.layout import MAX_BETWEEN, Position, name_lines, node_labels, positions
+from clew.runs.reading.layout import (
+    MAX_BETWEEN,
+    Position,
+    name_lines,
+    node_labels,
+    positions,
+    short_text,
+)
 from clew.runs.reading.paths import (
     MAX_FACTS,
     MAX_PATHS,
@@ -32,5 +39,6 @@ __all__ = [
     "place_text",
     "positions",
     "scored",
+    "short_text",
     "summary",
 ]

@@ -1,10 +1,12 @@
 """Reviews for the pages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 import streamlit as st
 
+from clew import names
 from clew.errors import DataError
 from clew.runs import store
 from clew.runs.reading.decisions import (
@@ -34,7 +36,7 @@ from clew.runs.reading.reviews import (
     reviews_csv,
 )
 from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
-from clew.ui.data.runs import RunRecord
+from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
     "CHOICES",
@@ -64,7 +66,34 @@ __all__ = [
 ]
 
 
-@st.cache_data(ttl=10, max_entries=128, show_spinner=False)
+NUM_LATEST = 50
+NUM_PER_PAGE = 200
+MAX_CACHED = 1024
+
+
+def explains_triples(run: RunRecord) -> bool:
+    """Return whether a run explains triples: those of texts and frames have no reviews."""
+    kind, task = run.tags.get(names.TAG_KIND), run.tags.get(names.TAG_TASK)
+    return (kind, task) == (names.KIND_TRACE, names.TASK_LINK_PREDICTION)
+
+
+def reviewable_runs() -> list[RunRecord]:
+    """Return the latest runs that explain triples, and all older ones with a review.
+
+    The newest comes first. Stores from before runs were marked show the reviews of the latest.
+    """
+    query = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
+    found = list(runs_page(query, size=NUM_LATEST).runs)
+    query, number, more = replace(query, reviewed=True), 0, True
+    while more:
+        page = runs_page(query, number, size=NUM_PER_PAGE)
+        found += page.runs
+        number, more = number + 1, page.more
+    each = {run.run_id: run for run in found}
+    return sorted(each.values(), key=lambda run: run.started_ms, reverse=True)
+
+
+@st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
 def _reviews(uri: str, run_id: str) -> Reviews:
     return read_reviews(run_id, uri=uri)
 
@@ -83,7 +112,7 @@ def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
     )
 
 
-@st.cache_data(ttl=10, max_entries=128, show_spinner=False)
+@st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
 def _decisions(uri: str, run_id: str) -> Decisions:
     return read_decisions(run_id, uri=uri)
 

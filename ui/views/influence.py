@@ -39,6 +39,7 @@ from clew.ui.data.influence import (
     trace_runs,
     triple_at,
     value_column,
+    with_validation,
 )
 from clew.ui.data.runs import RunRecord, variants_of
 from clew.ui.data.sharing import kinds_of, shared
@@ -81,6 +82,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
         sequence_report.show(sequences.sequence_report(files.sequence), files.picture)
         return
     head = report_head(files)
+    if run_id:
+        head = with_validation(head)
     if head.problem:
         states.warning(
             f"{head.problem}. What follows comes from the other files, without ranks and scores."

@@ -19,7 +19,7 @@ from clew.ui.components import (
     states,
 )
 from clew.ui.components.influence_controls import run_labels
-from clew.ui.data.influence import report_head, report_of_run, same_test, trace_runs
+from clew.ui.data.influence import report_head, report_of_run, same_test
 from clew.ui.data.retraining import explained_runs, train_without
 from clew.ui.data.reviews import (
     Decision,
@@ -30,8 +30,10 @@ from clew.ui.data.reviews import (
     count_verdicts,
     decisions_csv,
     decisions_of_all,
+    explains_triples,
     find_disagreements,
     latest_of_each,
+    reviewable_runs,
     reviews_csv,
     reviews_of_all,
     settled,
@@ -40,20 +42,18 @@ from clew.ui.data.reviews import (
 )
 from clew.ui.data.runs import RunRecord, runs_by_id
 
-MAX_RUNS = 50
-
 
 def render() -> None:
     """Show the page."""
     markup.style()
     st.title("Reviews", anchor=False)
     with states.guarded("The reviews"):
-        runs = trace_runs()[:MAX_RUNS]
+        runs = reviewable_runs()
         if not runs:
             states.nothing(
                 "Nothing to review yet",
-                "There are no explanations in the store. Ask a question on the page Ask and press "
-                "why, or trace triples with this command.",
+                "There are no explanations of triples in the store. Ask a question on the page Ask "
+                "and press why, or trace triples with this command.",
                 commands="clew tracin --model RUN_ID --test head,relation,tail",
             )
             return
@@ -62,7 +62,9 @@ def render() -> None:
             older = runs_by_id([wanted])
             if not older:
                 states.warning(f"No run {wanted} is in the store; it may have been deleted.")
-            runs = [*older, *runs]
+            elif not explains_triples(older[0]):
+                states.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
+            runs = [*filter(explains_triples, older), *runs]
         chosen = review_controls.run_filter(runs)
         ids = [run.run_id for run in chosen]
         found = reviews_of_all(ids)

@@ -151,7 +151,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
     @field_validator("frame")
     @classmethod
     def _are_frames(cls, value: str) -> str:
-        if value and not all(part.strip().isdigit() for part in value.split(",")):
+        if value and not all(part.strip().isdecimal() for part in value.split(",")):
             raise ValueError("expected numbers of frames, such as 1200 or 1200,1208")
         return value
 
@@ -197,7 +197,8 @@ def trace_text(options: TraceTextOptions) -> int:
     from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
 
     if options.prompts is not None and (options.prompt or options.continuation):
-        raise ConfigError("--prompts and --prompt are both given; leave one of them out")
+        beside = "--prompt" if options.prompt else "--continuation"
+        raise ConfigError(f"--prompts and {beside} are both given; leave one of them out")
     texts = [Text(options.prompt, options.continuation)]
     if options.prompts is not None:
         texts = read_texts(options.prompts)

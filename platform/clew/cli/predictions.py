@@ -74,6 +74,11 @@ class PredictOptions(Options):
         if self.prompt and self.prompt_file:
             raise ValueError("--prompt and --prompt-file are both given; give one of them")
         first = [given[0] for options in (GRAPH, TEXT, FRAMES) if (given := self._given(options))]
+        if self.frames and "conformal" in self.model_fields_set:
+            raise ValueError(
+                "--conformal is given with --frames; the option for the intervals of frames is "
+                "--confidence"
+            )
         if len(first) > 1:
             raise ValueError(
                 f"{dashed(first[0])} and {dashed(first[1])} are for models of different tasks; "

@@ -8,9 +8,13 @@ from typing import Annotated, Literal, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, Option, Options, command
+from clew.cli.options import JsonFlag, Option, Options, command, dashed
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
+
+
+KGX_ONLY = {"qualifiers", "valid_fraction", "test_fraction", "seed"}
+"""Options that nothing but --kgx uses."""
 
 
 class DataOptions(Options):
@@ -49,6 +53,13 @@ class DataOptions(Options):
             raise ValueError(f"only {given} is given; give --kgx and --output-dir together")
         if self.kgx is not None and (self.config or self.name or self.files):
             raise ValueError("--kgx is given with --config, --name or files; give one of them")
+        if self.kgx is not None and self.pack is not None:
+            raise ValueError(
+                "--pack is given with --kgx; make the data set first, then pack its files with "
+                "`clew data --train ... --pack FOLDER`"
+            )
+        if self.kgx is None and (alone := sorted(self.model_fields_set & KGX_ONLY)):
+            raise ValueError(f"{dashed(alone[0])} is given without --kgx, which alone uses it")
         if self.files and not self.train:
             raise ValueError("--valid or --test is given without --train; give --train too")
         return self
@@ -91,7 +102,7 @@ class PretokenizeOptions(Options):
     """Number of tokens per window."""
     tokenizer: str = "bytes"
     """Either bytes, bpe, or a tokenizers JSON file."""
-    vocabulary_size: int = 32768
+    vocabulary_size: int = Field(default=32768, ge=258)
     """Size of a locally trained BPE vocabulary."""
     text_column: str = "text"
     """Key or column that holds the text."""
@@ -184,7 +195,7 @@ def demo(options: DemoOptions) -> int:
 class UiOptions(Options):
     """Options of `clew ui`."""
 
-    port: int = 8501
+    port: int = Field(default=8501, ge=1, le=65535)
     """Port to listen on."""
     address: str = "127.0.0.1"
     """Address to listen on."""

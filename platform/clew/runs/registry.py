@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow import MlflowClient, artifacts
-from mlflow.entities import LoggedModelStatus
+from mlflow.entities import LoggedModel, LoggedModelStatus
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
@@ -158,8 +158,7 @@ class Registry:
         """Mark what a promotion that died has left: an upload without end, versions unjudged."""
         mine = f"tags.`{names.TAG_PROMOTE_RUN}` = '{promote_run}'"
         with store.using(f"ending what promotion {promote_run} began", self.uri):
-            experiment_id = self.client.get_run(source_run).info.experiment_id
-            for model in self.client.search_logged_models([experiment_id], mine):
+            for model in self._uploads_of(source_run, mine):
                 if model.status == LoggedModelStatus.PENDING:
                     self.client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
             found = [_version_of(v) for v in self.client.search_model_versions(mine)]
@@ -169,6 +168,16 @@ class Registry:
             if version.tags.get(names.TAG_VALIDATION) == names.VALIDATION_PENDING and not in_use:
                 verdict = {names.TAG_REFUSED_BECAUSE: reason}
                 self.tag(version, verdict | {names.TAG_VALIDATION: names.VALIDATION_FAILED})
+
+    def _uploads_of(self, source_run: str, condition: str) -> list[LoggedModel]:
+        """Return the models uploaded beside a run; none if the run was deleted for good."""
+        try:
+            experiment_id = self.client.get_run(source_run).info.experiment_id
+        except MlflowException as error:
+            if error.error_code not in _MISSING:
+                raise
+            return []
+        return list(self.client.search_logged_models([experiment_id], condition))
 
     def register(
         self, name: str, folder: Path, *, run_id: str, tags: Mapping[str, str]

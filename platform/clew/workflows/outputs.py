@@ -51,6 +51,11 @@ def check_file(option: str, path: Path | None) -> None:
 
 def _check_can_hold(folder: Path, given: str) -> None:
     nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if nearest.is_symlink() and not nearest.exists():
+        raise ConfigError(
+            f"{given}: {nearest} is a link to {os.readlink(nearest)}, which is not there; name "
+            "another place"
+        )
     name, whole = os.pathconf(nearest, "PC_NAME_MAX"), os.pathconf(nearest, "PC_PATH_MAX")
     longest = max(len(os.fsencode(part)) for part in folder.parts) if folder.parts else 0
     if longest + RESERVE > name or len(os.fsencode(folder.absolute())) + 8 * RESERVE > whole:

@@ -1,6 +1,7 @@
 """Reading influence reports: all three files, parts of them, and files that are none."""
 
 import json
+import warnings
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from clew.errors import DataError
+from clew.runs.influence_columns import SCORE_COLUMN
 from clew.runs.influence_report import (
     ScoredTriple,
     read_explained_triple,
@@ -103,6 +105,20 @@ def test_without_the_json_file(files: ReportFiles) -> None:
         assert len(head.tests) == NUM_TESTS
         assert head.tests["rank"].isna().all()
         assert set(head.tests["candidates"]) == {NUM_PAIRS}
+
+
+def test_hundreds_of_checkpoints_are_read_without_a_warning(
+    files: ReportFiles, tmp_path: Path
+) -> None:
+    assert files.parquet is not None
+    table = pd.read_parquet(files.parquet)
+    steps = {f"checkpoint_{step}": table[SCORE_COLUMN] * step for step in range(1000, 1300)}
+    path = tmp_path / "influence.parquet"
+    pd.concat([table, pd.DataFrame(steps)], axis=1).to_parquet(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        facts = read_facts(ReportFiles(parquet=path), 0)
+    assert facts["checkpoint_1299"].to_numpy() == pytest.approx(facts["influence"] * 1299)
 
 
 def test_a_broken_json_file_beside_a_good_table(files: ReportFiles, tmp_path: Path) -> None:

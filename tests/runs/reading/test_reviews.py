@@ -20,7 +20,7 @@ from clew.runs.reading.reviews import (
     read_reviews,
     reviews_csv,
 )
-from clew.runs.reading.search import find_runs
+from clew.runs.reading.search import RunQuery, find_runs, search_runs
 from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
 from tests.recorded import Recorded
 
@@ -50,6 +50,15 @@ def test_a_review_comes_back_as_written(store: Recorded) -> None:
     assert found.problems == ()
     assert written.created
     assert written.review_id
+
+
+def test_a_reviewed_run_is_found_by_its_review(store: Recorded) -> None:
+    reviewed = RunQuery(reviewed=True)
+    assert search_runs(reviewed, uri=store.uri).runs == ()
+    for comment in ("one", "two"):
+        append_review(review(store.runs["trace"], comment=comment), uri=store.uri)
+    (found,) = search_runs(reviewed, uri=store.uri).runs
+    assert found.run_id == store.runs["trace"]
 
 
 def test_two_reviewers_at_once_lose_nothing(store: Recorded) -> None:

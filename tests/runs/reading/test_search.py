@@ -8,6 +8,7 @@ from clew.errors import TrackingError
 from clew.runs.reading import counting, search
 from clew.runs.reading.metrics import metric_histories
 from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.saved_views import list_views, save_view
 from clew.runs.reading.search import RunQuery
 from tests.recorded import NUM_EPOCHS, Recorded
 from tests.ui.seed_many import MODELS, large_store
@@ -86,6 +87,32 @@ def test_the_first_offset_past_the_end(size: int, near: int) -> None:
     assert len(calls) < 27
     if near == size:
         assert len(calls) <= 2
+
+
+def test_a_store_of_more_experiments_than_a_page_is_read_whole(
+    recorded: Recorded, tmp_path: Path
+) -> None:
+    store = recorded.copy(tmp_path / "store")
+    every_run = {
+        run.run_id for run in search.search_runs(RunQuery(), limit=1000, uri=store.uri).runs
+    }
+    save_view("a", {"runs": store.runs["fp32 1"]}, "Ada", uri=store.uri)
+    before = {experiment.name for experiment in search.list_experiments(store.uri)}
+    newer = [(1000 + number, f"new {number}", 2**60 + number) for number in range(1100)]
+    with store.database() as base:
+        base.executemany(
+            "INSERT INTO experiments (experiment_id, name, creation_time, last_update_time, "
+            "artifact_location, lifecycle_stage) SELECT ?1, ?2, ?3, ?3, artifact_location, "
+            "lifecycle_stage FROM experiments WHERE experiment_id = 0",
+            newer,
+        )
+    found = [experiment.name for experiment in search.list_experiments(store.uri)]
+    assert len(found) == len(set(found)) == len(before) + len(newer)
+    assert before <= set(found)
+    found_runs = search.search_runs(RunQuery(), limit=1000, uri=store.uri).runs
+    assert {run.run_id for run in found_runs} == every_run
+    assert search.find_runs([store.runs["fp32 1"]], uri=store.uri)
+    assert [view.name for view in list_views(store.uri).views] == ["a"]
 
 
 def test_filters_combine(large: str) -> None:

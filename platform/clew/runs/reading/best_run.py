@@ -25,7 +25,7 @@ def own_metric(runs: Sequence[RunRecord]) -> str:
     return next(found, DEFAULT_METRICS[0])
 
 
-def find_best_run(experiment: str, metric: str = "", *, uri: str | None = None) -> RunRecord:
+def find_best_run(experiment: str, metric: str = "") -> RunRecord:
     """Return the finished training run of an experiment with the best value of a metric.
 
     A validation metric counts as it was at the run's best checkpoint, not as it was last. Without
@@ -36,14 +36,14 @@ def find_best_run(experiment: str, metric: str = "", *, uri: str | None = None) 
             a finite value of the metric.
         ConfigError: the metric cannot tell the better of two runs.
     """
-    runs = list(_training_runs(experiment, uri))
+    runs = list(_training_runs(experiment))
     if not runs:
         raise TrackingError(
             f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
             "name another experiment"
         )
     where = f" of experiment {experiment!r}"
-    return best_of_runs(runs, metric or own_metric(runs), where=where, uri=uri)
+    return best_of_runs(runs, metric or own_metric(runs), where=where)
 
 
 def best_of_runs(
@@ -51,7 +51,6 @@ def best_of_runs(
     metric: str,
     *,
     where: str = "",
-    uri: str | None = None,
 ) -> RunRecord:
     """Return the run with the best value of a metric, the first of equals.
 
@@ -67,7 +66,7 @@ def best_of_runs(
             f"{', '.join(key for key in known if key.startswith(('valid/', 'test/'))) or 'none'}"
         )
     choose = max if maximizes(metric) else min
-    rated = [(value_at_best(run, metric, uri=uri), run) for run in having]
+    rated = [(value_at_best(run, metric), run) for run in having]
     finite = [(value, run) for value, run in rated if math.isfinite(value)]
     if not finite:
         raise TrackingError(
@@ -77,19 +76,19 @@ def best_of_runs(
     return choose(finite, key=lambda rating: rating[0])[1]
 
 
-def value_at_best(run: RunRecord, metric: str, *, uri: str | None = None) -> float:
+def value_at_best(run: RunRecord, metric: str) -> float:
     """Return a metric's value at the run's best checkpoint; the last one if it has none there."""
     best_step = run.tags.get(names.TAG_BEST_STEP, "")
     if not metric.startswith("valid/") or not best_step.isdigit():
         return run.metrics[metric]
-    with store.using(f"metric {metric} of run {run.run_id}", uri):
-        history = client(uri).get_metric_history(run.run_id, metric)
+    with store.using(f"metric {metric} of run {run.run_id}"):
+        history = client().get_metric_history(run.run_id, metric)
     at_best = [entry.value for entry in history if entry.step == int(best_step)]
     return float(at_best[-1]) if at_best else run.metrics[metric]
 
 
-def _training_runs(experiment: str, uri: str | None) -> Iterator[RunRecord]:
-    ids = {found.name: found.experiment_id for found in list_experiments(uri)}
+def _training_runs(experiment: str) -> Iterator[RunRecord]:
+    ids = {found.name: found.experiment_id for found in list_experiments()}
     if experiment not in ids:
         raise TrackingError(
             f"no experiment {experiment!r}; there are {', '.join(map(repr, ids)) or 'none'}"
@@ -97,6 +96,6 @@ def _training_runs(experiment: str, uri: str | None) -> Iterator[RunRecord]:
     query = RunQuery((ids[experiment],), kind=names.KIND_TRAIN, status="FINISHED")
     offset, more = 0, True
     while more:
-        page = search_runs(query, offset=offset, limit=PAGE, uri=uri)
+        page = search_runs(query, offset=offset, limit=PAGE)
         yield from page.runs
         offset, more = offset + len(page.runs), page.more

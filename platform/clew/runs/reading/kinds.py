@@ -10,7 +10,6 @@ SYMBOLS: tuple[Symbol, ...] = ("circle", "rect", "diamond", "triangle")
 COLOURS = ("#009E73", "#A8568A", "#4F7CAC", "#8C6D31", "#5B5EA6")
 """Not those of influence; each at least 3 : 1 on the light page and on the dark one."""
 NUM_LOOKS = len(COLOURS) * len(SYMBOLS)
-UNKNOWN = "kind not known"
 
 
 @dataclass(frozen=True)

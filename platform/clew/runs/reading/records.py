@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from mlflow.exceptions import MlflowException
 from pydantic import TypeAdapter, ValidationError
 
+from clew import names
 from clew.errors import DataError, TrackingError, described
 from clew.runs import store
 from clew.runs.reading.runs import client, find_run
@@ -64,15 +65,15 @@ def append(
     schema_version: int,
     uri: str | None = None,
 ) -> None:
-    """Write a record to a folder of its run, under a new name.
+    """Write a record to a folder of its run, under a new name, and mark the run as reviewed.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be written.
     """
-    find_run(record.run_id, uri)
     content = {"schema_version": schema_version} | asdict(record)
     name = f"{folder}/{datetime.fromisoformat(record.created):%Y%m%dT%H%M%S}-{record_id}.json"
     text = json.dumps(content, ensure_ascii=False, indent=1)
+    _mark_reviewed(record.run_id, uri)
     try:
         client(uri).log_text(record.run_id, text, name)
     except (MlflowException, OSError) as error:
@@ -80,6 +81,18 @@ def append(
             f"{folder} of run {record.run_id} could not be written ({described(error)}); is its "
             "artifact store writable from here?"
         ) from None
+
+
+def _mark_reviewed(run_id: str, uri: str | None) -> None:
+    """Tag a run, so that its reviews are found however old it is."""
+    if names.TAG_REVIEWED in find_run(run_id, uri).tags:
+        return
+    try:
+        with store.using(f"marking run {run_id} as reviewed", uri):
+            client(uri).set_tag(run_id, names.TAG_REVIEWED, "true")
+    except TrackingError:
+        if names.TAG_REVIEWED not in find_run(run_id, uri).tags:  # else another was faster
+            raise
 
 
 def validated(content: Any, adapter: TypeAdapter[T], kind: str, schema_version: int) -> T:

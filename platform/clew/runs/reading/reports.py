@@ -107,16 +107,14 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
         DataError: the file cannot be read or lacks columns.
     """
     rows = _rows_of(files, test_index)
-    facts = pd.DataFrame(
-        {column: rows[name] for column, name in zip(TRIPLE_COLUMNS, TERM_COLUMNS[6:], strict=True)}
-    )
-    facts["influence"] = rows[SCORE_COLUMN].astype(float)
-    for column in FURTHER_COLUMNS:
-        if column in rows:
-            facts[column] = rows[column].astype(float)
-    for column in rows.columns:
-        if str(column).startswith((PART_PREFIX, CHECKPOINT_PREFIX)):
-            facts[str(column)] = rows[column].astype(float)
+    terms = zip(TRIPLE_COLUMNS, TERM_COLUMNS[6:], strict=True)
+    columns = {column: rows[name] for column, name in terms}
+    columns["influence"] = rows[SCORE_COLUMN].astype(float)
+    split = [c for c in map(str, rows.columns) if c.startswith((PART_PREFIX, CHECKPOINT_PREFIX))]
+    numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
+    columns |= {column: rows[column].astype(float) for column in numbers}
+    # At once: a frame that grows by hundreds of columns warns of its layout.
+    facts = pd.DataFrame(columns)
     facts = facts.sort_values("influence", ascending=False, kind="stable", ignore_index=True)
     facts.insert(0, "rank", np.arange(1, len(facts) + 1))
     return facts

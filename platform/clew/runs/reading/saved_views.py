@@ -17,6 +17,7 @@ from clew import names
 from clew.errors import ConfigError, DataError, described
 from clew.runs import store
 from clew.runs.reading.runs import client, find_run
+from clew.runs.reading.search import experiments_of
 
 SCHEMA_VERSION = 1
 MAX_NAME_CHARACTERS = 60
@@ -71,7 +72,7 @@ def list_views(uri: str | None = None) -> SavedViews:
         TrackingError: the store does not answer.
     """
     with store.using("the saved views", uri):
-        experiments = client(uri).search_experiments(max_results=500)
+        experiments = experiments_of(client(uri))
     found: dict[str, SavedView] = {}
     problems = []
     for experiment in experiments:

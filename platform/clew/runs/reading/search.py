@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mlflow import MlflowClient
+from mlflow import MlflowClient, entities
 from mlflow.entities import ViewType
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
 MAX_IDS_PER_FILTER = 50
+EXPERIMENTS_PER_PAGE = 500
 
 State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
 
@@ -55,6 +56,8 @@ class RunQuery:
     source_run: str = ""
     parent_run: str = ""
     resumed_from: str = ""
+    reviewed: bool = False
+    """Only those with a review."""
     order_by: str = "attributes.start_time DESC"
 
 
@@ -70,7 +73,7 @@ class RunPage:
 def list_experiments(uri: str | None = None) -> list[Experiment]:
     """Return the active experiments, the latest first."""
     with store.using("the list of experiments", uri):
-        found = client(uri).search_experiments(max_results=500)
+        found = experiments_of(client(uri))
     return [Experiment(str(e.experiment_id), e.name) for e in found]
 
 
@@ -157,6 +160,7 @@ def filter_string(query: RunQuery) -> str:
         names.TAG_SOURCE_RUN: query.source_run,
         MLFLOW_PARENT_RUN_ID: query.parent_run,
         names.TAG_RESUMED_FROM: query.resumed_from,
+        names.TAG_REVIEWED: "true" if query.reviewed else "",
     }
     clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]
     if query.status:
@@ -179,7 +183,19 @@ def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
     """Return the experiments that a query is about: all that there are, where it names none."""
     if query.experiment_ids:
         return list(query.experiment_ids)
-    return [str(e.experiment_id) for e in connected.search_experiments(max_results=500)]
+    return [str(e.experiment_id) for e in experiments_of(connected)]
+
+
+def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
+    """Return all active experiments of a store, the latest first, however many there are."""
+    found: list[entities.Experiment] = []
+    token: str | None = None
+    while True:
+        page = connected.search_experiments(max_results=EXPERIMENTS_PER_PAGE, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def page_token(offset: int) -> str | None:

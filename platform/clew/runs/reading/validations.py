@@ -1,15 +1,22 @@
 """Finds what was measured of a model's explanations."""
 
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from clew import names
 from clew.config.services import InfluenceConfig
+from clew.errors import DataError, TrackingError
 from clew.runs import store
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.validation_record import ValidationSummary, read_validation
+from clew.runs.validation_record import ValidationRecord, ValidationSummary, read_validation
+
+logger = logging.getLogger(__name__)
 
 NEWEST = 20
 """Tests that are looked at: a run may have been tested alone and in ensembles."""
@@ -24,7 +31,8 @@ def find_validation(
 ) -> ValidationSummary | None:
     """Return what the newest test of a run's explanations says of such explanations.
 
-    None if the run was never tested, or not with that form of score, direction and loss.
+    None if the run was never tested, or not with that form of score, direction and loss. A result
+    that cannot be read is left out with a warning.
 
     Args:
         source_run: The run; of an ensemble the first one.
@@ -34,18 +42,55 @@ def find_validation(
 
     Raises:
         TrackingError: the store does not answer.
-        DataError: the result cannot be read.
     """
     if not source_run or store.is_missing(uri or store.tracking_uri()):
         return None
     query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
     asked = (settings.direction, settings.test_loss)
-    path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
     for run in search_runs(query, limit=NEWEST, uri=uri).runs:
-        with tempfile.TemporaryDirectory(prefix="clew-validation-") as folder:
-            record = read_validation(download_artifact(run.run_id, path, Path(folder), uri))
+        record = _read(run.run_id, uri)
+        if record is None:
+            continue
         explains = (record.direction, record.test_loss)
         if set(record.ensemble) == set(ensemble) and explains == asked:
             summary = record.summary(settings.score, run.run_id)
             return summary if summary.sentence else None
     return None
+
+
+def find_validation_of_report(
+    source_run: str,
+    settings: Mapping[str, Any],
+    *,
+    ensemble: Sequence[str] = (),
+    uri: str | None = None,
+) -> ValidationSummary | None:
+    """Return what is known by now of explanations like those of a report, as `find_validation`.
+
+    Args:
+        source_run: The explained run.
+        settings: Those that the report names.
+        ensemble: The runs whose scores were averaged.
+        uri: Tracking store.
+
+    Raises:
+        TrackingError: the store does not answer.
+    """
+    known = {key: settings[key] for key in ("score", "direction", "test_loss") if key in settings}
+    try:
+        asked = InfluenceConfig.model_validate(known)
+    except ValidationError:  # a report of another version: nothing was tested in its words
+        return None
+    return find_validation(source_run, asked, ensemble=ensemble, uri=uri)
+
+
+def _read(run_id: str, uri: str | None) -> ValidationRecord | None:
+    """Return a test's result, None with a warning if it cannot be read."""
+    path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
+    with tempfile.TemporaryDirectory(prefix="clew-validation-") as folder:
+        try:
+            return read_validation(download_artifact(run_id, path, Path(folder), uri))
+        except (DataError, TrackingError) as error:
+            reason = str(error).removeprefix(f"{Path(folder) / path}: ")
+            logger.warning("%s of run %s is left out: %s", path, run_id, reason)
+            return None

@@ -2,13 +2,14 @@
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 
 from clew import names
 from clew.errors import ConfigError, TrackingError
+from clew.folders import expanded
 from clew.runs.reading.decisions import Decision, decision_on, read_decisions
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.paths import FactPath, find_paths
@@ -16,6 +17,7 @@ from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, read_facts, read_head
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.runs import RunRecord, find_run
+from clew.runs.reading.validations import find_validation_of_report
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def explanation_of(
         test,
         facts,
         paths,
-        head,
+        _with_validation(head, uri),
         run,
         model,
         kinds={} if model is None else _kinds(model, uri),
@@ -85,13 +87,25 @@ def explanation_of(
     )
 
 
+def _with_validation(head: ReportHead, uri: str | None) -> ReportHead:
+    """Return a report's head with what is known by now of such explanations of its model.
+
+    Raises:
+        TrackingError: the store does not answer.
+    """
+    if head.validation is not None:
+        return head
+    found = find_validation_of_report(head.run_id, head.settings, ensemble=head.runs, uri=uri)
+    return replace(head, validation=found)
+
+
 def open_explanation(source: str, index: int, *, uri: str | None = None) -> SharedExplanation:
     """Return an explained triple of a trace run, or of an `influence.json` on this disk.
 
     Raises:
         UsageError: there is no such run, file or triple.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.suffix == ".json" or path.is_dir():
         return explanation_of(_files_at(path), index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:

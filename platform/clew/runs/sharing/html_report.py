@@ -30,6 +30,10 @@ UNTESTED = (
     "It has not been tested on this model whether these scores predict what happens when facts are "
     "left out; `clew validate-influence` does that."
 )
+NO_TEST_IN_FILES = (
+    "The files that this page was made of do not say whether these scores predict what happens "
+    "when facts are left out; `clew validate-influence` tests that."
+)
 STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1c2a30; background: #fff; max-width: 62rem;
@@ -171,7 +175,8 @@ def _fact(row: pd.Series) -> Markup:
 def _trust(explanation: SharedExplanation) -> Markup:
     """Say how far to trust it: tests, ensembles, what the numbers are not of."""
     head = explanation.head
-    said = [NO_PROOF, head.validation.sentence if head.validation else UNTESTED]
+    untested = UNTESTED if explanation.run else NO_TEST_IN_FILES
+    said = [NO_PROOF, head.validation.sentence if head.validation else untested]
     if head.runs and "runs_agreeing" in explanation.facts:
         top = explanation.facts.head(NUM_FACTS)
         agreed = int((top["runs_agreeing"] == len(head.runs)).sum())

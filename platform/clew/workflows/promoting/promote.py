@@ -101,7 +101,6 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
 def promote_best_of(
     run_ids: Sequence[str],
     request: PromotionRequest,
-    report: Report = lambda check: None,
 ) -> PromotionResult:
     """Promote the best of some runs by the metric of the request, the first of equals.
 
@@ -111,7 +110,7 @@ def promote_best_of(
     """
     runs = [find_run(run_id) for run_id in run_ids]
     best = best_of_runs(runs, request.metric or own_metric(runs))
-    return promote(dataclasses.replace(request, run_id=best.run_id, experiment=""), report)
+    return promote(dataclasses.replace(request, run_id=best.run_id, experiment=""))
 
 
 def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
@@ -189,7 +188,7 @@ def _end_dead_promotions(registry: Registry) -> None:
             require_dead(run)
         except TrackingError:
             continue  # it is alive
-        registry.abandon(run.run_id, run.tags[names.TAG_SOURCE_RUN], CUT_OFF)
+        registry.abandon(run.run_id, run.tags.get(names.TAG_SOURCE_RUN, ""), CUT_OFF)
         # What it recorded itself waits in its journal, and replaces these tags.
         tags = {names.TAG_DECISION: CUT_OFF}
         left = open_tracker(TrackingConfig(), kind=names.KIND_PROMOTE, run_id=run.run_id, tags=tags)

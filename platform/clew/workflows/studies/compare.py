@@ -12,12 +12,13 @@ from clew import names
 from clew.config.services import TrackingConfig
 from clew.config.study import Study
 from clew.errors import UsageError
-from clew.files import working_folder
+from clew.files import working_folder, write_whole
 from clew.runs.base import Tracker
 from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
 from clew.workflows.clusters.cluster import Cluster, opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
+from clew.workflows.outputs import check_file
 from clew.workflows.studies.cells import CellResult, run_cell
 from clew.workflows.studies.cluster import cells_on_cluster
 from clew.workflows.studies.report import StudyReport, draw
@@ -42,10 +43,12 @@ def compare(
             other, on nodes that may differ: what they say of time compares the nodes too.
 
     Raises:
+        ConfigError: the results cannot be written to the file.
         ClusterError: the cluster cannot be used.
         UsageError: no cell of the reference finished, so there is nothing to compare with.
         Interrupted: stopped by the person; finished cells are kept.
     """
+    check_file("--output", output)
     obstacle = _obstacle(output)
     if obstacle:
         logger.warning("%s", obstacle)
@@ -70,8 +73,7 @@ def compare(
         yield from ["", *report.markdown().splitlines()]
     if output is not None:
         if not obstacle:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+            write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
         yield from ["", obstacle or f"written to {output}"]
 
 

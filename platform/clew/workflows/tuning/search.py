@@ -144,6 +144,8 @@ class Search:
 
     def _line(self, record: TrialRecord, *, is_best: bool) -> str:
         match record.state:
+            case "complete" | "pruned" if record.value is None:
+                result = f"failed, {self._metric} is not finite"
             case "complete" | "pruned":
                 after = "pruned" if record.state == "pruned" else f"{record.seconds:.0f} s"
                 result = f"{self._metric} {record.value:.4g} after epoch {record.epoch}, {after}"

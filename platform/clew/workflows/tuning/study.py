@@ -112,7 +112,11 @@ class TrialStudy:
     @property
     def best(self) -> TrialRecord | None:
         """The complete trial with the best validation metric, the first of equals."""
-        complete = [record for record in self.records if record.state == "complete"]
+        complete = [
+            record
+            for record in self.records
+            if record.state == "complete" and record.value is not None
+        ]
         maximize = self.study.direction == optuna.study.StudyDirection.MAXIMIZE
         choose = max if maximize else min
         return choose(complete, key=lambda record: record.value or 0.0, default=None)
