@@ -75,4 +75,5 @@ def _check_is_file(path: Path) -> None:
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))[:3]
         hint = f"; similar files: {', '.join(near)}" if near else ""
-        raise DataError(f"{path}: no such file; check the path{hint}")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"{path}: no such file{where}; check the path{hint}")

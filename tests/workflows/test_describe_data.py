@@ -34,7 +34,7 @@ def test_files_are_described_and_packed(
         ([], "give one of --config, --name and --train"),
         (["--name=umls", "--train=FILE"], "give one of --config, --name and --train"),
         (["--valid=FILE"], "give --train too"),
-        (["--train=none.txt"], "none.txt: no such file"),
+        (["--train=none.txt"], f"none.txt: no such file in {Path.cwd()}; check"),
         (["--config=nano"], "clew data describes triples"),
     ],
 )
