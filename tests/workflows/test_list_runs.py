@@ -62,7 +62,7 @@ def test_the_command_prints_json(trained: TrainedStore, capsys: pytest.CaptureFi
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["run_id"] == trained.other
     assert run_command(["runs", "--kind", "training"]) == 2
-    assert "'validate' or 'tune'" in capsys.readouterr().err
+    assert "'tune' or 'value'" in capsys.readouterr().err
 
 
 def test_newest_is_the_run_that_finished_last(trained: TrainedStore) -> None:
