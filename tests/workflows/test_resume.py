@@ -19,7 +19,7 @@ from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
 from clew.workflows.resume import find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import resume, train
-from clew.workflows.training_folder import LOCK_FILE
+from clew.workflows.training_folder import lock_of
 from tests.workflows.trained import small_config
 
 
@@ -149,7 +149,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(
     kept = tmp_path / "kept"
     interrupt(config_of(), checkpoint_dir=kept)
     with (
-        FileLock(kept / LOCK_FILE),
+        FileLock(lock_of(kept)),
         pytest.raises(ConfigError, match="kept: another process trains there"),
     ):
         resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)

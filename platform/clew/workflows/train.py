@@ -180,7 +180,7 @@ def _train(
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
             watch=watch,
         )
-        with only_training_in(folder, world):
+        with only_training_in(checkpoint_dir, world):
             return _run(trainer, config, point, output_dir, memory)
 
 

@@ -1,6 +1,9 @@
 """The folders of a training: checked before it, held by one training, copied after it."""
 
+import hashlib
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,6 @@ from clew.workflows.outputs import check_new_folder
 
 RUN_FILES = "run"
 """Part of the working folder with what the task writes for readers, for example `vocabulary/`."""
-LOCK_FILE = ".training.lock"
 
 
 def check_folders(output_dir: Path | None, checkpoint_dir: Path | None) -> None:
@@ -32,17 +34,23 @@ def check_folders(output_dir: Path | None, checkpoint_dir: Path | None) -> None:
         )
 
 
+def lock_of(folder: Path) -> Path:
+    """Return the file that stands for a folder in this machine's folder of temporary files."""
+    place = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"clew-training-{os.getuid()}-{place}.lock"
+
+
 @contextmanager
-def only_training_in(folder: Path, world: World) -> Iterator[None]:
-    """Hold a folder, so that no second training of this machine writes into it.
+def only_training_in(folder: Path | None, world: World) -> Iterator[None]:
+    """Hold a folder of a person's, so that no second training of this machine writes into it.
 
     Raises:
         ConfigError: another process trains there.
     """
-    if not world.is_main:
+    if folder is None or not world.is_main:
         yield
         return
-    lock = FileLock(folder / LOCK_FILE, timeout=0, mode=0o600)
+    lock = FileLock(lock_of(folder), timeout=0, mode=0o600)
     try:
         lock.acquire()
     except Timeout:
@@ -53,6 +61,7 @@ def only_training_in(folder: Path, world: World) -> Iterator[None]:
     try:
         yield
     finally:
+        lock_of(folder).unlink(missing_ok=True)
         lock.release()
 
 

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from clew.errors import ConfigError
 from clew.training.sharding.exchange import Exchange
 from clew.training.sharding.rows import RowShard, mark
 
@@ -32,19 +31,11 @@ class ShardedTable(nn.Embedding):
         num_rows: Rows of the whole table.
         dim: Length of a row.
         exchange: The processes.
-
-    Raises:
-        ConfigError: there are more processes than rows.
     """
 
     def __init__(self, num_rows: int, dim: int, exchange: Exchange) -> None:
         shard = RowShard(num_rows, exchange.rank, exchange.size)
         own = shard.stop - shard.start
-        if num_rows < exchange.size:
-            raise ConfigError(
-                f"{num_rows} entities for {exchange.size} processes, and each needs one; start "
-                "fewer processes, or set training.shard_entities=false"
-            )
         super().__init__(own, dim, _weight=torch.empty(own, dim))
         self.num_embeddings = num_rows
         self.shard, self.exchange = shard, exchange
