@@ -57,14 +57,7 @@ def render() -> None:
                 commands="clew tracin --model RUN_ID --test head,relation,tail",
             )
             return
-        wanted = address.text("run")
-        if wanted and wanted not in [run.run_id for run in runs]:
-            older = runs_by_id([wanted])
-            if not older:
-                states.warning(f"No run {wanted} is in the store; it may have been deleted.")
-            elif not explains_triples(older[0]):
-                states.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
-            runs = [*filter(explains_triples, older), *runs]
+        runs = _with_run_of_address(runs)
         chosen = review_controls.run_filter(runs)
         ids = [run.run_id for run in chosen]
         found = reviews_of_all(ids)
@@ -105,6 +98,19 @@ def render() -> None:
         )
         with states.guarded("The training without these facts"):
             retraining.outcome()
+
+
+def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
+    """Return the runs with the one that the address names before them; warn if it has no use."""
+    wanted = address.text("run")
+    if not wanted or wanted in [run.run_id for run in runs]:
+        return runs
+    older = runs_by_id([wanted])
+    if not older:
+        states.warning(f"No run {wanted} is in the store; it may have been deleted.")
+    elif not explains_triples(older[0]):
+        states.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
+    return [*filter(explains_triples, older), *runs]
 
 
 def _summary(
