@@ -12,6 +12,7 @@ from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_PICTURE,
     SequenceInfluenceReport,
 )
+from clew.ui.data.influence import report_of_upload
 from clew.ui.data.sequences import windows_of
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown
@@ -23,6 +24,16 @@ FOLDER = "influence"
 def report(recorded: Recorded) -> SequenceInfluenceReport:
     path = recorded.files("trace frames", f"{FOLDER}/{SEQUENCE_INFLUENCE_JSON}")
     return SequenceInfluenceReport.read(path)
+
+
+@pytest.mark.parametrize("name", [SEQUENCE_INFLUENCE_JSON, "mine.json"])
+def test_a_sequence_from_the_disk_is_recognised(
+    recorded: Recorded, report: SequenceInfluenceReport, name: str
+) -> None:
+    path = recorded.files("trace frames", f"{FOLDER}/{SEQUENCE_INFLUENCE_JSON}")
+    files = report_of_upload({name: path.read_bytes()})
+    assert files.sequence is not None
+    assert SequenceInfluenceReport.read(files.sequence) == report
 
 
 def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceReport) -> None:

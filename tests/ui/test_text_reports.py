@@ -159,10 +159,11 @@ def test_a_broken_explanation_is_a_message(
     assert app.selectbox(key="run-box")
 
 
+@pytest.mark.parametrize("name", [TEXT_INFLUENCE_JSON, "mine.json"])
 def test_a_text_from_the_disk_is_recognised(
-    recorded: Recorded, report: TextInfluenceReport
+    recorded: Recorded, report: TextInfluenceReport, name: str
 ) -> None:
     content = recorded.files("trace text", FILE).read_bytes()
-    files = report_of_upload({TEXT_INFLUENCE_JSON: content})
+    files = report_of_upload({name: content})
     assert files.text is not None
     assert TextInfluenceReport.read(files.text) == report

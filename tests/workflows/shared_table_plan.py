@@ -126,7 +126,9 @@ def wrong(root: Path) -> list[Command]:
     place = root / "wrong"
     other = {"model": trained(root, "distmult", 1)}
     raw = tests | FORMS["raw"]
+    alone = {"data": {"train": str(root / "alone.tsv")}, "evaluation.enabled": False}
     return [
+        Command("train", str(place / "alone"), str(place / "alone"), alone),
         Command("predict", str(root / "spoilt"), str(place / "shard"), queries),
         Command("predict", model, str(place / "checkpoint"), queries, last=other),
         Command("predict", model, str(place / "request"), queries, last={"top_k": 4}),
@@ -156,6 +158,7 @@ def write_data(root: Path) -> dict[str, str]:
     (root / "queries.tsv").write_text("".join(queries) + lines[2] + lines[95])
     (root / "tests.tsv").write_text("".join(lines[92 : 92 + NUM_TESTS]))
     (root / "one.tsv").write_text(lines[93])
+    (root / "alone.tsv").write_text("e\tr\te\ne\ts\te\n")
     return {split: str(root / f"{split}.tsv") for split in parts}
 
 

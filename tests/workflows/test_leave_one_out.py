@@ -1,6 +1,9 @@
 """Image sequences from the command line: one group held out, each group in turn, bad input."""
 
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +17,9 @@ from clew.config.load import load
 from clew.errors import CheckpointError
 from clew.image_sequences.errors import RegressionResult
 from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
-from clew.runs.reading.search import find_cell
+from clew.runs.reading.search import RunQuery, find_cell, search_runs
+from clew.training.stopping import Watch
+from clew.workflows import leave_one_out
 from clew.workflows.child import train_in_child
 from clew.workflows.leave_one_out import train_each_group
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
@@ -80,6 +85,68 @@ def test_a_cell_of_a_study_is_the_run_of_all_groups(
     assert cell is not None
     assert cell.run_id == result.run_id
     assert cell.metrics["test/mae"] == result.metrics["test/mae"]
+
+
+class Stopping(Watch):
+    """Stops the training as a scheduler does, in its second epoch."""
+
+    steps = 0
+
+    def before_step(self) -> None:
+        self.steps += 1
+        if self.steps == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("keeps_checkpoints", [False, True])
+def test_groups_go_on_where_they_were_stopped(
+    config_file: Path,
+    tracking_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    keeps_checkpoints: bool,
+) -> None:
+    two_epochs = {"training.num_epochs": 2, "evaluation.every_epochs": 2}
+    settings = ["--config", str(config_file), *(f"{k}={v}" for k, v in two_epochs.items())]
+    if keeps_checkpoints:
+        settings += ["tracking.log_checkpoints=false", f"--checkpoint-dir={tmp_path / 'kept'}"]
+    whole = train_each_group(load(config_file, two_epochs))
+    train = leave_one_out.train
+
+    def train_until_stopped(fold: Any, **options: Any) -> Any:
+        stops = fold.data.test_group == "flight 1"
+        return train(fold, watch=Stopping() if stops else None, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leave_one_out, "train", train_until_stopped)
+        assert run(["train", *settings]) == 130
+    assert "for all groups, give the same command with --resume" in capsys.readouterr().err
+    query = RunQuery(kind=names.KIND_EVALUATE, status="KILLED")
+    (stopped,) = search_runs(query).runs
+    result = CliRunner().invoke(cli, ["train", *settings, "--resume"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    resumed = find_run(result.output.split()[1])
+    assert resumed.tags[names.TAG_RESUMED_FROM] == stopped.run_id
+    assert {k: resumed.metrics[k] for k in whole.metrics} == whole.metrics
+    parts = search_runs(RunQuery(kind=names.KIND_TRAIN, parent_run=resumed.run_id)).runs
+    assert {part.name for part in parts} == {"without flight 1", "without flight 2"}
+
+
+def test_nothing_to_resume(
+    config_file: Path, tracking_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "--config", str(config_file), "--resume"]) == 2
+    assert "no unfinished training of each group" in capsys.readouterr().err
+
+
+def test_several_processes_are_refused(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(["train", "--config", str(config_file)]) == 2
+    assert "start it without torchrun" in capsys.readouterr().err
 
 
 def test_one_run_from_the_command_line(config_file: Path, tracking_store: Path) -> None:

@@ -280,6 +280,7 @@ def distinct(rows: Triples) -> np.ndarray:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
+        ("alone", "ConfigError: 1 entities for 2 processes, and each needs one; start fewer"),
         ("shard", r"CheckpointError: RANK.*rows-2-of-4\.safetensors: no such file"),
         ("checkpoint", "ConfigError: RANKrank 1 has checkpoint .*, rank 0 has "),
         ("request", "ConfigError: RANKrank 1 has request .*, rank 0 has "),

@@ -45,8 +45,8 @@ def source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with right.popover("Open files", width="stretch"):
         chosen = st.file_uploader(
-            "influence.json, with influence.parquet or .csv if you have them; or "
-            "text_influence.json, from this computer",
+            "influence.json, with influence.parquet or .csv if you have them; or the JSON file of "
+            "a traced text or image sequence, from this computer",
             type=["json", "parquet", "csv"],
             accept_multiple_files=True,
             key="files",

@@ -1,6 +1,7 @@
 """Explanations for the pages: from trace runs or uploaded files, one test triple at a time."""
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_hea
 from clew.runs.reading.validations import find_validation_of_report
 from clew.runs.reading.wording import scored
 from clew.runs.validation_record import ValidationSummary
-from clew.runs.window_report import TEXT_INFLUENCE_JSON
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement", "scored"]
@@ -73,13 +73,26 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
         if kind not in {"json", "parquet", "csv"}:
-            raise DataError(f"{name}: expected influence.json, influence.parquet or .csv")
+            raise DataError(f"{name}: expected an explanation as .json, .parquet or .csv")
         digest = hashlib.sha256(data).hexdigest()[:24]
+        report = _kind_of_json(data, digest) if kind == "json" else kind
         path = _copies_folder() / f"{digest}.{kind}"
         if not path.is_file():
             path.write_bytes(data)
-        found["text" if name == TEXT_INFLUENCE_JSON else kind] = path
+        found[report] = path
     return ReportFiles(**found)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _kind_of_json(_data: bytes, digest: str) -> Literal["json", "text", "sequence"]:
+    """Return which field of `ReportFiles` a JSON file is for, whatever its name."""
+    try:
+        content = json.loads(_data)
+    except ValueError:  # what reads the report says what is wrong
+        return "json"
+    if "prompt" in content:
+        return "text"
+    return "sequence" if "prediction" in content else "json"
 
 
 @st.cache_resource(show_spinner=False)

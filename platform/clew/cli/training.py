@@ -83,6 +83,7 @@ def train(options: TrainOptions) -> int:
 def _resumed(options: TrainOptions) -> "TrainResult":
     """Continue a given run, the newest one, or from a folder of checkpoints."""
     from clew.workflows import resume
+    from clew.workflows.leave_one_out import leaves_one_out, train_each_group
     from clew.workflows.outputs import check_new_folder
     from clew.workflows.train import resume as resume_from
 
@@ -95,6 +96,10 @@ def _resumed(options: TrainOptions) -> "TrainResult":
         )
     if is_named:
         check_new_folder("--checkpoint-dir", folder)
+    elif has_config and leaves_one_out(settings := load(options.config, overrides)):
+        return train_each_group(
+            settings, resumes=True, output_dir=options.output_dir, checkpoint_dir=folder
+        )
 
     def find(downloads: Path) -> resume.ResumePoint:
         if is_named:

@@ -1,23 +1,29 @@
 """Leave one group out: a model for each group in turn, and all predictions out of fold together."""
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
-from clew.errors import TrackingError
+from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
 from clew.files import working_folder
 from clew.image_sequences.errors import RegressionResult
 from clew.image_sequences.report import predictions_file, write_regression_report
 from clew.image_sequences.splits import group_names, load_table
+from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.runs import download_artifact
+from clew.runs.reading.runs import RunRecord, download_artifact, find_run
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.workflows.dead_runs import require_dead
 from clew.workflows.outputs import check_new_folder
-from clew.workflows.train import TrainResult, train
+from clew.workflows.resume import ResumePoint, find_in_folder, find_resume_point, runs_with
+from clew.workflows.train import TrainResult, resume, train
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,7 @@ def leaves_one_out(config: RunConfig) -> bool:
 def train_each_group(
     config: RunConfig,
     *,
+    resumes: bool = False,
     output_dir: Path | None = None,
     checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
@@ -57,18 +64,30 @@ def train_each_group(
 
     Args:
         config: With `data.leave_one_group_out`.
-        output_dir: Where to copy the runs' files, one folder for each group.
+        resumes: Continue the newest command of this configuration that did not finish: the groups
+            that it trained are not trained again, and one that it was training goes on.
+        output_dir: Where to copy the files of the runs of this command, one folder for each group.
         checkpoint_dir: Where the runs keep their checkpoints, one folder for each group.
         parent_run_id: Run of which this one is a part.
         tags: Further tags of all runs; a study's cell is the run above them alone.
 
     Raises:
-        UsageError: configuration, data or tracking store cannot be used.
+        UsageError: configuration, data or tracking store cannot be used, or there is nothing to
+            continue.
     """
     assert isinstance(config.data, ImageSequenceData)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            "data.leave_one_group_out trains one model after another in one process; start it "
+            "without torchrun"
+        )
     check_new_folder("--output-dir", output_dir)
     table = load_table(config.data)
     tags = dict(tags or {})
+    fold_tags = {key: value for key, value in tags.items() if key != names.TAG_CELL}
+    parents = list(_unfinished(config, table.fingerprint)) if resumes else []
+    if parents:
+        tags[names.TAG_RESUMED_FROM] = parents[0].run_id
     with (
         open_tracker(
             TrackingConfig(experiment=config.tracking.experiment),
@@ -88,13 +107,20 @@ def train_each_group(
     ):
         parts = []
         for place, group in enumerate(group_names(table)):
-            fold = train(
-                _fold(config, group),
-                output_dir=output_dir / f"group-{place:02d}" if output_dir else None,
-                checkpoint_dir=checkpoint_dir / f"group-{place:02d}" if checkpoint_dir else None,
-                parent_run_id=tracker.run_id,
-                tags={key: value for key, value in tags.items() if key != names.TAG_CELL},
-            )
+            part = f"group-{place:02d}"
+            try:
+                fold = _trained(
+                    _fold(config, group),
+                    parents,
+                    output_dir=output_dir / part if output_dir else None,
+                    checkpoint_dir=checkpoint_dir / part if checkpoint_dir else None,
+                    parent_run_id=tracker.run_id,
+                    tags=fold_tags,
+                )
+            except Interrupted as error:
+                raise Interrupted(
+                    f"{error}; for all groups, give the same command with --resume"
+                ) from None
             parts.append(_predictions(fold, name / str(place)))
             logger.info("group %s: %s", group, parts[-1].metrics(SPLIT))
         result = RegressionResult.together(parts)
@@ -113,6 +139,75 @@ def _fold(config: RunConfig, group: str) -> RunConfig:
     content["data"] |= {"leave_one_group_out": False, "test_group": group}
     content["tracking"]["run_name"] = f"{config.tracking.run_name or 'without'} {group}"
     return RunConfig.model_validate(content)
+
+
+def _unfinished(config: RunConfig, fingerprint: str) -> Iterator[RunRecord]:
+    """Yield the newest run of all groups, which did not finish, and those that it continued.
+
+    Raises:
+        TrackingError: there is none, the newest one finished, or it is alive.
+        CheckpointError: it was trained on other data.
+    """
+    query = RunQuery(kind=names.KIND_EVALUATE, config_hash=config.config_hash)
+    found = search_runs(query, limit=1).runs
+    if not found or found[0].status == "FINISHED":
+        raise TrackingError(
+            f"--resume: {store.shown(store.tracking_uri())} has no unfinished training of each "
+            "group with this configuration; leave --resume out to start one"
+        )
+    run = found[0]
+    if run.status == "RUNNING":
+        require_dead(run)
+    if (before := run.tags.get(names.TAG_DATA_FINGERPRINT)) != fingerprint:
+        raise CheckpointError(
+            f"run {run.run_id} was trained on data {before}, the data now has fingerprint "
+            f"{fingerprint}; resume with the same files, or start a new run"
+        )
+    yield run
+    while earlier := run.tags.get(names.TAG_RESUMED_FROM):
+        run = find_run(earlier)
+        yield run
+
+
+def _trained(
+    fold: RunConfig,
+    parents: Sequence[RunRecord],
+    *,
+    output_dir: Path | None,
+    checkpoint_dir: Path | None,
+    parent_run_id: str | None,
+    tags: Mapping[str, str],
+) -> TrainResult:
+    """Return the run of a group: an earlier one, one that goes on, or a new one."""
+    earlier = [run for parent in parents for run in runs_with(fold, parent_run=parent.run_id)]
+    for run in earlier:
+        if run.status == "FINISHED":
+            logger.info("%s: trained before, in run %s", run.name, run.run_id)
+            return TrainResult(run.run_id, run.tags[names.TAG_VARIANT])
+
+    def find(run_id: str, downloads: Path) -> ResumePoint:
+        if checkpoint_dir is not None and checkpoint_dir.is_dir():
+            return find_in_folder(checkpoint_dir, None, {})
+        return find_resume_point(run_id, {}, downloads)
+
+    for run in earlier:
+        try:
+            return resume(
+                partial(find, run.run_id),
+                output_dir=output_dir,
+                checkpoint_dir=checkpoint_dir,
+                parent_run_id=parent_run_id,
+                tags=tags,
+            )
+        except CheckpointError as error:
+            logger.warning("%s", error)
+    return train(
+        fold,
+        output_dir=output_dir,
+        checkpoint_dir=checkpoint_dir,
+        parent_run_id=parent_run_id,
+        tags=tags,
+    )
 
 
 def _predictions(fold: TrainResult, folder: Path) -> RegressionResult:

@@ -105,7 +105,8 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     if kind != names.KIND_TRAIN:
         raise ConfigError(
             f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
-            "give the id of a training run"
+            "give the id of a training run, or, to continue a training of each group, --config and "
+            "--resume without a value"
         )
     end_if_dead(run_id)
     if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
@@ -152,9 +153,22 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
 
 def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
     """Yield runs with a configuration, newest first, without those that a finished one resumed."""
-    is_auto = config.training.batch_size == AUTO_BATCH_SIZE
-    query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
     completed: set[str] = set()
+    for run in runs_with(config):
+        if run.status == "FINISHED" or run.run_id in completed:
+            completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
+        else:
+            yield run
+
+
+def runs_with(config: RunConfig, *, parent_run: str = "") -> Iterator[RunRecord]:
+    """Yield the trainings with a configuration, newest first; only a parent's, if one is given."""
+    is_auto = config.training.batch_size == AUTO_BATCH_SIZE
+    query = RunQuery(
+        kind=names.KIND_TRAIN,
+        config_hash="" if is_auto else config.config_hash,
+        parent_run=parent_run,
+    )
     offset, more = 0, True
     while more:
         page = search_runs(query, offset=offset, limit=NUM_SEARCHED)
@@ -162,11 +176,7 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
         for run in page.runs:
             prefix = f"{names.PARAMETER_PREFIX}training."
             batch = (run.params.get(prefix + k) for k in ("batch_size", "gradient_accumulation"))
-            if run.tags.get(names.TAG_CONFIG_HASH) != _with_batch(config, *batch).config_hash:
-                continue
-            if run.status == "FINISHED" or run.run_id in completed:
-                completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
-            else:
+            if run.tags.get(names.TAG_CONFIG_HASH) == _with_batch(config, *batch).config_hash:
                 yield run
 
 

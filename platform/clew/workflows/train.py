@@ -15,6 +15,7 @@ from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.files import working_folder
+from clew.link_prediction.task import LinkPrediction
 from clew.runs.hardware import reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
 from clew.training.distributed import World, joined_world
@@ -107,6 +108,8 @@ def resume(
     *,
     output_dir: Path | None = None,
     checkpoint_dir: Path | None = None,
+    parent_run_id: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> TrainResult:
     """Continue from a checkpoint, in a new run that holds the earlier checkpoints too.
 
@@ -114,6 +117,8 @@ def resume(
         find: Finds the checkpoint, and may download it into the folder that it gets.
         output_dir: Also copy the run's files to this new folder at the end.
         checkpoint_dir: Keep the run's files in this folder while it trains.
+        parent_run_id: Run of which this one is a part.
+        tags: Further tags of the run.
     """
     check_new_folder("--output-dir", output_dir)
     with (
@@ -124,7 +129,15 @@ def resume(
         with world.main_first():
             point = find(folder)
         world.wait_for_peers(point.config.training.peer_timeout_seconds)
-        return _train(point.config, world, output_dir, point=point, checkpoint_dir=checkpoint_dir)
+        return _train(
+            point.config,
+            world,
+            output_dir,
+            point=point,
+            checkpoint_dir=checkpoint_dir,
+            parent_run_id=parent_run_id,
+            tags=tags,
+        )
 
 
 def _train(
@@ -185,7 +198,7 @@ def _train(
 
 
 def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:
-    """Refuse processes with other code, data or configuration, and more of them than examples."""
+    """Refuse processes with other code, data or configuration, and more than can share a table."""
     if world.size == 1:
         return
     facts = {
@@ -195,12 +208,16 @@ def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> No
         "configuration": config.config_hash,
     }
     require_same(world, facts)
-    num_examples = len(task.train_examples())
-    if config.training.shard_entities and num_examples < world.size:
-        raise ConfigError(
-            f"{num_examples} training examples for {world.size} processes, and each needs one; "
-            "start fewer processes"
-        )
+    if not config.training.shard_entities:
+        return
+    assert isinstance(task, LinkPrediction)
+    shared = {"training examples": len(task.train_examples()), "entities": task.graph.num_entities}
+    for things, number in shared.items():
+        if number < world.size:
+            raise ConfigError(
+                f"{number} {things} for {world.size} processes, and each needs one; start fewer "
+                "processes"
+            )
 
 
 def _check_validation(config: RunConfig, task: Task[Any]) -> None:
