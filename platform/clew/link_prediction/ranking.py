@@ -157,29 +157,29 @@ def _ranks(
     size = min(max(fitting, _MINIMUM_CHUNK), candidates.count)
     hidden = Coordinates(*candidates.own(*group.hidden), size=size, device=device)
     answers = Coordinates(*candidates.own(group.row, group.answer), size=size, device=device)
-    answer_layer = to_tensor(candidates.own(group.layer, group.answer)[0], device)
-    own = torch.zeros(len(group.entity), int(group.layer.max()) + 1, device=device)
-    layer = to_tensor(group.layer, device)
+    # Values of answers lie layer by layer: the k-th answers of all queries that have so many.
+    depths = np.bincount(group.layer)
+    places = (np.cumsum(depths) - depths)[group.layer] + group.row
+    own_places = to_tensor(candidates.own(places, group.answer)[0], device)
+    own = torch.zeros(len(places), device=device)
     # An answer is also compared with chunks before its own, and with other processes' entities.
     beforehand = size < candidates.num_rows
     if beforehand:
         for number, scores in enumerate(tiles(size)):
             at, row, column = answers.within(number)
-            own[row, answer_layer[at]] = scores[row, column]
+            own[own_places[at]] = scores[row, column]
         own = candidates.sum(own, "ranks")
     above = torch.zeros(own.shape, dtype=torch.float64, device=device)
-    depths = np.bincount(group.layer).tolist()
     for number, scores in enumerate(tiles(size)):
         _check_finite(scores)
         if not beforehand:
             at, row, column = answers.within(number)
-            own[row, answer_layer[at]] = scores[row, column]
+            own[own_places[at]] = scores[row, column]
         _, row, column = hidden.within(number)
         scores[row, column] = -torch.inf
-        _count_above(scores, own, depths, above)
+        _count_above(scores, own, depths.tolist(), above)
     above = candidates.sum(above, "ranks")
-    ranks = 1.0 + 0.5 * above[to_tensor(group.row, device), layer]
-    return ranks.cpu().numpy()
+    return (1.0 + 0.5 * above[to_tensor(places, device)]).cpu().numpy()
 
 
 def _count_above(scores: Scores, own: Tensor, depths: list[int], above: Tensor) -> None:
@@ -188,11 +188,13 @@ def _count_above(scores: Scores, own: Tensor, depths: list[int], above: Tensor) 
     Queries are sorted by falling number of answers, so the `k`-th answers belong to the first rows.
     Counts are sums of zeros and ones in float32, exact up to 2^24 entities per chunk.
     """
-    compared = torch.empty_like(scores)
-    for k, depth in enumerate(depths):
-        own_score, out = own[:depth, k : k + 1], compared[:depth]
-        above[:depth, k] += torch.gt(scores[:depth], own_score, out=out).sum(dim=1)
-        above[:depth, k] += torch.ge(scores[:depth], own_score, out=out).sum(dim=1)
+    compared, start = torch.empty_like(scores), 0
+    for depth in depths:
+        layer, out = slice(start, start + depth), compared[:depth]
+        own_score = own[layer].unsqueeze(1)
+        above[layer] += torch.gt(scores[:depth], own_score, out=out).sum(dim=1)
+        above[layer] += torch.ge(scores[:depth], own_score, out=out).sum(dim=1)
+        start += depth
 
 
 def _rows_at_once(num_entities: int, settings: RankingSettings) -> int:
