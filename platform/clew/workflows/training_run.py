@@ -10,13 +10,14 @@ from clew import __version__, names
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.runs.base import Tracker
-from clew.runs.hardware import git_commit, hardware_summary
+from clew.runs.hardware import git_commit
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tensorboard import TensorBoardTracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
 from clew.training.task import Task
+from clew.workflows.linked_run import task_tags
 from clew.workflows.resume import ResumePoint
 
 
@@ -34,17 +35,8 @@ def open_training_run(
         return Tracker()
     dtype = half_precision_type(config.optimizations, device)
     variant = variant_name(config, PRECISION_NAMES[dtype])
-    tags = {
-        names.TAG_TASK: task.kind,
-        names.TAG_DATASET: task.dataset,
-        names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
-        names.TAG_CONFIG_HASH: config.config_hash,
-        names.TAG_VARIANT: variant,
-        names.TAG_DEVICE: device_name(device),
-        names.TAG_HARDWARE: hardware_summary(),
-        names.TAG_VERSION: __version__,
-        names.TAG_COMMIT: git_commit() or "unknown",
-    } | task.describe()
+    tags = task_tags(task, config.config_hash, device) | task.describe()
+    tags[names.TAG_VARIANT] = variant
     if point is not None:
         tags[names.TAG_RESUMED_FROM] = point.run_id
     tracker: Tracker = open_tracker(

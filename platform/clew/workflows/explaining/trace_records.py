@@ -17,8 +17,8 @@ from clew.runs.kept_folders import keep_folder
 from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.manifest import CheckpointRecord
 from clew.training.task import B
-from clew.workflows.explaining.trace_run import trace_run
 from clew.workflows.explaining.trace_windows import Explained, explain
+from clew.workflows.linked_run import trace_run
 from clew.workflows.model_source import LoadedModel, ModelSource, folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
 

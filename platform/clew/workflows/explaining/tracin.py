@@ -26,9 +26,9 @@ from clew.training.precision import device_name
 from clew.workflows.explaining.given_triples import read_test_triples, usable
 from clew.workflows.explaining.trace_facts import Progress, explain, write_first_answer
 from clew.workflows.explaining.trace_output import check_output, check_place, copy_files
-from clew.workflows.explaining.trace_run import trace_run
 from clew.workflows.explaining.trace_source import GivenFiles, TraceSource, open_trace_source
 from clew.workflows.explaining.trace_unrolled import unrolled_settings
+from clew.workflows.linked_run import trace_run
 from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.shared_table import digest, sharing_the_table
 
@@ -206,7 +206,7 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
         yield Tracker()
         return
     tags = {names.TAG_VARIANT: variant(source)}
-    with trace_run(source.model, source.loaded, run_name, tags) as tracker:
+    with trace_run(source.model, source.loaded, run_name, tags=tags) as tracker:
         tracker.params(
             {
                 f"{names.PARAMETER_PREFIX}influence.{key}": value

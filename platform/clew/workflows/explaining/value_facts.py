@@ -23,9 +23,9 @@ from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.reading.reviews import DataOrigin
 from clew.runs.reading.wrong_facts import exclusion_list
 from clew.workflows.explaining.given_triples import read_test_triples, usable
-from clew.workflows.explaining.trace_run import trace_run
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.trace_unrolled import prepare, replay_settings
+from clew.workflows.linked_run import trace_run
 from clew.workflows.outputs import check_new_folder
 
 SHOWN = 5
