@@ -46,7 +46,7 @@ from clew.runs.packaging import save_servable
 from clew.runs.store import probe
 from clew.training.checkpoints import write_checkpoint
 from clew.training.manifest import Manifest
-from clew.workflows.served_triples import ServedTriples
+from clew.workflows.servables import ServedTriples
 from experiments.benchmarks.harness import (
     interleaved_seconds,
     median,

@@ -1,4 +1,4 @@
-"""Reads text files in blocks of whole lines: plain, gzip or zstd, by the file's suffix."""
+"""Reads text files: large ones in blocks of whole lines (plain, gzip or zstd), small ones whole."""
 
 import glob
 from collections.abc import Iterator
@@ -15,11 +15,25 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PROGRESS_AFTER_SECONDS = 1.0
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a small file; a line feed at its end begins no other one.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    return text.removesuffix("\n").split("\n")  # lines may hold what `splitlines` splits at
+
+
 def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield a file's content in blocks that end with a line feed.
 
     CRLF becomes LF, a byte order mark at the start is left out, and a last line without a line
-    feed gets one. On a terminal, a progress bar appears if reading takes longer than a second.
+    feed gets one. The suffix says how a file is compressed. On a terminal, a progress bar appears
+    if reading takes longer than a second.
     """
     blocks = _raw_blocks(path, block_bytes)
     rest = next(blocks, b"").removeprefix(BYTE_ORDER_MARK)

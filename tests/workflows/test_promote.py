@@ -30,7 +30,7 @@ from clew.workflows.promoting.promote import (
     promote_best_of,
     rollback,
 )
-from clew.workflows.served_triples import ServedTriples
+from clew.workflows.servables import ServedTriples
 from tests.edited import edit_manifest, edit_weights
 from tests.workflows.trained import TrainedStore
 

@@ -19,7 +19,7 @@ from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
 from clew.workflows.resume import find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import resume, train
-from clew.workflows.training_folder import lock_of
+from clew.workflows.training_run import lock_of
 from tests.workflows.trained import small_config
 
 

@@ -7,8 +7,8 @@ import pytest
 from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.window_report import SequenceInfluenceReport
-from clew.workflows.explaining.trace_records import WindowTrace, write_outputs
 from clew.workflows.explaining.trace_sequence import trace_sequences
+from clew.workflows.explaining.trace_windows import WindowTrace, write_outputs
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
 from tests.workflows.trained import sequence_config

@@ -23,7 +23,8 @@ from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_columns import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, read_influence_json
 from clew.training.manifest import MANIFEST_FILE
-from clew.workflows.explaining import batch_groups, trace_facts
+from clew.workflows.explaining import batch_work
+from clew.workflows.explaining import tracin as tracing
 from clew.workflows.explaining.batch_request import BatchRequest
 from clew.workflows.explaining.batch_tracin import BatchResult, batch_tracin
 from clew.workflows.explaining.trace_source import GivenFiles
@@ -128,7 +129,7 @@ def test_what_explanations_share_is_prepared(trained: TrainedStore, monkeypatch,
 def test_a_first_answer_that_would_take_as_long_is_left_out(
     trained: TrainedStore, triples: Path, tmp_path: Path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(trace_facts, "LARGEST_SHARE", 0.001)
+    monkeypatch.setattr(tracing, "LARGEST_SHARE", 0.001)
     with caplog.at_level("INFO"):
         tracin(trained.strong, str(triples), {}, first_answer=tmp_path / "first.json")
     assert not (tmp_path / "first.json").exists()
@@ -341,14 +342,14 @@ def test_filtered_scores_are_the_unfiltered_ones(
 def test_one_failing_triple_does_not_stop_the_rest(trained, tmp_path, monkeypatch):
     path = tmp_path / "mixed.txt"
     path.write_text(f"{LINES[0]}\nvirus\tisa\tnobody\nbroken line\n{LINES[1]}\n{LINES[2]}\n")
-    real = batch_groups.explain
+    real = batch_work.explain
 
     def failing(source, tests, **options):
         if (tests == np.array([ids_of(source, LINES[1])])).all(1).any():
             raise RuntimeError("something broke\nat length")
         return real(source, tests, **options)
 
-    monkeypatch.setattr(batch_groups, "explain", failing)
+    monkeypatch.setattr(batch_work, "explain", failing)
     result = batch(trained, path, tmp_path / "b")
     assert [outcome.status for outcome in result.outcomes] == [
         "done",
@@ -370,7 +371,7 @@ def ids_of(source, line: str) -> list[int]:
 
 
 def test_killed_batch_goes_on_behind_the_last_group(trained, triples, tmp_path, monkeypatch):
-    real = batch_groups.explain
+    real = batch_work.explain
     computed: list[int] = []
 
     def counted(source, tests, **options):
@@ -379,7 +380,7 @@ def test_killed_batch_goes_on_behind_the_last_group(trained, triples, tmp_path, 
         computed.append(len(tests))
         return real(source, tests, **options)
 
-    monkeypatch.setattr(batch_groups, "explain", counted)
+    monkeypatch.setattr(batch_work, "explain", counted)
     two = {"influence.tests_per_group": 2}
     with pytest.raises(KeyboardInterrupt):
         batch(trained, triples, tmp_path / "b", settings=two)
@@ -391,7 +392,7 @@ def test_killed_batch_goes_on_behind_the_last_group(trained, triples, tmp_path, 
     assert computed == [0, 2]
     assert [result.count("kept"), result.count("done")] == [4, 2]
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
-    monkeypatch.setattr(batch_groups, "explain", real)
+    monkeypatch.setattr(batch_work, "explain", real)
     whole = batch(trained, triples, tmp_path / "whole")
     assert whole.count("done") == 6
     a, b = (

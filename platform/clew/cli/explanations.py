@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import click
 from pydantic import Field, field_validator
 
-from clew.cli.cluster_options import ClusterOptions
 from clew.cli.options import (
     HIDDEN,
+    ClusterOptions,
     Configured,
     JsonFlag,
     ModelReference,
@@ -159,8 +159,8 @@ class TraceSequenceOptions(TraceWindowsOptions):
 @command(TraceSequenceOptions)
 def trace_sequence(options: TraceSequenceOptions) -> int:
     """Find the training windows behind a frame prediction."""
-    from clew.workflows.explaining.trace_records import check_outputs, write_outputs
     from clew.workflows.explaining.trace_sequence import trace_sequences
+    from clew.workflows.explaining.trace_windows import check_outputs, write_outputs
 
     frames = [int(part) for part in options.frame.split(",")] if options.frame else [None]
     check_outputs(options.output, len(frames))
@@ -193,8 +193,8 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions)
 def trace_text(options: TraceTextOptions) -> int:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.explaining.trace_records import check_outputs, write_outputs
     from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
+    from clew.workflows.explaining.trace_windows import check_outputs, write_outputs
 
     if options.prompts is not None and (options.prompt or options.continuation):
         beside = "--prompt" if options.prompt else "--continuation"

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import click
 from pydantic import Field, ValidationError
@@ -21,6 +21,9 @@ from clew.config.flags import flagged_fields
 from clew.config.load import parse_assignments
 from clew.errors import ConfigError, quoted, reason_of
 from clew.names import KIND_TRAIN, NEWEST
+
+if TYPE_CHECKING:
+    from clew.workflows.clusters.nodes import ClusterRequest
 
 ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
@@ -86,6 +89,30 @@ class Configured(Options):
 
     overrides: dict[str, Any] = Field(default_factory=dict, exclude=True)
     """What they set, as `section.key` to value; assignments win."""
+
+
+class ClusterOptions(Options):
+    """Options that `clew compare`, `clew tune` and `clew batch-tracin` share."""
+
+    cluster: str = ""
+    """Work on a cluster of Ray: HOST:PORT of its head, auto for the one that runs here, or local to
+    start one here (default: in this process)."""
+    cpus_per_task: Annotated[float, Field(gt=0)] = 1.0
+    """With --cluster: processor cores for each task (a cell, a trial or some test triples)."""
+    gpus_per_task: Annotated[float | None, Field(ge=0)] = None
+    """With --cluster: GPUs for each task (default: 1 if the cluster has GPUs, else 0)."""
+    memory_gib_per_task: Annotated[float | None, Field(gt=0)] = None
+    """With --cluster: memory to reserve for each task (default: none)."""
+
+    def cluster_request(self) -> "ClusterRequest | None":
+        """Return the cluster that was asked for."""
+        from clew.workflows.clusters.nodes import ClusterRequest
+
+        if not self.cluster:
+            return None
+        return ClusterRequest(
+            self.cluster, self.cpus_per_task, self.gpus_per_task, self.memory_gib_per_task
+        )
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,16 @@ value in brackets may be left out. An empty value counts as not given.
 """
 
 
+KEYS_HEAD = f"""\
+# MLflow keys
+
+Written by `{PROGRAM}` from `platform/clew/names.py`. Every key
+under which Clew writes to a tracking store; `{{k}}` stands for a number, `{{name}}` for
+what was named. Metrics of quality have the split before them, such as `test/mrr`, and
+those of ranks the side behind them where there is one, such as `test/mrr_head`.
+"""
+
+
 def mlproject() -> str:
     """Return the content of `MLproject`."""
     entries = [entry_point(verb) for verb in verbs() if verb.name not in TERMINAL_VERBS]
@@ -193,21 +203,7 @@ def verbs() -> Iterator[Verb]:
 
 def keys_page() -> str:
     """Return the page of MLflow keys, from the constants of `clew.names`."""
-    lines = [
-        "# MLflow keys",
-        "",
-        f"Written by `{PROGRAM}` from `platform/clew/names.py`. Every key",
-    ]
-    lines += [
-        "under which Clew writes to a tracking store; `{k}` stands for a number, `{name}` for"
-    ]
-    lines += [
-        "what was named. Metrics of quality have the split before them, such as `test/mrr`, and"
-    ]
-    lines += [
-        "those of ranks the side behind them where there is one, such as `test/mrr_head`.",
-        "",
-    ]
+    lines = [KEYS_HEAD]
     for title, rows in _groups():
         if rows:
             entries = (f"- `{key}`" + (f": {meaning}" if meaning else "") for key, meaning in rows)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 from pydantic import Field, field_validator
 
-from clew.cli.cluster_options import ClusterOptions
 from clew.cli.options import (
     HIDDEN,
+    ClusterOptions,
     Configured,
     JsonFlag,
     ModelReference,

@@ -91,8 +91,7 @@ def pack_data(settings: DataConfig, folder: Path) -> str:
         "relations": graph.num_relations,
         **{f"triples of {split}": count for split, count in counts.items()},
     }
-    lines = [f"{key:22} {_shown(value)}" for key, value in summary.items()]
-    return "\n".join([*lines, f"train on it: clew train data.packed={folder}"])
+    return f"{_lines(summary)}\ntrain on it: clew train data.packed={folder}"
 
 
 def describe_sequences(splits: SequenceSplits) -> dict[str, object]:

@@ -1,4 +1,9 @@
-"""Evaluate: a trained model on a split of the data it was trained on, recorded as a run."""
+"""Evaluate: a trained model on a split of the data it was trained on, recorded as a run.
+
+A graph model is also judged by given wrong triples, by other people's rules: a folder with
+`valid_negatives.txt` and `test_negatives.txt` (as CoDEx has them) asks for triple classification; a
+file `.npz` (arrays of OGB's splits) for a ranking against given candidates.
+"""
 
 import logging
 import math
@@ -6,20 +11,26 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clew import __version__, names
-from clew.config.services import TrackingConfig
+import numpy as np
+
+from clew import names
 from clew.errors import ConfigError, DataError
 from clew.files import working_folder
-from clew.runs.base import Tracker
-from clew.runs.hardware import git_commit, hardware_summary
-from clew.runs.mlflow_store import open_tracker
-from clew.training.precision import device_name
-from clew.workflows.evaluate_negatives import measure_against
+from clew.link_prediction.classification import ClassificationQuality, Thresholds
+from clew.link_prediction.given_negatives import rank_given, read_given_negatives
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_files import read_triples
+from clew.link_prediction.triple_scores import score_triples
+from clew.link_prediction.triples import RELATION
+from clew.workflows.linked_run import linked_run
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("valid", "test")
+NEGATIVES_FILE = "{split}_negatives.txt"
+VALIDATION = "valid"
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         split: `valid` or `test`.
-        negatives: Also judge by given wrong triples; see `clew.workflows.evaluate_negatives`.
+        negatives: Also judge by these wrong triples.
 
     Raises:
         UsageError: the model or its data cannot be used; nothing is recorded then.
@@ -57,16 +68,23 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
         against = measure_against(loaded, negatives, split) if negatives else {}
         metrics = measure(loaded, source, split) | against
         seconds = time.perf_counter() - began
-        tracker = open_tracker(
-            TrackingConfig(experiment=source.config.tracking.experiment),
-            kind=names.KIND_EVALUATE,
-            run_name=f"evaluate {loaded.task.dataset} {split}",
-            tags=tags_of(source, loaded),
-        )
-        with tracker:
-            tracker.dataset(**dataset_of(source, loaded), context="evaluation")
-            tracker.metrics({names.TIME_EVALUATION_SECONDS: seconds}, source.manifest.step)
-            record(tracker, loaded, source, split, metrics)
+        with (
+            linked_run(
+                source,
+                loaded,
+                f"evaluate {loaded.task.dataset} {split}",
+                kind=names.KIND_EVALUATE,
+                context="evaluation",
+            ) as tracker,
+            working_folder("evaluation") as folder,
+        ):
+            step = source.manifest.step
+            tracker.metrics({names.TIME_EVALUATION_SECONDS: seconds, **metrics}, step)
+            report = folder / names.ARTIFACT_EVALUATION
+            report.mkdir()
+            loaded.task.write_report(split, report)
+            if any(report.iterdir()):
+                tracker.artifact(report)
         return EvaluateResult(source.title, split, tracker.run_id, metrics)
 
 
@@ -88,47 +106,53 @@ def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, f
     return metrics
 
 
-def record(
-    tracker: Tracker,
-    loaded: LoadedModel,
-    source: ModelSource,
-    split: str,
-    metrics: dict[str, float],
-) -> None:
-    """Record metrics at the step of the checkpoint, and the details that the task can tell."""
-    tracker.metrics(metrics, source.manifest.step)
-    with working_folder("evaluation") as folder:
-        report = folder / names.ARTIFACT_EVALUATION
-        report.mkdir()
-        loaded.task.write_report(split, report)
-        if any(report.iterdir()):
-            tracker.artifact(report)
+def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[str, float]:
+    """Return `classification_accuracy` and `_f1`, or `given_mrr` and `given_hits_at_k`, of a split.
 
-
-def dataset_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
-    """Return the data set of a run that works on a trained model, for `Tracker.dataset`."""
+    Raises:
+        ConfigError: the model is none of link prediction, or thresholds would be chosen on the
+            split that they are judged on.
+        DataError: the files cannot be read.
+    """
+    task, model = loaded.task, loaded.model
+    if not (isinstance(task, LinkPrediction) and isinstance(model, GraphModel)):
+        raise ConfigError(
+            f"--negatives {negatives} given for a {task.kind} model; only link prediction has "
+            "triples: leave it out"
+        )
+    if negatives.is_dir():
+        return _classify(task, model, negatives, split)
+    graph = task.graph
+    given = read_given_negatives(negatives, graph.entities, graph.relations)
+    quality = rank_given(model, given, graph.num_relations).quality().metrics()
     return {
-        "name": loaded.task.dataset,
-        "fingerprint": loaded.task.data_fingerprint,
-        "source": source.config.data.source,
+        names.metric(split, names.GIVEN.format(name=name)): value for name, value in quality.items()
     }
 
 
-def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
-    """Return the tags of a run that works on a trained model."""
-    tags = {
-        names.TAG_TASK: loaded.task.kind,
-        names.TAG_DATASET: loaded.task.dataset,
-        names.TAG_DATA_FINGERPRINT: loaded.task.data_fingerprint,
-        names.TAG_CONFIG_HASH: source.manifest.config_hash,
-        names.TAG_CHECKPOINT_STEP: str(source.manifest.step),
-        names.TAG_DEVICE: device_name(loaded.device),
-        names.TAG_HARDWARE: hardware_summary(),
-        names.TAG_VERSION: __version__,
-        names.TAG_COMMIT: git_commit() or "unknown",
+def _classify(
+    task: LinkPrediction, model: GraphModel, folder: Path, split: str
+) -> dict[str, float]:
+    if split == VALIDATION:
+        raise ConfigError(
+            "split is valid, but the thresholds of triple classification are chosen on it; "
+            "evaluate test"
+        )
+    scored = {}
+    for name in (VALIDATION, split):
+        true = task.graph.split("valid" if name == VALIDATION else "test")
+        path = folder / NEGATIVES_FILE.format(split=name)
+        if not path.is_file():
+            raise DataError(f"{folder}: no file {path.name}; expected the false {name} triples")
+        triples = np.concatenate(
+            [true, read_triples(path, task.graph.entities, task.graph.relations)]
+        )
+        scores = score_triples(model, triples, task.graph.num_relations)
+        scored[name] = scores, np.arange(len(triples)) < len(true), triples[:, RELATION]
+    thresholds = Thresholds.fit(*scored[VALIDATION], task.graph.num_relations)
+    scores, is_true, relation = scored[split]
+    quality = ClassificationQuality.of(thresholds.predict(scores, relation), is_true)
+    return {
+        names.metric(split, names.CLASSIFICATION.format(name=name)): value
+        for name, value in vars(quality).items()
     }
-    if source.run_id is not None:
-        tags[names.TAG_SOURCE_RUN] = source.run_id
-    if source.version is not None:
-        tags[names.TAG_MODEL_VERSION] = source.version.uri
-    return tags

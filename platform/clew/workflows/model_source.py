@@ -276,19 +276,32 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
         DataError: the data cannot be read.
         CheckpointError: the data is not what the model was trained on, or the weights do not fit.
     """
-    config = source.config
     if data is not None:
-        own = config.data
+        own = source.config.data
         if isinstance(own, TripleData) and isinstance(data, TripleData):
             data = data.model_copy(update={"inverse_relations": own.inverse_relations})
-        config = config.model_copy(update={"data": data})
-    task = build_task(config)
-    check_fingerprint(source, task.data_fingerprint)
+        source = replace(source, config=source.config.model_copy(update={"data": data}))
+    task, device = own_task(source), device_of(source.config)
     model = task.build_model()
     load_model(source.checkpoint, model)
-    # A model that was trained on a GPU is evaluated on the CPU where there is none.
-    device = resolve_device("cpu" if config.training.device == "cpu" else "auto")
     return LoadedModel(task, model.to(device), device)
+
+
+def own_task(source: ModelSource) -> Task[Any]:
+    """Build the task that a model was trained on.
+
+    Raises:
+        DataError: the data cannot be read.
+        CheckpointError: it is not what the model was trained on.
+    """
+    task = build_task(source.config)
+    check_fingerprint(source, task.data_fingerprint)
+    return task
+
+
+def device_of(config: RunConfig, local_rank: int = 0) -> torch.device:
+    """Return where a trained model works: on a GPU if one is there, unless it was on the CPU."""
+    return resolve_device("cpu" if config.training.device == "cpu" else "auto", local_rank)
 
 
 def check_fingerprint(source: ModelSource, fingerprint: str) -> None:

@@ -1,23 +1,49 @@
-"""What a kind of model must offer to be promoted and served, and who offers it.
+"""What a kind of model must offer to be promoted and served, and what each kind offers.
 
 Gate, registry and serving know a candidate by its task and by this. A new kind of model is one
-class that offers it, and its serving code.
+class here, and its serving code.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import nn
 
 from clew import names
 from clew.errors import CheckpointError
+from clew.image_sequences.errors import HeldOutErrors, conformal_half_width
+from clew.image_sequences.model_folder import write_model_folder as write_frames_folder
+from clew.image_sequences.requests import WindowPredictor
+from clew.image_sequences.task import SequenceRegression
+from clew.language_modeling.model_folder import load_text_folder
+from clew.language_modeling.model_folder import write_model_folder as write_text_folder
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.writer import continuation
+from clew.link_prediction.answers import Query
+from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.model_folder import (
+    ANSWER_SETS_FILE,
+    VOCABULARY_FOLDER,
+    index_known,
+    load_predictor,
+)
+from clew.link_prediction.model_folder import write_model_folder as write_graph_folder
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triples import HEAD, RELATION, TAIL
 from clew.runs.packaging import save_servable
 from clew.training.task import Task
-from clew.workflows.served_frames import ServedFrames
-from clew.workflows.served_text import ServedText
-from clew.workflows.served_triples import ServedTriples
 
+NUM_QUERIES, NUM_PROMPTS, NUM_WINDOWS = 8, 4, 2
+"""Requests that a candidate is asked before it is promoted."""
+PROMPT_TOKENS = 32
+TOLERANCE = 1e-4
+"""How far a served score may lie from the checkpoint's own; of a value, also as a share of it."""
 Row = dict[str, Any]
 """A request: what its columns hold."""
 
@@ -69,23 +95,168 @@ class Servable(Protocol):
         ...
 
 
-def save_candidate(
-    task: Task[Any], work: Path, *, checkpoint: Path, calibration: Calibrated | None
-) -> Path:
-    """Save a checkpoint in the empty folder `work` as something that MLflow can serve."""
-    (work / "run").mkdir()
-    servable = servable_of(task)
-    model_folder = servable.write_folder(
-        work / "model", checkpoint=checkpoint, calibration=calibration, work=work / "run"
-    )
-    return save_servable(
-        work / "servable",
-        task=task.kind,
-        code=servable.serving_code,
-        model_folder=model_folder,
-        work=work / "copies",
-        example=servable.example_rows()[0],
-    )
+class ServedTriples:
+    """Link prediction: requests are queries by name, answers are ranked entities."""
+
+    examples = "triples"
+    uncalibrated = "no validation triples, so no probabilities"
+    serving_code = Path(__file__).with_name("serving_triples.py")
+
+    def __init__(self, task: LinkPrediction) -> None:
+        self.task = task
+        self.graph = task.graph
+
+    def num_examples(self, split: str) -> int:
+        """Return the number of triples of a split, `train`, `valid` or `test`."""
+        return len(
+            {"train": self.graph.train, "valid": self.graph.valid}.get(split, self.graph.test)
+        )
+
+    def calibrate(self, model: nn.Module) -> Calibration | None:
+        """Fit the temperature of answers to the validation triples, on the CPU."""
+        assert isinstance(model, GraphModel)
+        known = index_known(self.graph.train, self.graph.num_relations)
+        predictor = Predictor(model, self.graph.entities, self.graph.relations, known=known)
+        return predictor.calibrate(self.graph.valid)
+
+    def write_folder(
+        self, folder: Path, *, checkpoint: Path, calibration: Calibration | None, work: Path
+    ) -> Path:
+        """Gather checkpoint, names, known triples, calibration, and what answer sets need."""
+        self.task.write_artifacts(work)
+        written = write_graph_folder(
+            folder,
+            checkpoint=checkpoint,
+            vocabulary=work / VOCABULARY_FOLDER,
+            known=self.graph.train,
+            calibration=calibration,
+        )
+        if len(self.graph.valid):
+            measured = load_predictor(written).measure_answer_sets(
+                self.graph.valid, self.graph.test
+            )
+            measured.write(written / ANSWER_SETS_FILE)
+        return written
+
+    def example_rows(self) -> list[dict[str, str]]:
+        """Return queries from the first training triples: for tails and, if it can, for heads."""
+        entities, relations = self.graph.entities, self.graph.relations
+        rows: list[dict[str, str]] = []
+        for triple in self.graph.train[: NUM_QUERIES // 2]:
+            relation = relations.name(triple[RELATION])
+            rows.append({"head": entities.name(triple[HEAD]), "relation": relation})
+            if self.task.inverse_relations:
+                rows.append({"tail": entities.name(triple[TAIL]), "relation": relation})
+        return rows
+
+    def answer(self, folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+        """Return the best answers of each query."""
+        found = load_predictor(folder).predict([Query(**row) for row in rows])
+        return [prediction.as_dict() for prediction in found]
+
+    def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Compare the entities, their order and their scores."""
+        pairs = list(zip(one["answers"], other["answers"], strict=False))
+        return len(one["answers"]) == len(other["answers"]) and all(
+            {k: v for k, v in a.items() if isinstance(v, str)}
+            == {k: v for k, v in b.items() if isinstance(v, str)}
+            and abs(a["score"] - b["score"]) <= TOLERANCE
+            for a, b in pairs
+        )
+
+
+class ServedText:
+    """Language modelling: requests are prompts, answers are the texts that follow."""
+
+    examples = "tokens"
+    uncalibrated = "text that is drawn has no probabilities to fit"
+    serving_code = Path(__file__).with_name("serving_text.py")
+
+    def __init__(self, task: LanguageModeling) -> None:
+        self.task = task
+
+    def num_examples(self, split: str) -> int:
+        """Return the number of tokens of a split that are predicted."""
+        return len(self.task.splits.windows[split].stream) - 1
+
+    def calibrate(self, model: nn.Module) -> None:
+        """Return None: nothing is fitted."""
+
+    def write_folder(self, folder: Path, *, checkpoint: Path, calibration: Any, work: Path) -> Path:
+        """Gather checkpoint and tokenizer."""
+        return write_text_folder(folder, checkpoint=checkpoint, packed=self.task.splits.packed)
+
+    def example_rows(self) -> list[dict[str, str]]:
+        """Return beginnings of the training text, at places far from each other."""
+        stream, tokenizer = self.task.splits.windows["train"].stream, self.task.splits.tokenizer
+        starts = range(0, len(stream), -(-len(stream) // NUM_PROMPTS))
+        texts = [tokenizer.decode(stream[start : start + PROMPT_TOKENS]) for start in starts]
+        # The token for unknown text stands for none that could be asked.
+        return [{"prompt": text} for text in texts if text and not tokenizer.first_unknown(text)]
+
+    def answer(self, folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+        """Return the text that follows each prompt."""
+        text_model = load_text_folder(folder)
+        return [{"text": continuation(text_model, row["prompt"])} for row in rows]
+
+    def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Compare the texts: the same seed draws the same one."""
+        return bool(one["text"] == other["text"])
+
+
+class ServedFrames:
+    """Image sequences: requests are windows of frames, answers are values with intervals."""
+
+    examples = "windows"
+    uncalibrated = "no intervals: too few windows, or none, are held out for validation"
+    serving_code = Path(__file__).with_name("serving_frames.py")
+
+    def __init__(self, task: SequenceRegression) -> None:
+        self.task = task
+
+    def num_examples(self, split: str) -> int:
+        """Return the number of windows of a split."""
+        return len(self.task.splits.windows[split])
+
+    def calibrate(self, model: nn.Module) -> HeldOutErrors | None:
+        """Return the errors on validation and test windows, on the CPU; None if too few."""
+        errors = self.task.held_out_errors(model.eval(), torch.device("cpu"))
+        enough = errors is not None and math.isfinite(conformal_half_width(errors.valid))
+        return errors if enough else None
+
+    def write_folder(
+        self, folder: Path, *, checkpoint: Path, calibration: HeldOutErrors | None, work: Path
+    ) -> Path:
+        """Gather checkpoint, what its data were, and its errors on held-out windows."""
+        self.task.write_artifacts(work)
+        return write_frames_folder(folder, checkpoint=checkpoint, record=work, errors=calibration)
+
+    def example_rows(self) -> list[dict[str, Any]]:
+        """Return windows of the training data, in the units of the files."""
+        windows = self.task.train_examples()
+        chosen = np.linspace(0, len(windows) - 1, min(NUM_WINDOWS, len(windows))).astype(int)
+        rows = []
+        for index, images in zip(chosen, windows.batch(chosen).images, strict=True):
+            end = windows.ends[index]
+            frames = np.arange(end - windows.num_frames + 1, end + 1)
+            row: dict[str, Any] = {"images": torch.nan_to_num(images).tolist()}
+            if windows.table.scalars.shape[1]:
+                row["scalars"] = windows.table.scalars[frames].tolist()
+            if windows.table.present is not None:
+                row["present"] = float(np.nan_to_num(windows.table.present[end]))
+            rows.append(row)
+        return rows
+
+    def answer(self, folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the value of each window, with its interval."""
+        predictor = WindowPredictor.load(folder)
+        return [predictor.predict(**row) for row in rows]
+
+    def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Compare values and bounds."""
+        return one.keys() == other.keys() and all(
+            math.isclose(one[key], other[key], rel_tol=TOLERANCE, abs_tol=TOLERANCE) for key in one
+        )
 
 
 _SERVED: dict[str, Any] = {
@@ -106,3 +277,22 @@ def servable_of(task: Task[Any]) -> Servable:
         raise CheckpointError(f"{task.kind} models cannot be served; {sorted(SERVABLE_TASKS)} can")
     servable: Servable = _SERVED[task.kind](task)
     return servable
+
+
+def save_candidate(
+    task: Task[Any], work: Path, *, checkpoint: Path, calibration: Calibrated | None
+) -> Path:
+    """Save a checkpoint in the empty folder `work` as something that MLflow can serve."""
+    (work / "run").mkdir()
+    servable = servable_of(task)
+    model_folder = servable.write_folder(
+        work / "model", checkpoint=checkpoint, calibration=calibration, work=work / "run"
+    )
+    return save_servable(
+        work / "servable",
+        task=task.kind,
+        code=servable.serving_code,
+        model_folder=model_folder,
+        work=work / "copies",
+        example=servable.example_rows()[0],
+    )

@@ -39,13 +39,15 @@ from clew.workflows.planning.memory_guard import (
 )
 from clew.workflows.resume import ResumePoint
 from clew.workflows.tasks import build_task
-from clew.workflows.training_folder import (
+from clew.workflows.training_run import (
     RUN_FILES,
     check_folders,
     copy_outputs,
     only_training_in,
+    open_training_run,
+    origin_of,
+    variant_name,
 )
-from clew.workflows.training_run import open_training_run, origin_of, variant_name
 from clew.workflows.warm_start import start_warm
 
 logger = logging.getLogger(__name__)

@@ -3,14 +3,16 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from clew.errors import ConfigError
+from clew.influence.link_prediction.report import ReportSource
 from clew.link_prediction.labels import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.workflows.explaining.given_triples import GivenTriple
+from clew.workflows.explaining.trace_output import identity
 from clew.workflows.explaining.trace_source import GivenFiles
 
 DEFAULT_FOLDER = Path("runs/batch_tracin")
@@ -50,14 +52,14 @@ class BatchRequest:
         return tests[self.start_index : stop]
 
     def folder(self, identity: Mapping[str, Any]) -> Path:
-        """Return where results go; `identity` is what the scores depend on."""
+        """Return where results go; `identity` is what they depend on."""
         if self.output_dir is not None:
             return self.output_dir
         content = json.dumps([identity, str(Path(self.test_triples).resolve())], sort_keys=True)
         return DEFAULT_FOLDER / hashlib.sha256(content.encode()).hexdigest()[:12]
 
-    def labels(self, graph: KnowledgeGraph) -> dict[str, Any]:
-        """Return vocabularies with labels from other files, where they are given."""
+    def labelled(self, graph: KnowledgeGraph) -> KnowledgeGraph:
+        """Return a graph with the labels of other files, where they are given."""
         changed: dict[str, Any] = {}
         if self.node_name_dict:
             changed["entities"] = read_labels(Path(self.node_name_dict), graph.entities)
@@ -65,12 +67,12 @@ class BatchRequest:
             path = Path(self.edge_map)
             read = read_edge_map if path.suffix == ".json" else read_labels
             changed["relations"] = read(path, graph.relations)
-        return changed
+        return replace(graph, **changed)
 
-    def label_digests(self) -> dict[str, str]:
-        """Return what files of labels hold, as far as they are given."""
+    def identity(self, report: ReportSource) -> dict[str, Any]:
+        """Return what results depend on: what scores do, and what the files of labels hold."""
         files = {"edge_map": self.edge_map, "node_name_dict": self.node_name_dict}
-        return {
+        return identity(report) | {
             f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
             for name, path in files.items()
             if path

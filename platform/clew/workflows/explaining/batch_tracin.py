@@ -5,7 +5,7 @@ work, and they are shared. Each test triple has its own result on the disk befor
 begins, so a killed run loses at most a group.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,17 +21,22 @@ from clew.runs.influence_report import InfluenceReport
 from clew.training.peers import require_same
 from clew.workflows.clusters.cluster import opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
-from clew.workflows.explaining.batch_cluster import described_source, run_on_cluster
-from clew.workflows.explaining.batch_groups import BatchTrace, ids_of, unusable
 from clew.workflows.explaining.batch_request import BatchRequest
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
+from clew.workflows.explaining.batch_work import BatchTrace, ids_of, run_on_cluster, unusable
 from clew.workflows.explaining.given_triples import read_test_triples
 from clew.workflows.explaining.trace_source import open_trace_source
-from clew.workflows.explaining.tracin import deviation, open_trace_run, settings_of, speed
+from clew.workflows.explaining.tracin import (
+    Progress,
+    deviation,
+    open_trace_run,
+    report_source,
+    settings_of,
+    speed,
+)
 from clew.workflows.outputs import check_folder
 from clew.workflows.shared_table import digest, sharing_the_table
 
-Progress = Callable[[int, int], None]
 KEPT = "finished test triples are kept: start again to add the others"
 """What is left when a process is lost."""
 
@@ -108,28 +113,27 @@ def batch_tracin(
                 "influence.score is unrolled, which goes through the whole training for every "
                 "group of tests; explain a few triples with clew tracin, or choose raw or cosine"
             )
-        labelled = replace(source.task.graph, **request.labels(source.task.graph))
-        tests = request.chosen(read_test_triples(request.test_triples, labelled))
+        graph = request.labelled(source.task.graph)
+        tests = request.chosen(read_test_triples(request.test_triples, graph))
         if not len(ids_of(tests)):
             raise DataError(_none_explained(request, [unusable(test) for test in tests]))
         require_same(world, {"test triples": digest([[t.text, t.ids] for t in tests])})
         settings = settings_of(source, ids_of(tests))
-        report, scores_depend_on = described_source(source, request, settings)
+        report = replace(report_source(source, settings), graph=graph)
+        identity = request.identity(report)
         nodes = stack.enter_context(opened_cluster(cluster)) if cluster else None
-        output = OutputFolder(request.folder(scores_depend_on))
+        output = OutputFolder(request.folder(identity))
         if world.is_main:
-            output.prepare(scores_depend_on)
+            output.prepare(identity)
         batch = BatchTrace(source, report, output)
         tracker = stack.enter_context(open_trace_run(source, f"batch_tracin {source.task.dataset}"))
         if nodes is None:
             outcomes = batch.run(tests, progress)
         else:
-            outcomes = run_on_cluster(
-                nodes, request, batch, tests, settings=settings, progress=progress
-            )
+            outcomes = run_on_cluster(nodes, request, batch, tests, progress)
         if not world.is_main:
             return BatchResult(tuple(outcomes), None, output.root, batch.seconds)
-        _record(tracker, request, batch, outcomes, settings)
+        _record(tracker, request, batch, outcomes)
         notes = tuple(names.average_notes(settings))
         return BatchResult(tuple(outcomes), tracker.run_id, output.root, batch.seconds, notes)
 
@@ -139,7 +143,6 @@ def _record(
     request: BatchRequest,
     batch: BatchTrace,
     outcomes: Sequence[Outcome],
-    settings: Mapping[str, Any],
 ) -> None:
     """Join what was explained, and record it.
 
@@ -152,7 +155,7 @@ def _record(
     tracker.artifact(batch.output.join(_frame(batch.report, batch.seconds)))
     tracker.artifact(batch.output.root / "summary.json", "influence")
     if any(outcome.status == "done" for outcome in outcomes):
-        measured = _speed(outcomes, batch.seconds) | deviation(settings)
+        measured = _speed(outcomes, batch.seconds) | deviation(batch.report.settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
 
 

@@ -1,7 +1,6 @@
 """Where copies of an explanation's files go; results of something else are never overwritten."""
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from clew.errors import ConfigError
 from clew.files import replacing
 from clew.influence.link_prediction.report import ReportSource
 from clew.link_prediction.triples import Triples
-from clew.runs.influence_report import ReportModel, read_influence_json
+from clew.runs.influence_report import InfluenceReport, read_influence_json
 from clew.workflows.outputs import check_file, check_folder
 
 REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
@@ -55,8 +54,8 @@ def check_output(output: Path | None, source: ReportSource, tests: Triples) -> N
         )
     for path in said:
         report = read_influence_json(path)
-        earlier = identity(report.settings, report.model)
-        for key, value in identity(source.settings, source.model).items():
+        earlier = identity(report)
+        for key, value in identity(source).items():
             if earlier.get(key) != value:
                 raise ConfigError(
                     f"{path} holds results for other settings ({key}: {earlier.get(key)!r} there, "
@@ -70,10 +69,11 @@ def check_output(output: Path | None, source: ReportSource, tests: Triples) -> N
             )
 
 
-def identity(settings: Mapping[str, Any], model: ReportModel) -> dict[str, Any]:
+def identity(report: ReportSource | InfluenceReport) -> dict[str, Any]:
     """Return what scores depend on: settings that have an effect, the model, its checkpoints."""
+    model = report.model
     checkpoints = [[checkpoint.step, checkpoint.weight] for checkpoint in model.checkpoints]
-    content = {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
+    content = {key: value for key, value in report.settings.items() if key not in WITHOUT_EFFECT}
     content |= {"model": model.run_id, "checkpoints": checkpoints}
     return content | ({"runs": list(model.runs)} if model.runs else {})
 

@@ -17,8 +17,15 @@ from clew.runs.window_report import (
     FrameWindow,
     SequenceInfluenceReport,
 )
-from clew.workflows.explaining.trace_records import WindowTrace, record_each, said_of, window_scores
-from clew.workflows.explaining.trace_windows import Explained, open_task, open_tracer
+from clew.workflows.explaining.trace_windows import (
+    Explained,
+    WindowTrace,
+    open_task,
+    open_tracer,
+    record_each,
+    said_of,
+    window_scores,
+)
 from clew.workflows.model_source import LoadedModel
 from clew.workflows.run_checkpoints import open_checkpoints
 
@@ -50,12 +57,10 @@ def trace_sequences(
         UsageError: the model is none of image sequences, or a frame ends no test window.
     """
     with open_checkpoints(model, overrides) as (source, checkpoints):
-        task, device = open_task(source, SequenceRegression, EXPLAINS)
+        task = open_task(source, SequenceRegression, EXPLAINS)
         windows = task.train_examples()
-        tracer = open_tracer(
-            task, windows, source, checkpoints, device=device, num_last_layers=num_last_layers
-        )
-        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), device)
+        tracer = open_tracer(task, windows, source, checkpoints, num_last_layers=num_last_layers)
+        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), tracer.device)
         chosen = [_test_window(loaded, task, frame) for frame in frames]
 
         def report_of(explained: Explained, test: int, folder: Path) -> SequenceInfluenceReport:
@@ -65,7 +70,7 @@ def trace_sequences(
                 last_frame=int(window.ends[0]),
                 group=str(window.groups[0]),
                 target=float(window.targets[0]),
-                prediction=float(task.predict(loaded.model, window, device)[0]),
+                prediction=float(task.predict(loaded.model, window, tracer.device)[0]),
                 proponents=_windows(windows, found.proponents, found.parts),
                 opponents=_windows(windows, found.opponents, found.parts),
                 **said_of(explained, test),

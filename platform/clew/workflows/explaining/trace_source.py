@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.training.distributed import World
 from clew.training.manifest import CheckpointRecord
-from clew.training.precision import resolve_device
 from clew.training.setup import prepare_process
 from clew.workflows.explaining.ensemble import mean_checkpoints, require_ensemble
-from clew.workflows.model_source import LoadedModel, ModelSource, check_fingerprint, folder_meant
+from clew.workflows.model_source import (
+    LoadedModel,
+    ModelSource,
+    device_of,
+    folder_meant,
+    own_task,
+)
 from clew.workflows.run_checkpoints import open_checkpoints
 from clew.workflows.shared_table import digest, require_same_question
-from clew.workflows.tasks import build_task
 
 logger = logging.getLogger(__name__)
 
@@ -127,12 +131,11 @@ def _load(
 ) -> TraceSource:
     model, config = models[0], over_all_entities(models[0].config)
     prepare_process(config)
-    task = build_task(config)
+    task = own_task(replace(model, config=config))
     if not isinstance(task, LinkPrediction):
         raise ConfigError(
             f"{model.title} is a {task.kind} model; tracin explains link prediction: triples"
         )
-    check_fingerprint(model, task.data_fingerprint)
     files.check(task.graph, model)
     _check_processes(world, config, task, [record.path for run in runs for record in run])
     tracer = Tracer(
@@ -141,9 +144,7 @@ def _load(
         settings=config.influence,
         checkpoints=runs[0],
         further_runs=runs[1:],
-        device=resolve_device(
-            "cpu" if config.training.device == "cpu" else "auto", world.local_rank
-        ),
+        device=device_of(config, world.local_rank),
         # Processes that share the entity table each have a part of the moments.
         cache=cache_folder("moments") if world.size == 1 else None,
     )

@@ -16,8 +16,16 @@ from clew.language_modeling.generation import generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
-from clew.workflows.explaining.trace_records import WindowTrace, record_each, said_of, window_scores
-from clew.workflows.explaining.trace_windows import Explained, open_task, open_tracer
+from clew.text_blocks import read_lines
+from clew.workflows.explaining.trace_windows import (
+    Explained,
+    WindowTrace,
+    open_task,
+    open_tracer,
+    record_each,
+    said_of,
+    window_scores,
+)
 from clew.workflows.model_source import LoadedModel
 from clew.workflows.run_checkpoints import open_checkpoints
 
@@ -43,12 +51,8 @@ def read_texts(path: Path) -> list[Text]:
     Raises:
         DataError: the file or a line of it is something else.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other line ends
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
     texts = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             try:
                 texts.append(_TEXTS.validate_json(line))
@@ -86,14 +90,12 @@ def trace_texts(
         UsageError: the model is none of language, or its checkpoints or text cannot be used.
     """
     with open_checkpoints(model, overrides) as (source, checkpoints):
-        task, device = open_task(source, LanguageModeling, EXPLAINS)
+        task = open_task(source, LanguageModeling, EXPLAINS)
         windows = task.train_examples()
         if source.config.influence.score != "unrolled":
             windows = windows.without_overlap()
-        tracer = open_tracer(
-            task, windows, source, checkpoints, device=device, num_last_layers=num_last_layers
-        )
-        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), device)
+        tracer = open_tracer(task, windows, source, checkpoints, num_last_layers=num_last_layers)
+        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), tracer.device)
         whole = [
             replace(text, continuation=text.continuation or _written(loaded, task, text.prompt))
             for text in texts

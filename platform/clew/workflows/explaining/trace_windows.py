@@ -1,34 +1,46 @@
-"""What explaining a text and explaining a sequence of frames share: open, explain, time."""
+"""What explaining a text and explaining a sequence of frames share: open, explain, record, copy."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import torch
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from clew import names
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.folders import cache_folder
-from clew.influence.windows.estimates import SearchSettings
+from clew.influence.scores import Scored
+from clew.influence.windows.estimates import Searched, SearchSettings
+from clew.influence.windows.index_files import FOLDER
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.influence.windows.unrolled import UnrolledWindowTracer
+from clew.runs.kept_folders import keep_folder
+from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord
-from clew.training.precision import device_name, half_precision_type, resolve_device
+from clew.training.precision import device_name, half_precision_type
 from clew.training.setup import prepare_process
 from clew.training.task import B, Task
 from clew.workflows.explaining.trace_unrolled import replay_settings, require_same_device
 from clew.workflows.explaining.tracin import deviation as deviation_metrics
-from clew.workflows.model_source import ModelSource, check_fingerprint
+from clew.workflows.linked_run import trace_run
+from clew.workflows.model_source import (
+    LoadedModel,
+    ModelSource,
+    device_of,
+    folder_meant,
+    own_task,
+)
+from clew.workflows.outputs import check_file, check_new_folder
 from clew.workflows.run_checkpoints import average_setting
-from clew.workflows.tasks import build_task
 
 T = TypeVar("T")
+R = TypeVar("R", bound=WindowReport[Any])
 
 
-def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, torch.device]:
-    """Build a model's task and choose the device.
+def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
+    """Build a model's task.
 
     Args:
         source: The model.
@@ -45,11 +57,10 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> tuple[T, tor
             "beside each, or unrolled ones; only graph models have other forms: leave it at raw"
         )
     prepare_process(source.config)
-    task = build_task(source.config)
+    task = own_task(source)
     if not isinstance(task, kind):
         raise ConfigError(f"{source.title} is a {task.kind} model; {explains}")
-    check_fingerprint(source, task.data_fingerprint)
-    return task, resolve_device("cpu" if source.config.training.device == "cpu" else "auto")
+    return task
 
 
 def open_tracer(
@@ -58,7 +69,6 @@ def open_tracer(
     source: ModelSource,
     checkpoints: Sequence[CheckpointRecord],
     *,
-    device: torch.device,
     num_last_layers: int | None,
 ) -> WindowTracer[B]:
     """Return what explains predictions by training windows, as the settings say.
@@ -68,14 +78,13 @@ def open_tracer(
         windows: The training windows; for unrolled scores it is the training examples.
         source: The model.
         checkpoints: All its checkpoints, in order of their steps.
-        device: Where to compute.
         num_last_layers: Use only this many modules, counted from the end; None: all.
 
     Raises:
         UsageError: unrolled scores are asked for, and the run cannot be replayed, or another
             setting rules them out.
     """
-    settings = source.config.influence
+    settings, device = source.config.influence, device_of(source.config)
     if settings.score == "unrolled":
         if num_last_layers is not None or settings.search != "all":
             given = "influence.search=index" if num_last_layers is None else "--num-last-layers"
@@ -134,22 +143,17 @@ def explain(
 ) -> Explained:
     """Explain test windows, batches of one each."""
     top_k, num_windows = source.config.influence.top_k, len(tracer.windows)
-    settings, started = search_settings(source), time.perf_counter()
-    found = tracer.explain(tests, top_k=top_k or num_windows, settings=settings, progress=progress)
+    search, started = search_settings(source), time.perf_counter()
+    found = tracer.explain(tests, top_k=top_k or num_windows, settings=search, progress=progress)
     searched = found[0].searched
     making = searched.making_seconds if searched else 0.0
     seconds = (time.perf_counter() - started - making) / len(tests)
     deviation = tracer.half_precision_deviation(tests) if tracer.half else None
-    said: dict[str, Any] = {
-        "run_id": source.run_id or "",
-        "dataset": tracer.task.dataset,
-        "num_windows": num_windows,
-        "seconds": seconds,
-        "device": device_name(tracer.device),
-        "steps": tuple(record.step for record in tracer.checkpoints),
-        "weights": tuple(map(float, tracer.weights)),
-    }
-    said["settings"] = {
+    if source.config.influence.score == "unrolled":  # where the run keeps an average, it is of that
+        form = {"score": "unrolled"} | replay_settings(source.config, tracer.checkpoints[-1].step)
+    else:
+        form = {"score": "raw"} | average_setting(source.config)
+    settings = {
         "top_k": top_k,
         "num_last_layers": tracer.num_last_layers,
         "tests_in_this_pass": len(tests),
@@ -158,16 +162,141 @@ def explain(
         **({} if deviation is None else {"half_precision_deviation": deviation}),
         "data_fingerprint": tracer.task.data_fingerprint,
         "config_hash": source.manifest.config_hash,
-        "score": "raw",
-        **average_setting(source.config),
+        **form,
     }
-    if source.config.influence.score == "unrolled":
-        said["settings"].pop(names.SETTING_EMA_DECAY, None)  # it explains the average
-        said["settings"] |= {"score": "unrolled"}
-        said["settings"] |= replay_settings(source.config, tracer.checkpoints[-1].step)
+    said = {
+        "run_id": source.run_id or "",
+        "dataset": tracer.task.dataset,
+        "num_windows": num_windows,
+        "seconds": seconds,
+        "device": device_name(tracer.device),
+        "steps": tuple(record.step for record in tracer.checkpoints),
+        "weights": tuple(map(float, tracer.weights)),
+        "settings": settings,
+    }
     metrics = {
         names.INFLUENCE_SECONDS_PER_TEST: seconds,
         names.INFLUENCE_PAIRS_PER_SECOND: num_windows / seconds,
-        **deviation_metrics(said["settings"]),
+        **deviation_metrics(settings),
     }
     return Explained(found, said, metrics)
+
+
+@dataclass(frozen=True)
+class WindowTrace(Generic[R]):
+    """An explanation and the run that records it."""
+
+    report: R
+    run_id: str | None
+
+    def table(self) -> str:
+        """Return what is explained and its strongest proponents and opponents."""
+        lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
+        for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
+            lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
+        return "\n".join([*lines, self.report.sign, *self.report.notes()])
+
+
+def record_each(
+    tracer: WindowTracer[B],
+    tests: Sequence[B],
+    source: ModelSource,
+    loaded: LoadedModel,
+    *,
+    command: str,
+    report_of: Callable[[Explained, int, Path], R],
+    progress: Callable[[int, int], None],
+) -> list[WindowTrace[R]]:
+    """Explain test windows, and record each explanation as a run; the first holds the memory.
+
+    Args:
+        tracer: What explains them.
+        tests: Batches of one window each.
+        source: The model.
+        loaded: The model as evaluation sees it.
+        command: What the runs are named after.
+        report_of: Writes the report of one test into a folder, and returns it.
+        progress: Called with the number of windows done and in total.
+    """
+    explained, results = None, []
+    for test in range(len(tests)):
+        with (
+            trace_run(source, loaded, f"{command} {loaded.task.dataset}") as tracker,
+            working_folder("trace") as temporary,
+        ):
+            folder = temporary / names.ARTIFACT_INFLUENCE
+            folder.mkdir()
+            if explained is None:
+                explained = explain(tracer, tests, source, progress)
+                if explained.found[0].searched is not None:
+                    keep_indices(source, tracer.checkpoints, explained.found[0].searched)
+            tracker.metrics(explained.metrics, source.manifest.step)
+            report = report_of(explained, test, folder)
+            tracker.artifact(folder)
+        results.append(WindowTrace(report, tracker.run_id))
+    return results
+
+
+def said_of(explained: Explained, test: int, **more: object) -> dict[str, Any]:
+    """Return what the report of one test says of how it was made."""
+    found = explained.found[test]
+    search = {} if found.searched is None else {names.SETTING_SEARCH: asdict(found.searched)}
+    return {
+        **explained.said,
+        "loss": found.loss,
+        "self_influence": found.self_influence,
+        "settings": {**explained.said["settings"], **search, **more},
+    }
+
+
+def keep_indices(
+    source: ModelSource, checkpoints: Sequence[CheckpointRecord], searched: Searched
+) -> None:
+    """Keep indices that were just made beside the checkpoints of a run, in the tracking store."""
+    if not searched.indices_made or source.run_id is None or folder_meant(source.reference):
+        return
+    for record in checkpoints:
+        place = f"{names.ARTIFACT_CHECKPOINTS}/{record.path.name}/{FOLDER}"
+        keep_folder(source.run_id, record.path / FOLDER, place)
+
+
+def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
+    """Return the windows of one sign; short lists are padded with -1."""
+    found = []
+    for place, index in enumerate(scored.train[0].tolist()):
+        if index < 0:
+            break
+        found.append(
+            WindowScore(
+                rank=place + 1,
+                window=index,
+                influence=float(scored.influence[0, place]),
+                cosine=None if scored.cosine is None else float(scored.cosine[0, place]),
+                by_checkpoint=tuple(scored.by_checkpoint[:, 0, place].tolist()),
+                by_part=dict(zip(parts, scored.by_part[:, 0, place].tolist(), strict=True)),
+            )
+        )
+    return found
+
+
+def check_outputs(output: Path | None, count: int) -> None:
+    """Refuse a place where copies of so many reports cannot be written.
+
+    Raises:
+        ConfigError: it is of the wrong kind, or cannot be written.
+    """
+    if count == 1:
+        check_file("--output", output)
+    else:
+        check_new_folder("--output", output)
+
+
+def write_outputs(results: Sequence[WindowTrace[R]], output: Path | None) -> None:
+    """Write copies of reports: one to a file, several to a folder, numbered from 0."""
+    if output is None:
+        return
+    if len(results) == 1:
+        results[0].report.write(output)
+        return
+    for number, result in enumerate(results):
+        result.report.write(output / f"{number:04d}.json")

@@ -1,11 +1,14 @@
 """Explain predictions: TracIn of all training triples on some test triples, recorded as a run."""
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from clew import names
 from clew.files import working_folder
@@ -16,25 +19,31 @@ from clew.influence.link_prediction.report import (
     write_report,
 )
 from clew.influence.link_prediction.traced_run import MOMENTS
-from clew.link_prediction.triples import Triples
+from clew.link_prediction.triples import HEAD, TAIL, Triples
 from clew.runs.base import Tracker
-from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
+from clew.runs.influence_report import (
+    InfluenceEntry,
+    InfluenceReport,
+    TripleRecord,
+    write_influence_json,
+)
 from clew.runs.reading.validations import find_validation
-from clew.training.manifest import CheckpointRecord
 from clew.training.peers import require_same
 from clew.training.precision import device_name
 from clew.workflows.explaining.given_triples import read_test_triples, usable
-from clew.workflows.explaining.trace_facts import Progress, explain, write_first_answer
 from clew.workflows.explaining.trace_output import check_output, check_place, copy_files
-from clew.workflows.explaining.trace_run import trace_run
 from clew.workflows.explaining.trace_source import GivenFiles, TraceSource, open_trace_source
-from clew.workflows.explaining.trace_unrolled import unrolled_settings
+from clew.workflows.explaining.trace_unrolled import explain_unrolled, unrolled_settings
+from clew.workflows.linked_run import trace_run
 from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.shared_table import digest, sharing_the_table
 
 logger = logging.getLogger(__name__)
 
 SHOWN_PROPONENTS = 3
+LARGEST_SHARE = 0.25
+"""Of the training triples that a first answer may be of; more would hold up the whole one."""
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -155,6 +164,55 @@ def prepare(model: str, overrides: Mapping[str, Any]) -> None:
         source.tracer.prepare()
 
 
+def explain(
+    source: TraceSource,
+    tests: Triples,
+    *,
+    candidates: np.ndarray | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Findings:
+    """Compute everything that a report of these test triples says."""
+    tracer = source.tracer
+    began = time.perf_counter()
+    if tracer.settings.score == "unrolled":
+        explanations = explain_unrolled(source, tests, progress)
+    else:
+        explanations = tracer.explain(tests, candidates=candidates, progress=progress)
+    scores, ranks = tracer.scores_and_ranks(tests)
+    counts = np.full(len(tests), len(source.task.graph.train))
+    return Findings(
+        tests=tests,
+        explanations=explanations,
+        scores=scores,
+        ranks=ranks,
+        candidates=counts if candidates is None else candidates.sum(1),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def write_first_answer(
+    path: Path, source: TraceSource, described: ReportSource, tests: Triples
+) -> None:
+    """Write the JSON report of the training triples that share an entity with a test triple.
+
+    Their scores are those of the whole report, which may hold stronger triples; they are few, so it
+    takes little. Where they are many, nothing is written, and the log says so.
+    """
+    train = source.task.graph.train
+    ends = train[:, [HEAD, TAIL]]
+    near = np.stack([np.isin(ends, test[[HEAD, TAIL]]).any(1) for test in tests])
+    share = float(near.any(0).mean())
+    if source.tracer.settings.score == "unrolled" or not 0 < share <= LARGEST_SHARE:
+        logger.info(
+            "no first answer: %d of %d training triples share an entity with what is explained",
+            near.any(0).sum(),
+            len(train),
+        )
+        return
+    findings = explain(source, tests, candidates=near)
+    write_influence_json(build_report(described, findings), path)
+
+
 def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
     """Return every option that was in force, what was chosen by itself, and what was measured."""
     tracer = source.tracer
@@ -184,12 +242,11 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
 
 def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSource:
     """Return what all tests of the report have in common."""
-    records: tuple[CheckpointRecord, ...] = source.checkpoints
     return ReportSource(
         graph=source.task.graph,
         task=source.task.kind,
         run_id=source.model.run_id or "",
-        checkpoints=records,
+        checkpoints=source.checkpoints,
         settings=settings,
         device=device_name(source.tracer.device),
         validation=find_validation(
@@ -206,7 +263,7 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
         yield Tracker()
         return
     tags = {names.TAG_VARIANT: variant(source)}
-    with trace_run(source.model, source.loaded, run_name, tags) as tracker:
+    with trace_run(source.model, source.loaded, run_name, tags=tags) as tracker:
         tracker.params(
             {
                 f"{names.PARAMETER_PREFIX}influence.{key}": value

@@ -22,10 +22,11 @@ from clew.influence.link_prediction.report_table import write_values_csv
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.reading.reviews import DataOrigin
 from clew.runs.reading.wrong_facts import exclusion_list
+from clew.text_blocks import read_lines
 from clew.workflows.explaining.given_triples import read_test_triples, usable
-from clew.workflows.explaining.trace_run import trace_run
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.trace_unrolled import prepare, replay_settings
+from clew.workflows.linked_run import trace_run
 from clew.workflows.outputs import check_new_folder
 
 SHOWN = 5
@@ -126,12 +127,9 @@ def read_weights(path: Path, count: int) -> np.ndarray:
     """Read a number from each line.
 
     Raises:
-        DataError: there are more or fewer lines, or one is no finite number.
+        DataError: it is no text, has more or fewer lines, or one is no finite number.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    lines = read_lines(path)
     if len(lines) != count:
         raise DataError(
             f"{path}: expected {count} lines, a number for each triple, but it has {len(lines)}"

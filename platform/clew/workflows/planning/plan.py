@@ -112,10 +112,11 @@ def plan(
         raise ConfigError(f"{world_size} processes given; expected one or more")
     target = find_device(device or config.training.device)
     limit = target.memory_gib if memory_gib is None else memory_gib
-    task, num_examples = task_to_plan(config, sizes or DataSizes())
+    sizes = sizes or DataSizes()
+    task, num_examples = task_to_plan(config, sizes)
     scale = None
     if world_size > 1 and isinstance(task, LinkPrediction):
-        triples = num_examples or (sizes.num_triples if sizes else None) or 1
+        triples = num_examples or sizes.num_triples or 1
         size = GraphSize(task.graph.num_entities, triples // (2 if num_examples else 1) or 1)
         scale = plan_scale(config, size, world_size)
     if config.training.shard_entities and isinstance(task, LinkPrediction):

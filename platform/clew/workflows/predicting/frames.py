@@ -26,16 +26,15 @@ from clew.image_sequences.prediction import (
     write_predictions,
 )
 from clew.image_sequences.task import SequenceRegression
-from clew.training.precision import resolve_device
 from clew.workflows.model_source import (
     ModelSource,
-    check_fingerprint,
+    device_of,
     open_model,
+    own_task,
     recorded_file,
     require_task,
 )
 from clew.workflows.outputs import check_file
-from clew.workflows.tasks import build_task
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def predict_frames(
         )
         config = source.config
         assert isinstance(config.data, ImageSequenceData)
-        device = resolve_device("cpu" if config.training.device == "cpu" else "auto")
+        device = device_of(config)
         regressor, record = open_regressor(source)
         regressor.to(device)
         windows = windows_to_predict(
@@ -178,8 +177,7 @@ def held_out_errors(
     if kept.is_file():
         return HeldOutErrors.read(kept), ()
     try:
-        task = build_task(source.config)
-        check_fingerprint(source, task.data_fingerprint)
+        task = own_task(source)
     except UsageError as error:
         return None, (
             f"no intervals, since the data that it was trained on cannot be read: {error}",

@@ -20,6 +20,7 @@ from clew.link_prediction.model_folder import (
 )
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.sources import load_graph
+from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
@@ -143,13 +144,10 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
         names.TASK_LINK_PREDICTION,
         "only link prediction answers queries by name and has embeddings with names",
     )
-    data = source.config.data
-    assert isinstance(data, TripleData)
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():
         return load_predictor(source.checkpoint), []
     try:
-        graph = load_graph(data)
-        check_fingerprint(source, graph.fingerprint)
+        graph = _own_graph(source)
     except UsageError as error:
         entities, relations = _recorded_names(source)
         model = load_graph_model(source.checkpoint, len(entities), len(relations))
@@ -167,10 +165,8 @@ def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
     """
     if predictor.answer_sets is not None:
         return
-    assert isinstance(source.config.data, TripleData)
     try:
-        graph = load_graph(source.config.data)
-        check_fingerprint(source, graph.fingerprint)
+        graph = _own_graph(source)
     except UsageError as error:
         raise type(error)(
             f"answer sets are calibrated on the model's data: {error}; promote its run again where "
@@ -182,6 +178,18 @@ def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
             "calibrated; ask without an answer set (--conformal)"
         )
     predictor.answer_sets = predictor.measure_answer_sets(graph.valid, graph.test)
+
+
+def _own_graph(source: ModelSource) -> KnowledgeGraph:
+    """Read the graph that a model was trained on.
+
+    Raises:
+        UsageError: it cannot be had, or is another now.
+    """
+    assert isinstance(source.config.data, TripleData)
+    graph = load_graph(source.config.data)
+    check_fingerprint(source, graph.fingerprint)
+    return graph
 
 
 def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clew.errors import DataError, UsageError, described, quoted
 from clew.link_prediction.answers import Query
+from clew.text_blocks import read_lines
 
 ASKED = "?"
 """Stands for the end that is asked for in a file of queries."""
@@ -33,13 +34,9 @@ def read_queries(path: Path) -> list[Asked]:
     Raises:
         DataError: a line is neither.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
     found = [
         Asked(_query_of_line(line, where), where)
-        for number, line in enumerate(lines, start=1)
+        for number, line in enumerate(read_lines(path), start=1)
         if line.strip() and (where := f"{path}, line {number}")
     ]
     if not found:

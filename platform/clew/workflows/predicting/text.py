@@ -24,10 +24,10 @@ from clew.language_modeling.tokenizers import (
 from clew.language_modeling.tokens import load_tokens
 from clew.language_modeling.writer import TextWriter
 from clew.training.checkpoints import weights_digest
-from clew.training.precision import resolve_device
 from clew.workflows.model_source import (
     ModelSource,
     check_fingerprint,
+    device_of,
     open_model,
     recorded_file,
     require_task,
@@ -117,7 +117,7 @@ def open_text_model(source: ModelSource) -> TextModel:
             text, tokenizer = tokens.packed.manifest, tokens.tokenizer
             check_fingerprint(source, text.fingerprint)
     found = load_text_model(source.checkpoint, text, tokenizer)
-    found.model.to(resolve_device("cpu" if config.training.device == "cpu" else "auto"))
+    found.model.to(device_of(config))
     return found
 
 

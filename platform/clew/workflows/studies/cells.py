@@ -1,18 +1,25 @@
-"""A study's cells: each runs in a separate process, unless an earlier run of it is finished."""
+"""A study's cells: each runs in a process of its own, unless an earlier run of it is finished.
+
+The process is on this machine or, where there is a cluster, on one of its nodes.
+"""
 
 import hashlib
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.config.study import Study
 from clew.errors import ClewError, Interrupted
-from clew.runs.hardware import describe_machine, git_commit
+from clew.runs.hardware import Machine, git_commit
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import find_cell
 from clew.workflows.child import trace_in_child, train_in_child
+from clew.workflows.clusters.cluster import Cluster
+from clew.workflows.studies.report import in_words
+from clew.workflows.tasks import data_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +35,7 @@ class CellResult:
     problem: str | None = None
 
 
-def run_cell(
-    study: Study, variant: str, seed: int, parent: str | None, place: str = ""
-) -> CellResult:
+def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: str) -> CellResult:
     """Return the cell's earlier result, or run it; a failure is a result too.
 
     Args:
@@ -38,12 +43,11 @@ def run_cell(
         variant: The cell's.
         seed: The cell's.
         parent: Run of the study.
-        place: Machine and commit, so that only results of the same are taken (default: ours).
+        place: Machine and commit; only earlier results of the same are taken.
 
     Raises:
         Interrupted: stopped by the person.
     """
-    place = place or this_place()
     cell_id = _identify(study.cell_id(variant, seed), place)
     earlier = find_cell(cell_id)
     if earlier is not None:
@@ -61,9 +65,9 @@ def run_cell(
         return CellResult(variant, seed, None, problem=str(error))
 
 
-def this_place() -> str:
-    """Return machine and commit, which tell whether an earlier result can stand for a new one."""
-    return f"{describe_machine().summary}/{git_commit()}"
+def place_of(machines: Iterable[Machine]) -> str:
+    """Return machines and commit, which tell whether an earlier result can stand for a new one."""
+    return f"{in_words(machines)}/{git_commit()}"
 
 
 def trained_model(study: Study, seed: int, parent: str | None, place: str) -> str:
@@ -94,6 +98,44 @@ def _traced(
     with open_tracker(tracking, kind=names.KIND_TRACE, run_id=run_id) as tracker:
         tracker.tags(tags)
     return CellResult(variant, seed, run_id, dict(find_run(run_id).metrics))
+
+
+def cells_on_cluster(
+    cluster: Cluster, study: Study, turns: Sequence[tuple[int, str]], parent: str | None
+) -> Iterator[CellResult]:
+    """Yield the cells as they end; one that is lost with node after node is a result too.
+
+    Args:
+        cluster: Where they run.
+        study: Of which they are.
+        turns: Seed and variant of each.
+        parent: Run of the study.
+
+    Raises:
+        ClusterError: the nodes have other data than this machine.
+        Interrupted: stopped by the person.
+    """
+    cluster.require_same("the data", fingerprints, study)
+    place = place_of(cluster.machines)
+    if study.command == "tracin":  # cells of one seed beside each other would all train its model
+        for seed in study.seeds:
+            cluster.submit(seed, trained_model, study, seed, parent, place)
+        for _ in cluster.finished():
+            pass  # a model that could not be trained is tried again by its cells, which say why
+    for seed, variant in turns:
+        cluster.submit((seed, variant), run_cell, study, variant, seed, parent, place)
+    for (seed, variant), ended in cluster.finished():
+        if isinstance(ended.error, Interrupted):
+            raise ended.error
+        cell: CellResult | None = ended.result
+        yield cell or CellResult(variant, seed, None, problem=str(ended.error))
+
+
+def fingerprints(study: Study) -> str:
+    """Return what the data of all cells are, as this machine has them."""
+    configs = [study.config(variant, study.seeds[0]) for variant in study.variants]
+    different = {config.data.model_dump_json(): config for config in configs}
+    return ", ".join(data_fingerprint(config) for config in different.values())
 
 
 def _identify(content: str, place: str) -> str:

@@ -19,8 +19,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.workflows.clusters.cluster import Cluster, opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
 from clew.workflows.outputs import check_file
-from clew.workflows.studies.cells import CellResult, run_cell
-from clew.workflows.studies.cluster import cells_on_cluster
+from clew.workflows.studies.cells import CellResult, cells_on_cluster, place_of, run_cell
 from clew.workflows.studies.report import StudyReport, draw
 
 logger = logging.getLogger(__name__)
@@ -83,8 +82,9 @@ def _cells(
     if nodes is not None:
         yield from cells_on_cluster(nodes, study, turns, parent)
         return
+    place = place_of([describe_machine()])
     for seed, variant in turns:
-        yield run_cell(study, variant, seed, parent)
+        yield run_cell(study, variant, seed, parent, place)
 
 
 def _obstacle(output: Path | None) -> str | None:

@@ -23,8 +23,8 @@ from clew.validation.experiment import (
 )
 from clew.validation.outcomes import Examiner
 from clew.validation.retraining import Retrainer
-from clew.workflows.evaluate import tags_of
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
+from clew.workflows.linked_run import tags_of
 from clew.workflows.outputs import check_folder
 from clew.workflows.validating.experiment import (
     DELETION_BASELINES,

@@ -1,30 +1,38 @@
 """The work of a batch explanation: test triples in groups, each result on the disk at once.
 
 Where processes share the entity table, all of them explain every group, and the main one writes.
+On a cluster, a part of the work is some groups, the same as without one. A node works in a folder
+of its own, whose files come here: one process writes the output folder, each test triple once.
 """
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from clew.errors import ClewError, Interrupted, NonFiniteLossError, described
+from clew.errors import ClewError, ClusterError, Interrupted, NonFiniteLossError, described
+from clew.files import working_folder
 from clew.folders import cache_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import ReportSource
 from clew.link_prediction.triples import Triples
+from clew.workflows.clusters.cluster import Cluster
+from clew.workflows.explaining.batch_request import BatchRequest
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.given_triples import GivenTriple
-from clew.workflows.explaining.trace_facts import explain
-from clew.workflows.explaining.trace_source import TraceSource
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.tracin import Progress, explain, report_source, settings_of
 
 logger = logging.getLogger(__name__)
 
+PARTS_PER_SLOT = 4
+"""So that nodes end at about the same time, and little is lost with one that dies."""
 Waiting = list[tuple[GivenTriple, np.ndarray]]
 """Test triples to explain, with their candidates."""
-Progress = Callable[[int, int], None]
 
 
 class BatchTrace:
@@ -144,3 +152,81 @@ def unusable(test: GivenTriple) -> Outcome:
 def ids_of(tests: Sequence[GivenTriple]) -> Triples:
     """Return the ids of the usable triples."""
     return np.array([t.ids for t in tests if t.ids is not None], np.int32).reshape(-1, 3)
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What became of a part's test triples, with the files of those that were explained."""
+
+    outcomes: tuple[Outcome, ...]
+    files: Mapping[int, Mapping[str, bytes]]
+    """Index of a test triple to its files' names and content."""
+    seconds: float
+
+
+def explain_part(
+    request: BatchRequest, tests: Sequence[GivenTriple], settings: Mapping[str, Any]
+) -> PartResult:
+    """Explain a part; `settings` are those of the command, for the reports.
+
+    Raises:
+        UsageError: the model or the data cannot be used here, or are others than the command's.
+    """
+    with (
+        open_trace_source(request.model, request.overrides, files=request.files) as source,
+        working_folder("part") as folder,
+    ):
+        graph = request.labelled(source.task.graph)
+        report = replace(report_source(source, settings), graph=graph)
+        expected = request.identity(report)
+        own = request.identity(replace(report, settings=settings_of(source, ids_of(tests))))
+        for key in expected:
+            if own.get(key) != expected[key]:
+                raise ClusterError(
+                    f"{key} is {own.get(key)!r} on a node, {expected[key]!r} for the command; give "
+                    "all nodes the same data and tracking store"
+                )
+        output = OutputFolder(folder / "output")
+        output.prepare(expected)
+        batch = BatchTrace(source, report, output)
+        outcomes = batch.run(tests, lambda done, total: None)
+        return PartResult(tuple(outcomes), output.files(), batch.seconds)
+
+
+def run_on_cluster(
+    cluster: Cluster,
+    request: BatchRequest,
+    batch: BatchTrace,
+    tests: Sequence[GivenTriple],
+    progress: Progress,
+) -> list[Outcome]:
+    """Return the outcome of every test triple, in order; results are kept as parts end.
+
+    A part that a node refuses, or that is lost with node after node, fails with its test triples.
+    """
+    outcomes, waiting = batch.look(tests)
+    progress(len(outcomes), len(tests))
+    for part in _parts([test for test, _ in waiting], batch.group_size, cluster.slots):
+        cluster.submit(part, explain_part, request, part, batch.report.settings)
+    for part, ended in cluster.finished():
+        result: PartResult | None = ended.result
+        if result is None:
+            failed = (Outcome(t.index, t.text, "failed", str(ended.error)) for t in part)
+            outcomes |= {outcome.index: outcome for outcome in failed}
+        else:
+            for outcome in result.outcomes:
+                if outcome.index in result.files:
+                    batch.output.receive(outcome.index, result.files[outcome.index])
+                outcomes[outcome.index] = outcome
+            batch.seconds += result.seconds
+        progress(len(outcomes), len(tests))
+    return [outcomes[test.index] for test in tests]
+
+
+def _parts(
+    tests: Sequence[GivenTriple], group_size: int, slots: int
+) -> list[tuple[GivenTriple, ...]]:
+    """Divide test triples at the borders of groups."""
+    num_groups = -(-len(tests) // group_size)
+    size = group_size * max(1, -(-num_groups // (slots * PARTS_PER_SLOT)))
+    return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]
