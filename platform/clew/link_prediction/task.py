@@ -250,12 +250,13 @@ class LinkPrediction:
 def _examples_of(
     graph: KnowledgeGraph, loss: OneVsAllLoss | KvsAllLoss, *, inverse_relations: bool
 ) -> Examples:
+    triples, num_relations = graph.train, graph.num_relations
     if isinstance(loss, KvsAllLoss):
-        return KvsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
+        return KvsAllExamples(triples, num_relations, inverse_relations=inverse_relations)
     if loss.triples_per_row == 1:
-        return OneVsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
-    return GroupedExamples.from_graph(
-        graph, inverse_relations=inverse_relations, size=loss.triples_per_row
+        return OneVsAllExamples(triples, num_relations, inverse_relations=inverse_relations)
+    return GroupedExamples(
+        triples, num_relations, inverse_relations=inverse_relations, size=loss.triples_per_row
     )
 
 
