@@ -101,6 +101,7 @@ def test_intervals_hold_the_share_that_they_promise() -> None:
     assert np.mean(coverage) == pytest.approx(0.9, abs=0.02)
     assert conformal_half_width(np.arange(9.0), 0.9) == 8.0
     assert conformal_half_width(np.arange(8.0), 0.9) == np.inf
+    assert conformal_half_width(np.arange(99.0), 0.55) == 54.0
 
 
 def test_a_groups_interval_comes_from_the_others() -> None:
