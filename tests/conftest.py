@@ -40,7 +40,6 @@ SHAPES_ARE_CHECKED = {
     "clew.layers": [
         "chunked_scan",
         "eigenstate",
-        "positions",
         "scan",
         "short_convolution",
         "training_mode",
@@ -76,7 +75,6 @@ SHAPES_ARE_CHECKED = {
         "loss",
         "errors",
         "baselines",
-        "plots",
         "report",
     ],
 }

@@ -100,7 +100,7 @@ def _open(folder: Path) -> dict[str, float]:
 
 def _batches(folder: Path) -> dict[str, float]:
     graph = read_packed(folder / "packed")
-    examples = OneVsAllExamples.from_graph(graph, inverse_relations=True)
+    examples = OneVsAllExamples(graph.train, graph.num_relations, inverse_relations=True)
     loader = BatchLoader(examples, TrainingConfig(batch_size=BATCH, shuffle_block=BLOCK))
     began = time.perf_counter()
     for number, _ in enumerate(loader.epoch(0), start=1):

@@ -12,16 +12,14 @@ from sklearn.linear_model import Ridge
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.image_sequences import baselines as regression_baselines
-from clew.image_sequences.baselines import baseline_predictions, ridge_predictions
+from clew.image_sequences.baselines import baseline_predictions, ridge_predictions, source_of
 from clew.image_sequences.errors import (
     RegressionResult,
     conformal_half_width,
     group_half_widths,
     quality,
 )
-from clew.image_sequences.persistence import source_of
-from clew.image_sequences.plots import draw_attention
-from clew.image_sequences.report import write_regression_report
+from clew.image_sequences.report import draw_attention, write_regression_report
 from clew.image_sequences.splits import load_sequences
 from clew.image_sequences.windows import SequenceWindows
 from tests.image_sequences.sequence_files import (
@@ -103,6 +101,7 @@ def test_intervals_hold_the_share_that_they_promise() -> None:
     assert np.mean(coverage) == pytest.approx(0.9, abs=0.02)
     assert conformal_half_width(np.arange(9.0), 0.9) == 8.0
     assert conformal_half_width(np.arange(8.0), 0.9) == np.inf
+    assert conformal_half_width(np.arange(99.0), 0.55) == 54.0
 
 
 def test_a_groups_interval_comes_from_the_others() -> None:

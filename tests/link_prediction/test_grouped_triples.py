@@ -78,7 +78,7 @@ def test_rows_have_each_triple_once_and_no_more_than_fit(
     graph: KnowledgeGraph, inverse_relations: bool, size: int
 ) -> None:
     kind = {"inverse_relations": inverse_relations}
-    examples = GroupedExamples.from_graph(graph, **kind, size=size)
+    examples = GroupedExamples(graph.train, graph.num_relations, **kind, size=size)
     batch = examples.batch(np.arange(len(examples)))
     rows = graph.with_inverses(graph.train) if inverse_relations else graph.train
     triples = np.stack([batch.head[batch.row], batch.relation[batch.row], batch.entity], axis=1)
@@ -91,17 +91,21 @@ def test_rows_have_each_triple_once_and_no_more_than_fit(
 
 def test_a_size_that_needs_more_than_64_bits_is_no_limit(graph: KnowledgeGraph) -> None:
     queries = np.unique(graph.train[:, :2], axis=0)
-    examples = GroupedExamples.from_graph(graph, inverse_relations=False, size=10**30)
+    examples = GroupedExamples(
+        graph.train, graph.num_relations, inverse_relations=False, size=10**30
+    )
     assert len(examples) == len(queries)
 
 
 def test_no_triples_are_no_rows(graph: KnowledgeGraph) -> None:
     empty = replace(graph, train=no_triples())
-    assert len(GroupedExamples.from_graph(empty, inverse_relations=True, size=4)) == 0
+    assert (
+        len(GroupedExamples(empty.train, empty.num_relations, inverse_relations=True, size=4)) == 0
+    )
 
 
 def test_a_batch_is_its_rows(graph: KnowledgeGraph) -> None:
-    examples = GroupedExamples.from_graph(graph, inverse_relations=True, size=3)
+    examples = GroupedExamples(graph.train, graph.num_relations, inverse_relations=True, size=3)
     chosen = np.random.default_rng(1).permutation(len(examples))[:40]
     batch = examples.batch(chosen)
     singly = [examples.batch(chosen[i : i + 1]) for i in range(40)]

@@ -25,7 +25,7 @@ def whole(source: OneVsAllExamples | KvsAllExamples) -> TripleBatch:
 
 @pytest.mark.parametrize("inverse_relations", [True, False])
 def test_one_vs_all_has_each_triple_once(graph: KnowledgeGraph, inverse_relations: bool) -> None:
-    source = OneVsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
+    source = OneVsAllExamples(graph.train, graph.num_relations, inverse_relations=inverse_relations)
     expected = graph.with_inverses(graph.train) if inverse_relations else graph.train
     assert triples_of(whole(source)) == [tuple(row) for row in expected.tolist()]
     assert whole(source).row.tolist() == list(range(len(source)))
@@ -35,7 +35,7 @@ def test_one_vs_all_has_each_triple_once(graph: KnowledgeGraph, inverse_relation
 def test_kvs_all_has_each_query_once_with_all_its_tails(
     graph: KnowledgeGraph, inverse_relations: bool
 ) -> None:
-    source = KvsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
+    source = KvsAllExamples(graph.train, graph.num_relations, inverse_relations=inverse_relations)
     rows = graph.with_inverses(graph.train) if inverse_relations else graph.train
     batch = whole(source)
     assert triples_of(batch) == sorted({tuple(row) for row in rows.tolist()})
@@ -46,7 +46,7 @@ def test_kvs_all_has_each_query_once_with_all_its_tails(
 
 @pytest.mark.parametrize("source_class", SOURCES)
 def test_a_batch_is_its_rows(graph: KnowledgeGraph, source_class: type) -> None:
-    source = source_class.from_graph(graph, inverse_relations=True)
+    source = source_class(graph.train, graph.num_relations, inverse_relations=True)
     indices = np.random.default_rng(1).permutation(len(source))[:40]
     batch = source.batch(indices)
     assert batch.example.tolist() == indices.tolist()
@@ -58,7 +58,7 @@ def test_a_batch_is_its_rows(graph: KnowledgeGraph, source_class: type) -> None:
 
 @pytest.mark.parametrize("source_class", SOURCES)
 def test_no_examples_are_a_batch_too(graph: KnowledgeGraph, source_class: type) -> None:
-    source = source_class.from_graph(graph, inverse_relations=True)
+    source = source_class(graph.train, graph.num_relations, inverse_relations=True)
     batch = source.batch(np.empty(0, np.int64))
     assert (batch.count, len(batch.row), len(batch.entity)) == (0, 0, 0)
 
@@ -68,7 +68,7 @@ def test_no_examples_are_a_batch_too(graph: KnowledgeGraph, source_class: type) 
 def test_workers_and_copies_hand_out_the_same(
     graph: KnowledgeGraph, source_class: type, num_workers: int
 ) -> None:
-    source = source_class.from_graph(graph, inverse_relations=True)
+    source = source_class(graph.train, graph.num_relations, inverse_relations=True)
     copy = pickle.loads(pickle.dumps(source))
     settings = TrainingConfig(batch_size=64, seed=3)
     helped = TrainingConfig(batch_size=64, seed=3, num_workers=num_workers)
@@ -79,7 +79,7 @@ def test_workers_and_copies_hand_out_the_same(
 
 
 def test_batch_moves_and_says_what_it_is(graph: KnowledgeGraph) -> None:
-    source = OneVsAllExamples.from_graph(graph, inverse_relations=True)
+    source = OneVsAllExamples(graph.train, graph.num_relations, inverse_relations=True)
     batch = source.batch(np.arange(10, 20))
     moved = batch.to(torch.device("meta"))
     assert isinstance(moved, TripleBatch)

@@ -25,7 +25,8 @@ from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.training.checkpoints import load_tensors
 from clew.training.manifest import MODEL_FILE
 from clew.training.sharding.rows import RowShard
-from clew.training.sharding.traffic import answer_bytes, lookup_bytes, trace_bytes
+from clew.training.sharding.traffic import lookup_bytes
+from tests.workflows.explanation_traffic import answer_bytes, trace_bytes
 from tests.workflows.shared_table_plan import (
     ASKED,
     COUNTS,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,8 @@ def conformal_half_width(errors: np.ndarray, confidence: float = CONFIDENCE) -> 
     arXiv 1604.04173, section 2). Windows in a row are not exchangeable: look at the coverage that
     was measured.
     """
-    rank = math.ceil((len(errors) + 1) * confidence)
+    # As it is written: the binary number next to 0.55, times 100, lies above 55.
+    rank = math.ceil((len(errors) + 1) * Fraction(str(confidence)))
     if rank > len(errors):
         return math.inf
     return float(np.partition(abs(errors), rank - 1)[rank - 1])

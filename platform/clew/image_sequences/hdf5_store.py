@@ -10,7 +10,7 @@ import numpy as np
 
 from clew.errors import DataError, described
 from clew.extras import extra
-from clew.image_sequences.stores import ChannelAxis, FrameLayout, FrameShape, check_pixels
+from clew.image_sequences.stores import ChannelAxis, FrameLayout, StoredFrames, check_pixels
 from clew.processes import ends_within
 
 MAX_PROCESSOR_SECONDS = 10.0
@@ -20,7 +20,7 @@ PROBLEMS = (OSError, RuntimeError, KeyError, TypeError, ValueError, MemoryError)
 
 
 @dataclass
-class HDF5Frames:
+class HDF5Frames(StoredFrames):
     """The data set `images` of an HDF5 file, opened once in each process."""
 
     path: Path
@@ -35,11 +35,6 @@ class HDF5Frames:
                 raise _no_data_set(self.path, file, "images")
             check_pixels(self.path, images.dtype)
             self.layout = FrameLayout.of(self.path, tuple(images.shape), self.channels)
-
-    @property
-    def shape(self) -> FrameShape:
-        """Return (frame, channel, height, width)."""
-        return self.layout.shape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""

@@ -20,8 +20,8 @@ from clew.errors import CheckpointError, DataError, described
 from clew.image_sequences.errors import HeldOutErrors
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.training.checkpoints import load_model
-from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, read_manifest
+from clew.training.checkpoints import copy_weights, load_model
+from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 SEQUENCES_FILE = "sequences.json"
 HELD_OUT_FILE = "held_out_errors.parquet"
@@ -68,8 +68,7 @@ def write_model_folder(
         errors: On held-out windows; None: there are none.
     """
     folder.mkdir(parents=True)
-    for name in (MODEL_FILE, MANIFEST_FILE):
-        shutil.copy2(checkpoint / name, folder / name)
+    copy_weights(checkpoint, folder)
     shutil.copy2(record / SEQUENCES_FILE, folder / SEQUENCES_FILE)
     if errors is not None:
         errors.write(folder / HELD_OUT_FILE)

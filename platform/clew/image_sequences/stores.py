@@ -87,8 +87,19 @@ def _channel_axis(path: Path, shape: tuple[int, ...]) -> ChannelAxis:
     )
 
 
+class StoredFrames:
+    """Frames with a layout in their file."""
+
+    layout: FrameLayout
+
+    @property
+    def shape(self) -> FrameShape:
+        """Return (frame, channel, height, width)."""
+        return self.layout.shape
+
+
 @dataclass
-class ArrayFrames:
+class ArrayFrames(StoredFrames):
     """All frames in one `.npy` file, mapped into memory."""
 
     path: Path
@@ -98,11 +109,6 @@ class ArrayFrames:
 
     def __post_init__(self) -> None:
         self.layout = FrameLayout.of(self.path, self._open().shape, self.channels)
-
-    @property
-    def shape(self) -> FrameShape:
-        """Return (frame, channel, height, width)."""
-        return self.layout.shape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""
@@ -120,7 +126,7 @@ class ArrayFrames:
 
 
 @dataclass(frozen=True)
-class FileFrames:
+class FileFrames(StoredFrames):
     """One `.npy` file for each frame."""
 
     paths: tuple[Path, ...]
@@ -143,11 +149,6 @@ class FileFrames:
                     "expected frames of one size"
                 )
         return cls(paths, FrameLayout.of(folder, (len(paths), *first), channels))
-
-    @property
-    def shape(self) -> FrameShape:
-        """Return (frame, channel, height, width)."""
-        return self.layout.shape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""

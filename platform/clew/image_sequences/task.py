@@ -14,15 +14,13 @@ from clew.config.image_sequences import ImageSequenceData, SequenceRegressionMod
 from clew.config.loss import HuberLoss, MaeLoss, MseLoss, WeightedHuberMaeLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.image_sequences.baselines import baseline_predictions
+from clew.image_sequences.baselines import baseline_predictions, source_of
 from clew.image_sequences.errors import HeldOutErrors, RegressionResult, conformal_half_width
 from clew.image_sequences.loss import regression_losses
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.model_folder import SEQUENCES_FILE
-from clew.image_sequences.persistence import source_of
-from clew.image_sequences.plots import draw_attention
 from clew.image_sequences.prediction import predict_windows
-from clew.image_sequences.report import write_regression_report
+from clew.image_sequences.report import draw_attention, write_regression_report
 from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
 from clew.image_sequences.windows import SequenceBatch, SequenceWindows
 from clew.training.checkpoints import load_model

@@ -1,7 +1,7 @@
 """Windows of consecutive frames: what a model of sequences is trained on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -90,9 +90,7 @@ class SequenceWindows:
 
     def only(self, chosen: np.ndarray) -> "SequenceWindows":
         """Return some of the windows, by index or by truth value."""
-        return SequenceWindows(
-            self.table, self.encoding, self.ends[chosen], self.num_frames, self.refuse_nan
-        )
+        return replace(self, ends=self.ends[chosen])
 
     def batch(self, indices: np.ndarray) -> SequenceBatch:
         """Return the windows at `indices`.

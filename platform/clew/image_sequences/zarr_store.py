@@ -13,7 +13,7 @@ import numpy as np
 
 from clew.errors import DataError, described
 from clew.extras import extra
-from clew.image_sequences.stores import ChannelAxis, FrameLayout, FrameShape, check_pixels
+from clew.image_sequences.stores import ChannelAxis, FrameLayout, StoredFrames, check_pixels
 
 ZARR_SUFFIX = ".zarr"
 GROUP_FILES = ("zarr.json", ".zgroup")
@@ -27,7 +27,7 @@ def is_zarr(path: Path) -> bool:
 
 
 @dataclass
-class ZarrFrames:
+class ZarrFrames(StoredFrames):
     """The array `images` of a Zarr store, opened once in each process."""
 
     path: Path
@@ -39,11 +39,6 @@ class ZarrFrames:
         array = self._open()
         check_pixels(self.path, array.dtype)
         self.layout = FrameLayout.of(self.path, tuple(array.shape), self.channels)
-
-    @property
-    def shape(self) -> FrameShape:
-        """Return (frame, channel, height, width)."""
-        return self.layout.shape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return frames as float32, `(frame, channel, height, width)`."""

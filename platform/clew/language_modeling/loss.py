@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from clew.layers.chunks import chunks
-from clew.layers.products import operand_type
+from clew.layers.products import chunks, operand_type
 
 Hidden = Float[Tensor, "batch time dim"]
 Head = Float[Tensor, "token dim"]

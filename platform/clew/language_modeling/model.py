@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.layers.eigenstate import EigenstateBlock, Hidden, LayerState
-from clew.layers.positions import Positions, positions_in_documents
-from clew.layers.short_convolution import ShortConvolution
+from clew.layers.short_convolution import Positions, ShortConvolution
 from clew.layers.training_mode import dropout, recomputed
 
 Tokens = Int[Tensor, "batch time"]
@@ -112,6 +111,26 @@ class EigenstateLM(nn.Module):
 
     def _embed(self, tokens: Tokens) -> Hidden:
         return dropout(self.embedding(tokens), self.config.dropout, self.training)
+
+
+def positions_in_documents(
+    tokens: Int[Tensor, "batch time"], end_of_text: int, first: Int[Tensor, "batch"] | None
+) -> tuple[Positions, Int[Tensor, "batch"]]:
+    """Return each token's position in its document, and that of the token that will follow.
+
+    Args:
+        tokens: Documents, each followed by `end_of_text`, which is its last token.
+        end_of_text: The token that ends a document.
+        first: Position of the first token of each row; None: a document begins there.
+    """
+    if first is None:
+        first = tokens.new_zeros(tokens.shape[0])
+    time = torch.arange(tokens.shape[1], device=tokens.device)
+    before = -first.unsqueeze(1)
+    ended = tokens == end_of_text
+    # Where the document of the following token began; before this part of the sequence if below 0.
+    begins = torch.cat([before, torch.where(ended, time + 1, before)], dim=1).cummax(1).values
+    return time - begins[:, :-1], tokens.shape[1] - begins[:, -1]
 
 
 def _identity(dim: int) -> nn.Linear:

@@ -25,8 +25,8 @@ from clew.language_modeling.tokenizers import (
     Tokenizer,
     load_tokenizer,
 )
-from clew.training.checkpoints import load_model
-from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, read_manifest
+from clew.training.checkpoints import copy_weights, load_model
+from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 TOKENS_FILE = "tokens.json"
 
@@ -50,8 +50,7 @@ def write_tokens(folder: Path, packed: PackedTokens) -> None:
 def write_model_folder(folder: Path, *, checkpoint: Path, packed: PackedTokens) -> Path:
     """Copy a checkpoint and everything else that continuing texts needs into a new folder."""
     folder.mkdir(parents=True)
-    for name in (MODEL_FILE, MANIFEST_FILE):
-        shutil.copy2(checkpoint / name, folder / name)
+    copy_weights(checkpoint, folder)
     write_tokens(folder, packed)
     return folder
 

@@ -218,7 +218,7 @@ def _end_of_training(packed: PackedTokens, test: int, num_valid: int) -> int:
     return max(by_share, seen)
 
 
-def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
+def pack(config: TokenData, *, window: int) -> Path:
     """Return the folder with the packed corpus, packing it if that is not done yet."""
     dataset = find_text(config.name) if config.name else config.dataset
     if dataset is None:
@@ -233,7 +233,7 @@ def pack(config: TokenData, *, window: int, force: bool = False) -> Path:
         held_out_fraction=config.valid_fraction + config.test_fraction,
     )
     folder = expanded(config.packed) if config.packed else _folder_of(settings)
-    pretokenize(settings, folder, num_proc=config.num_proc, force=force)
+    pretokenize(settings, folder, num_proc=config.num_proc)
     return folder
 
 

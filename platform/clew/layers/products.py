@@ -11,10 +11,14 @@ bfloat16: without AVX-512 torch multiplies matrices by a plain loop, 60 to 90 ti
 float32 ones. A product with half-precision operands is by definition summed in float32, so float32
 products of the same operands, rounded at the end, are the same numbers within the order of the
 sum, at float32's speed.
+
+Products too large to be held are made a chunk after the other, on every device: `chunks` is the
+loop, and `two_chunks` cuts it short where all that counts is how much memory it takes.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +49,7 @@ PRODUCTS = frozenset(
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
     }
 )
+_SHOWN = ContextVar[int | None]("shown", default=None)
 
 
 @cache
@@ -99,6 +104,32 @@ def operand_type(factor: Tensor) -> torch.dtype:
         return factor.dtype
     half = torch.get_autocast_dtype(device)
     return torch.float32 if device == "cpu" and half == torch.float16 else half
+
+
+def chunks(length: int, size: int, *, kept: int = 0) -> Iterator[slice]:
+    """Yield slices of `size` that cover `length`; the last one may be shorter.
+
+    Args:
+        length: What to cover.
+        size: Size of a chunk.
+        kept: Number of first chunks that stay in memory: planning goes through all of them.
+    """
+    shown = _SHOWN.get()
+    for start in list(range(0, length, size))[: shown and max(shown, kept)]:
+        yield slice(start, min(start + size, length))
+
+
+@contextmanager
+def two_chunks() -> Iterator[None]:
+    """Let every loop stop after two chunks, for planning: all others need the same memory again.
+
+    The second is made while the first one's tensors are still alive.
+    """
+    token = _SHOWN.set(2)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ every channel (H3, arXiv 2212.14052, section 3.1; Mamba, 2312.00752, section 3.4
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clew.layers.examples import for_each_example
-from clew.layers.positions import Positions
 
 Series = Float[Tensor, "batch time channel"]
 Inputs = Float[Tensor, "batch before channel"]
+Positions = Int[Tensor, "batch time"]
+"""Tokens of the same document before each token; a document begins where there are none."""
 
 NEIGHBOUR_STD = 0.3
 """Spread of a filter's initial values around 1 for the step itself and 0 for those before."""

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+Rows = Float[Tensor, "batch dim"]
 Statistics = dict[nn.Module, tuple[Tensor, Tensor]]
 """Mean and unbiased variance of the batch of each layer, both `(channel,)`."""
 
@@ -50,6 +51,20 @@ def dropout(x: Float[Tensor, "..."], probability: float, training: bool) -> Floa
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     kept = words.view(torch.int16)[: x.numel()] >= dropped - _LEVELS // 2
     return x * (kept.to(x.dtype) * (_LEVELS / (_LEVELS - dropped))).view(x.shape)
+
+
+def normalised(norm: nn.BatchNorm1d, rows: Rows) -> Rows:
+    """Normalise over the batch.
+
+    A single row, as in the last batch of an epoch, has no statistics of its own; it uses the
+    running ones.
+    """
+    if norm.training and len(rows) == 1:
+        return F.batch_norm(
+            rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+        )
+    result: Tensor = norm(rows)
+    return result
 
 
 def report_statistics(norm: nn.Module, mean: Tensor, variance: Tensor) -> None:

@@ -110,7 +110,7 @@ def expected_calibration_error(confidence: Values, correct: Flags) -> float:
     return float(gaps.abs().sum() / len(confidence))
 
 
-def fit_temperature(held_out: HeldOut, *, split: str = "valid") -> Calibration | None:
+def fit_temperature(held_out: HeldOut) -> Calibration | None:
     """Fit the temperature to held-out answers; return None if there are none.
 
     The mean negative log-likelihood is convex in 1 / T, so it has one minimum in log T, too.
@@ -144,7 +144,6 @@ def fit_temperature(held_out: HeldOut, *, split: str = "valid") -> Calibration |
         nll_after=after[0],
         ece_before=before[1],
         ece_after=after[1],
-        split=split,
         not_fitted_because=reason,
     )
 

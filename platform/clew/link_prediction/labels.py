@@ -13,6 +13,7 @@ objects written as text.
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,9 +46,9 @@ def read_labels(path: Path, vocabulary: Vocabulary) -> Vocabulary:
         for column in (2, 3)
     )
     if kinds is not None:
-        found = found.with_categories(pc.if_else(pc.equal(kinds, ""), None, kinds))
+        found = replace(found, category_array=pc.if_else(pc.equal(kinds, ""), None, kinds))
     if synonyms is not None:
-        found = found.with_synonyms(pc.if_else(pc.equal(synonyms, ""), None, synonyms))
+        found = replace(found, synonym_array=pc.if_else(pc.equal(synonyms, ""), None, synonyms))
     return found
 
 

@@ -18,7 +18,7 @@ from clew.link_prediction.losses.one_vs_all import (
     OneVsAll,
     one_vs_all_loss,
     one_vs_all_row_losses,
-    smoothed_targets,
+    targets_of,
 )
 from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
 from clew.link_prediction.losses.sharded import sharded_loss
@@ -169,16 +169,7 @@ class LinkPrediction:
             model.query_bias(queries),
             Sample(negatives, EntityRows(*model.tails(negatives.entity))),
             positive,
-            smoothed_targets(
-                batch.row,
-                batch.entity,
-                batch=len(queries),
-                entities=model.entity.num_embeddings,
-                function=self._loss.function,
-                label_smoothing=self._loss.label_smoothing,
-                most_per_row=self._loss.most_per_row,
-                dtype=torch.promote_types(positive.rows.dtype, torch.float32),
-            ),
+            targets_of(queries, model.entity.weight, batch.row, batch.entity, self._loss),
             function=self._loss.function,
         )
 
@@ -259,12 +250,13 @@ class LinkPrediction:
 def _examples_of(
     graph: KnowledgeGraph, loss: OneVsAllLoss | KvsAllLoss, *, inverse_relations: bool
 ) -> Examples:
+    triples, num_relations = graph.train, graph.num_relations
     if isinstance(loss, KvsAllLoss):
-        return KvsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
+        return KvsAllExamples(triples, num_relations, inverse_relations=inverse_relations)
     if loss.triples_per_row == 1:
-        return OneVsAllExamples.from_graph(graph, inverse_relations=inverse_relations)
-    return GroupedExamples.from_graph(
-        graph, inverse_relations=inverse_relations, size=loss.triples_per_row
+        return OneVsAllExamples(triples, num_relations, inverse_relations=inverse_relations)
+    return GroupedExamples(
+        triples, num_relations, inverse_relations=inverse_relations, size=loss.triples_per_row
     )
 
 

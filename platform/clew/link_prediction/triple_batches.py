@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples, add_inverses
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
 
 SHOWN_EXAMPLES = 8
 
@@ -79,11 +79,6 @@ class OneVsAllExamples:
         self.num_relations = num_relations
         self.num_directions = 2 if inverse_relations else 1
 
-    @classmethod
-    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> Self:
-        """Take the training triples of a graph."""
-        return cls(graph.train, graph.num_relations, inverse_relations=inverse_relations)
-
     def __len__(self) -> int:
         return self.num_directions * len(self.triples)
 
@@ -106,15 +101,7 @@ class KvsAllExamples:
     """
 
     def __init__(self, triples: Triples, num_relations: int, *, inverse_relations: bool) -> None:
-        if inverse_relations:
-            triples = add_inverses(triples, num_relations)
-            num_relations *= 2
-        self.index = FilterIndex.from_triples(triples, num_relations)
-
-    @classmethod
-    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> Self:
-        """Take the training triples of a graph."""
-        return cls(graph.train, graph.num_relations, inverse_relations=inverse_relations)
+        self.index = _index(triples, num_relations, inverse_relations)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -146,10 +133,7 @@ class GroupedExamples:
     def __init__(
         self, triples: Triples, num_relations: int, *, inverse_relations: bool, size: int
     ) -> None:
-        if inverse_relations:
-            triples = add_inverses(triples, num_relations)
-            num_relations *= 2
-        index = FilterIndex.from_triples(triples, num_relations)
+        index = _index(triples, num_relations, inverse_relations)
         query, tail = index.tails_of(np.arange(len(index)))
         drawn = np.random.default_rng(0).permutation(len(query))
         self.tail = tail[drawn[np.argsort(query[drawn], kind="stable")]]
@@ -160,12 +144,7 @@ class GroupedExamples:
         place = np.arange(len(of_query)) - (np.cumsum(num_examples) - num_examples)[of_query]
         self.start = (np.cumsum(count) - count)[of_query] + place * size
         self.count = np.minimum(count[of_query] - place * size, size)
-        self.head, self.relation = np.divmod(index.keys[of_query], num_relations)
-
-    @classmethod
-    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool, size: int) -> Self:
-        """Take the training triples of a graph."""
-        return cls(graph.train, graph.num_relations, inverse_relations=inverse_relations, size=size)
+        self.head, self.relation = np.divmod(index.keys[of_query], index.num_relations)
 
     def __len__(self) -> int:
         return len(self.head)
@@ -179,6 +158,13 @@ class GroupedExamples:
         entity = self.tail[self.start[example][row] + place]
         head, relation = self.head[example], self.relation[example]
         return GroupedBatch(**vars(_as_batch(head, relation, row, entity, example)))
+
+
+def _index(triples: Triples, num_relations: int, inverse_relations: bool) -> FilterIndex:
+    """Index the tails of each query, with inverse relations those of both directions."""
+    if not inverse_relations:
+        return FilterIndex.from_triples(triples, num_relations)
+    return FilterIndex.from_triples(add_inverses(triples, num_relations), 2 * num_relations)
 
 
 def _as_batch(*arrays: np.ndarray) -> TripleBatch:

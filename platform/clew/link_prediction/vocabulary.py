@@ -132,14 +132,6 @@ class Vocabulary:
         """Return the same names with labels `(id,)`; null means no label."""
         return replace(self, label_array=labels)
 
-    def with_categories(self, categories: pa.StringArray) -> Self:
-        """Return the same names with kinds `(id,)`; null means that it is not known."""
-        return replace(self, category_array=categories)
-
-    def with_synonyms(self, synonyms: pa.StringArray) -> Self:
-        """Return the same names with other names `(id,)`; null means that there are none."""
-        return replace(self, synonym_array=synonyms)
-
     def write(self, path: Path) -> None:
         """Write a Parquet file: id, name, label and, where known, category and synonyms."""
         labels = self.label_array

@@ -37,7 +37,6 @@ from clew.training.devices import free_gib
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
-    CheckpointRecord,
     Manifest,
     read_manifest,
     require_unchanged,
@@ -77,7 +76,7 @@ def write_checkpoint(
     training: TrainingState | None = None,
     *,
     write_rows: Callable[[Path], None] = lambda folder: None,
-) -> CheckpointRecord:
+) -> None:
     """Write a checkpoint to `folder`, whole or not at all: synced before it gets its name.
 
     `write_rows` lets all processes write their rows of sharded tables into a folder.
@@ -100,7 +99,6 @@ def write_checkpoint(
         for path in temporary.iterdir():
             sync(path)
     sync(folder.parent)
-    return CheckpointRecord.of(manifest, folder)
 
 
 def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[str, Tensor]:

@@ -73,17 +73,6 @@ class CheckpointRecord:
     path: Path
     previous_step: int | None = None
 
-    @classmethod
-    def of(cls, manifest: Manifest, path: Path) -> "CheckpointRecord":
-        """Return the record of a checkpoint that says this of itself."""
-        return cls(
-            manifest.step,
-            manifest.epoch,
-            manifest.learning_rate_weight,
-            path,
-            manifest.previous_step,
-        )
-
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of the files in `folder`, with the digests that they have now."""
@@ -125,7 +114,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 def read_record(folder: Path) -> CheckpointRecord:
     """Return the record of the checkpoint in `folder`."""
-    return CheckpointRecord.of(read_manifest(folder), folder)
+    said = read_manifest(folder)
+    return CheckpointRecord(
+        said.step, said.epoch, said.learning_rate_weight, folder, said.previous_step
+    )
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointRecord]:

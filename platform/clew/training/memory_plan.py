@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from clew.config.schema import RunConfig
-from clew.layers.chunks import two_chunks
+from clew.layers.products import two_chunks
 from clew.runs.hardware import GIB, process_gib
 from clew.training.average import ParameterAverage
 from clew.training.live_bytes import LiveBytes

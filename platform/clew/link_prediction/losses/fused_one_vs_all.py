@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clew.layers.products import operand_type
-from clew.link_prediction.losses.one_vs_all import LossFunction, OneVsAll, Targets, targets_of
+from clew.link_prediction.losses.one_vs_all import OneVsAll, Targets, targets_of
 from clew.link_prediction.losses.score_tiles import (
     EntityChunks,
     Slope,
@@ -69,8 +69,7 @@ def fused_one_vs_all_loss(
         table,
         bias,
         targets_of(queries, table, row, entity, settings),
-        function=settings.function,
-        chunk_bytes=settings.chunk_bytes,
+        settings=settings,
         query_bias=query_bias,
     )
 
@@ -81,8 +80,7 @@ def fused_loss(
     bias: EntityBias | None,
     targets: Targets,
     *,
-    function: LossFunction,
-    chunk_bytes: int,
+    settings: OneVsAll,
     query_bias: QueryBias | None = None,
     exchange: Exchange | None = None,
 ) -> Float[Tensor, ""]:
@@ -93,15 +91,14 @@ def fused_loss(
         table: Entity table W.
         bias: Entity bias b, or None.
         targets: Labels of the rows.
-        function: Which normaliser.
-        chunk_bytes: Budget for the chunks of scores, and with the softmax as much again for those
-            that are kept; a chunk has about 2,048 entities even if the budget is smaller.
+        settings: Which loss. The softmax takes `chunk_bytes` twice, once for the chunks that are
+            kept; a chunk has about 2,048 entities even if the budget is smaller.
         query_bias: Query bias c, or None.
         exchange: The processes that have the other rows, where table, bias and positives are those
             of one process; None: they are whole. Losses and gradients of all processes add up to
             those of the whole.
     """
-    operand = operand_type(table)
+    operand, chunk_bytes = operand_type(table), settings.chunk_bytes
     size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
     # Inside an autograd function gradients are off, so this checks here whether they are needed.
     wanted = tuple(
@@ -115,10 +112,9 @@ def fused_loss(
             bias,
             query_bias,
             targets,
-            function,
+            settings,
             operand,
             size,
-            chunk_bytes,
             wanted,
             exchange,
         )
@@ -136,27 +132,26 @@ class _FusedLoss(torch.autograd.Function):
         bias: Tensor | None,
         query_bias: Tensor | None,
         targets: Targets,
-        function: LossFunction,
+        settings: OneVsAll,
         operand: torch.dtype,
         size: int,
-        chunk_bytes: int,
         wanted: tuple[bool, bool, bool, bool],
         exchange: Exchange | None,
     ) -> Tensor:
-        twice = function == "softmax_cross_entropy" and any(wanted)
+        binary = settings.function == "binary_cross_entropy"
         chunks = EntityChunks(
             queries,
             table,
             operand=operand,
             size=size,
             query_bias=query_bias,
-            kept_bytes=chunk_bytes if twice else 0,
+            kept_bytes=0 if binary or not any(wanted) else settings.chunk_bytes,
         )
         # What belongs to whole rows of scores is counted in equal shares.
         share = 1.0 if exchange is None else 1.0 / exchange.size
         gradients = _Gradients(chunks, targets, wanted=wanted, share=share)
         slopes = slopes_for(chunks.workspace, table.dtype, operand, gradients.gain)
-        if function == "binary_cross_entropy":
+        if binary:
             total = _binary_cross_entropy(chunks, bias, slopes, gradients)
         else:
             total = _softmax_cross_entropy(chunks, bias, slopes, gradients, exchange)
@@ -177,7 +172,7 @@ class _FusedLoss(torch.autograd.Function):
         ctx.gradients = None
         if queries is not None:
             queries = queries.to(ctx.queries_type)
-        return queries, *others, None, None, None, None, None, None, None
+        return queries, *others, None, None, None, None, None, None
 
 
 def gain_of(operand: torch.dtype, most_times: int) -> float:

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clew.layers.chunks import chunks
-from clew.layers.products import product
+from clew.layers.products import chunks, product
 from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD
 
 MINIMUM_CHUNK = 2048

@@ -65,8 +65,7 @@ def sharded_loss(
         table.weight,
         model.tail_bias(),
         own,
-        function=settings.function,
-        chunk_bytes=settings.chunk_bytes,
+        settings=settings,
         query_bias=model.query_bias(every),
         exchange=exchange,
     )

@@ -7,18 +7,15 @@ relation table, numbered after the relations themselves.
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from clew.config.graph_models import ConvEModel
 from clew.layers.products import is_vectorised, linear
-from clew.layers.training_mode import dropout, recomputed
+from clew.layers.training_mode import dropout, normalised, recomputed
 from clew.link_prediction.models.base import Embeddings, GraphModel, Queries
-from clew.link_prediction.models.patch_convolution import projected_maps
+from clew.link_prediction.models.patch_convolution import Image, projected_maps
 from clew.training.sharding.table import draw_xavier_normal
-
-Image = Float[Tensor, "batch 1 height width"]
 
 
 class ConvE(GraphModel, kind="conve"):
@@ -66,7 +63,7 @@ class ConvE(GraphModel, kind="conve"):
             hidden = recomputed(self._convolve, image, within=self)
         else:
             hidden = self._convolve(image)
-        return self.activation(self._normalise(hidden))
+        return self.activation(normalised(self.projection_norm, hidden))
 
     @property
     def floats_per_query(self) -> int:
@@ -76,20 +73,6 @@ class ConvE(GraphModel, kind="conve"):
     def enable_gradient_checkpointing(self) -> None:
         """Recompute the convolution's activations in the backward pass; in training only."""
         self.recomputes = True
-
-    def _normalise(self, hidden: Queries) -> Queries:
-        """Normalise over the batch.
-
-        A single row, as in the last batch of an epoch, has no statistics of its own; it uses the
-        running ones.
-        """
-        norm = self.projection_norm
-        if self.training and len(hidden) == 1:
-            return F.batch_norm(
-                hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
-            )
-        normalised: Queries = norm(hidden)
-        return normalised
 
     def _convolve(self, image: Image) -> Queries:
         """Return the projected feature maps before the last normalisation, `(batch, dim)`."""

@@ -88,9 +88,10 @@ def _normalised_kernel(
     covariance = moments[:-1, :-1] - torch.outer(mean, mean)
     convolved = kernel @ mean
     variance = ((kernel @ covariance) * kernel).sum(dim=1).clamp_min(0.0)
-    bias, unbiased = convolution.bias, variance * (count / (count - 1))
-    report_statistics(norm, convolved if bias is None else convolved + bias, unbiased)
-    _update_statistics(norm, convolved.detach(), variance.detach(), bias, count)
+    output_mean = convolved if convolution.bias is None else convolved + convolution.bias
+    unbiased = variance * (count / (count - 1))
+    report_statistics(norm, output_mean, unbiased)
+    _update_statistics(norm, output_mean, unbiased)
     scale = norm.weight * torch.rsqrt(variance + norm.eps)
     # A bias of the convolution cancels: it moves the mean as much as the values.
     shift = norm.bias - scale * convolved
@@ -98,17 +99,15 @@ def _normalised_kernel(
 
 
 @torch.no_grad()
-def _update_statistics(
-    norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, bias: Tensor | None, count: int
-) -> None:
-    """Move the running statistics as batch normalisation does, with the unbiased variance."""
+def _update_statistics(norm: nn.BatchNorm2d, mean: Tensor, unbiased_variance: Tensor) -> None:
+    """Move the running statistics as batch normalisation does."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
     assert norm.momentum is not None
     norm.num_batches_tracked += 1
-    norm.running_mean.lerp_(mean if bias is None else mean + bias, norm.momentum)
-    norm.running_var.lerp_(variance * (count / (count - 1)), norm.momentum)
+    norm.running_mean.lerp_(mean, norm.momentum)
+    norm.running_var.lerp_(unbiased_variance, norm.momentum)
 
 
 def _patches(x: Tensor, kernel_height: int, kernel_width: int, last: float) -> Tensor:

@@ -2,10 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clew.config.graph_models import TuckERModel
-from clew.layers.training_mode import dropout
+from clew.layers.training_mode import dropout, normalised
 from clew.link_prediction.models.base import Embeddings, GraphModel, Queries, RelationEmbeddings
 from clew.training.sharding.table import draw_xavier_normal
 
@@ -38,7 +37,7 @@ class TuckER(GraphModel, kind="tucker"):
     def project(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
         """Return the product of core, relation and head before the last normalisation."""
         config, training = self.config, self.training
-        head = dropout(_normalised(self.head_norm, head), config.input_dropout, training)
+        head = dropout(normalised(self.head_norm, head), config.input_dropout, training)
         core = self.core.view(-1, relation.shape[1], head.shape[1])
         matrix = torch.einsum("bj,kji->bki", relation, core)
         matrix = dropout(matrix, config.relation_dropout, training)
@@ -46,7 +45,7 @@ class TuckER(GraphModel, kind="tucker"):
 
     def finish(self, projected: Queries) -> Queries:
         """Return queries from projected rows."""
-        normal = _normalised(self.projection_norm, projected)
+        normal = normalised(self.projection_norm, projected)
         return dropout(normal, self.config.projection_dropout, self.training)
 
     def features(self, head: Embeddings, relation: RelationEmbeddings) -> Tensor:
@@ -58,13 +57,3 @@ class TuckER(GraphModel, kind="tucker"):
         """Return the size of a relation's matrix, or of `features` if that is larger."""
         config = self.config
         return config.embedding_dim * max(config.embedding_dim, config.relation_size)
-
-
-def _normalised(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
-    """Normalise over the batch; a single row uses the running statistics."""
-    if norm.training and len(rows) == 1:
-        return F.batch_norm(
-            rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
-        )
-    normalised: Tensor = norm(rows)
-    return normalised
