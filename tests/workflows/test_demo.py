@@ -1,5 +1,7 @@
 """What the demo's own run holds: what its two trainings share, and how they compare."""
 
+from collections.abc import Callable
+
 import pytest
 
 from clew.config.load import load
@@ -12,10 +14,13 @@ from tests.recorded import Recorded
 SPEED = "throughput/examples_per_second"
 
 
-def test_parameters_are_what_both_share_and_metrics_how_they_compare(recorded: Recorded) -> None:
+def test_parameters_are_what_both_share_and_metrics_how_they_compare(
+    recorded: Recorded, use: Callable[[str], None]
+) -> None:
+    use(recorded.uri)
     results = []
     for variant in ("fp32", "bf16"):
-        run = find_run(recorded.runs[f"{variant} 1"], recorded.uri)
+        run = find_run(recorded.runs[f"{variant} 1"])
         results.append(TrainResult(run.run_id, variant, dict(run.metrics)))
     tracker = MemoryTracker()
     record(tracker, [load(CONFIG, variant) for variant in VARIANTS], results)
