@@ -6,7 +6,7 @@ import os
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,6 +140,12 @@ def recorded(shared_folder: Path) -> "Recorded":
     from tests.recorded import record
 
     return record(shared_folder / "recorded")
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make a store the one in use, by its address."""
+    return lambda uri: monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
 
 
 @pytest.fixture(autouse=True)

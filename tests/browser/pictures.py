@@ -16,15 +16,15 @@ SECONDS = 120.0
 """For a command that the dashboard starts."""
 
 
-def newest(uri: str, kind: str, most: int) -> list[str]:
+def newest(kind: str, most: int) -> list[str]:
     """Return the ids of the newest finished runs of a kind."""
     query = RunQuery(kind=kind, status="FINISHED")
-    return [run.run_id for run in search_runs(query, limit=most, uri=uri).runs]
+    return [run.run_id for run in search_runs(query, limit=most).runs]
 
 
-def addresses(uri: str) -> dict[str, str]:
+def addresses() -> dict[str, str]:
     """Return the address of each page with something to see on it."""
-    trained, (explained,) = newest(uri, KIND_TRAIN, 2), newest(uri, KIND_TRACE, 1)
+    trained, (explained,) = newest(KIND_TRAIN, 2), newest(KIND_TRACE, 1)
     return {
         "overview": "/",
         "run": f"/run?id={trained[0]}",
@@ -45,12 +45,12 @@ def ask(dashboard: Dashboard) -> None:
     dashboard.shows("Read the explanation", seconds=SECONDS)
 
 
-def take(uri: str, folder: Path) -> None:
-    """Serve a store and write `PAGE.png` for each page."""
+def take(folder: Path) -> None:
+    """Serve the store in use and write `PAGE.png` for each page."""
     prepare_client_environment()
     folder.mkdir(parents=True, exist_ok=True)
-    with serving(uri) as address, chromium() as browser:
-        for name, path in addresses(uri).items():
+    with serving(tracking_uri()) as address, chromium() as browser:
+        for name, path in addresses().items():
             page = browser.new_context(viewport=WINDOW).new_page()  # type: ignore[arg-type]
             dashboard = Dashboard(page, address).open(path)
             if name == "ask":
@@ -62,4 +62,4 @@ def take(uri: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    take(tracking_uri(), Path(sys.argv[1]))
+    take(Path(sys.argv[1]))

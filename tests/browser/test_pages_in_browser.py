@@ -1,6 +1,7 @@
 """Every page in light and dark, wide and narrow: a picture, no error, nothing beside the window."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,10 +87,13 @@ def test_pointing_at_hostile_names_shows_text(
         assert dashboard.page.locator("#vg-tooltip-element script").count() == 0
 
 
-def test_every_page_has_its_picture_for_the_documents(filled: Recorded, tmp_path: Path) -> None:
+def test_every_page_has_its_picture_for_the_documents(
+    filled: Recorded, use: Callable[[str], None], tmp_path: Path
+) -> None:
+    use(filled.uri)
     # The other tests' browser runs in a loop of this thread.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(take, filled.uri, tmp_path / "pictures").result()
+        thread.submit(take, tmp_path / "pictures").result()
     assert {path.stem for path in (tmp_path / "pictures").iterdir()} == {*PAGES, "run"}
 
 

@@ -11,7 +11,7 @@ from clew.errors import TrackingError
 from clew.runs.mlflow_store import MlflowTracker
 from clew.runs.opening import connect
 from clew.runs.reading import runs
-from clew.runs.store import shown
+from clew.runs.store import shown, tracking_uri
 
 
 @pytest.fixture
@@ -39,17 +39,18 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("uri", UNUSABLE)
-@pytest.mark.parametrize("open_store", [runs.client, connect])
+@pytest.mark.parametrize("open_store", [runs.client, lambda: connect(tracking_uri())])
 def test_a_store_that_cannot_be_used_is_one_line_for_readers_and_writers(
-    open_store: Callable[[str], MlflowClient],
+    open_store: Callable[[], MlflowClient],
     uri: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "pymysql", None)  # as if it were not installed
     with pytest.raises(TrackingError, match=UNUSABLE[uri]) as caught:
-        open_store(uri)
+        open_store()
     message = str(caught.value)
     assert message.startswith(f"tracking store {shown(uri)}: ")
     assert "\n" not in message

@@ -58,7 +58,7 @@ def test_a_dashboard_that_starts_meanwhile_sees_no_store_yet(
     def open_dashboard() -> None:
         seen.append(f"exists: {store_exists()}")
         with pytest.raises(TrackingError, match=r"no tracking store at .*train a first run"):
-            runs.client(uri)
+            runs.client()
         seen.append("told so")
 
     in_the_middle(open_dashboard)
@@ -66,7 +66,7 @@ def test_a_dashboard_that_starts_meanwhile_sees_no_store_yet(
     assert seen == ["exists: False", "told so"]
     assert store_exists()
     assert is_usable(client)
-    assert is_usable(runs.client(uri))
+    assert is_usable(runs.client())
 
 
 def test_another_command_waits_until_the_store_is_there(
@@ -104,7 +104,7 @@ def test_an_empty_file_is_no_store_yet(uri: str, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "mlflow.db").touch()
     with pytest.raises(TrackingError, match="no tracking store"):
-        runs.client(uri)
+        runs.client()
     client = connect(uri)
     assert is_usable(client)
     default = client.get_experiment("0").artifact_location

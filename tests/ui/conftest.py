@@ -57,12 +57,6 @@ def fresh_caches() -> Iterator[None]:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Point the pages to a store."""
-    return lambda uri: monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-
-
-@pytest.fixture
 def page(use: Callable[[str], None]) -> Open:
     """Open a page over a store with an address, and check that nothing went wrong by surprise."""
 

@@ -99,7 +99,7 @@ def test_a_fact_is_decided_and_the_decision_revised(page: Open, store: Recorded)
     app = decide(app, "wrong", "Barbara")
     assert sorted(states_of(app)) == ["? open", "✗ wrong"]
     assert list(app.dataframe[-1].value["Decided by"]) == ["Barbara"]
-    kept = read_decisions(store.runs["trace"], uri=store.uri).decisions
+    kept = read_decisions(store.runs["trace"]).decisions
     assert [(each.person, each.verdict) for each in kept] == [
         ("Edsger", "right"),
         ("Barbara", "wrong"),
@@ -124,7 +124,7 @@ def test_nobody_decides_without_a_name(page: Open, store: Recorded, person: str)
     disagree(store)
     app = decide(page("reviews", store.uri, decide=keys(page, store)[0]), "unsure", person)
     assert any("names who decided" in error.value for error in app.error)
-    assert read_decisions(store.runs["trace"], uri=store.uri).decisions == ()
+    assert read_decisions(store.runs["trace"]).decisions == ()
 
 
 def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) -> None:
@@ -133,10 +133,10 @@ def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) ->
     assert any("Nobody disagrees about" in warning.value for warning in app.warning)
     app = page("reviews", store.uri, decide=keys(page, store)[0])
     # She changes her mind on another machine: this dashboard has not heard of it.
-    append_review(review(store, "Grace", "plausible"), uri=store.uri)
+    append_review(review(store, "Grace", "plausible"))
     app = decide(app, "unsure")
     assert any("there is nothing to decide" in error.value for error in app.error)
-    assert read_decisions(store.runs["trace"], uri=store.uri).decisions == ()
+    assert read_decisions(store.runs["trace"]).decisions == ()
 
 
 def test_one_run_lists_its_own_disagreements(page: Open, store: Recorded) -> None:

@@ -32,7 +32,7 @@ def trained(
         *("model.kind=distmult", "model.embedding_dim=4"),
         *("data.node_name_dict=g/entity_names.tsv", "data.edge_map=g/edge_map.json"),
     )
-    return search_runs(RunQuery(), uri=empty).runs[0].run_id
+    return search_runs(RunQuery()).runs[0].run_id
 
 
 def box(run_id: str) -> None:

@@ -133,9 +133,9 @@ def test_counting_again_asks_near_the_last_number(
     asked: list[int] = []
     reads = counting.count_runs
 
-    def counted(query: runs.RunQuery, *, near: int, uri: str) -> int:
+    def counted(query: runs.RunQuery, *, near: int) -> int:
         asked.append(near)
-        return reads(query, near=near, uri=uri)
+        return reads(query, near=near)
 
     monkeypatch.setattr(runs, "count_runs", counted)
     st.cache_data.clear()
@@ -442,22 +442,26 @@ def test_files_that_go_while_they_are_read_are_a_message(page: Open, fresh_many:
     assert app.selectbox(key="run-box"), "another explanation can be chosen"
 
 
-def test_files_that_are_here_are_not_copied(many: Recorded, tmp_path: Path) -> None:
-    found = report_files(many.runs["trace"], tmp_path, uri=many.uri)
+def test_files_that_are_here_are_not_copied(
+    use: Callable[[str], None], many: Recorded, tmp_path: Path
+) -> None:
+    use(many.uri)
+    found = report_files(many.runs["trace"], tmp_path)
     assert found.json is not None
     assert many.runs["trace"] in found.json.parts
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_elsewhere_are_fetched_once(
-    many: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    use: Callable[[str], None], many: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use(many.uri)
     monkeypatch.setattr("clew.runs.reading.report_files.is_local_uri", lambda uri: False)
-    first = report_files(many.runs["trace"], tmp_path, uri=many.uri)
+    first = report_files(many.runs["trace"], tmp_path)
     identity = first.identity
     assert len(identity) == 3
     assert all(tmp_path in Path(path).parents for path, _, _ in identity)
-    assert report_files(many.runs["trace"], tmp_path, uri=many.uri).identity == identity
+    assert report_files(many.runs["trace"], tmp_path).identity == identity
 
 
 def test_a_run_that_goes_while_it_is_reviewed_is_a_message(

@@ -1,5 +1,6 @@
 """The page of a run, over stores that commands filled."""
 
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import pandas as pd
@@ -15,6 +16,11 @@ from clew.ui.data.run_page import mlflow_page
 from tests.recorded import MODEL, Recorded
 from tests.runs.kept import read_run
 from tests.ui.conftest import Open, shown
+
+
+@pytest.fixture(autouse=True)
+def many_in_use(many: Recorded, use: Callable[[str], None]) -> None:
+    use(many.uri)
 
 
 def test_a_training_with_all_that_was_recorded(page: Open, many: Recorded) -> None:
@@ -62,35 +68,35 @@ def test_a_run_that_is_gone(page: Open, many: Recorded) -> None:
 
 def test_the_ranks_are_those_that_were_stored(many: Recorded, tmp_path) -> None:
     run_id = many.runs["fp32 1"]
-    frame = read_by_relation(run_id, "test", tmp_path, uri=many.uri)
+    frame = read_by_relation(run_id, "test", tmp_path)
     weights = frame["num_queries"]
     mean = (frame[names.MRR] * weights).sum() / weights.sum()
-    assert mean == pytest.approx(find_run(run_id, many.uri).metrics["test/mrr"], rel=1e-5)
+    assert mean == pytest.approx(find_run(run_id).metrics["test/mrr"], rel=1e-5)
     assert set(frame["side"]) == {"head", "tail"}
 
 
 def test_where_a_run_comes_from_and_what_it_led_to(many: Recorded) -> None:
-    found = lineage(find_run(many.runs["fp32 1"], many.uri), uri=many.uri)
+    found = lineage(find_run(many.runs["fp32 1"]))
     made = {relative.run.run_id: relative.how for relative in found.results}
     assert made[many.runs["trace"]] == "explanation"
     assert "promotion" in made.values()
     assert [(version.model, version.version) for version in found.versions] == [(MODEL, 1)]
-    (source,) = lineage(find_run(many.runs["trace"], many.uri), uri=many.uri).sources
+    (source,) = lineage(find_run(many.runs["trace"])).sources
     assert (source.how, source.run.run_id) == ("works on the model of", many.runs["fp32 1"])
 
 
 @pytest.mark.parametrize("name", ["fp32 1", "trace"])
 def test_a_run_names_its_data(many: Recorded, name: str) -> None:
-    (data,) = list_data(many.runs[name], uri=many.uri)
-    run = find_run(many.runs[name], many.uri)
+    (data,) = list_data(many.runs[name])
+    run = find_run(many.runs[name])
     assert data.name == "umls"
     assert run.tags[names.TAG_DATA_FINGERPRINT].startswith(data.fingerprint)
 
 
 def test_a_promotion_names_its_data(many: Recorded) -> None:
-    found = lineage(find_run(many.runs["fp32 1"], many.uri), uri=many.uri).results
+    found = lineage(find_run(many.runs["fp32 1"])).results
     (promotion,) = [relative.run for relative in found if relative.how == "promotion"]
-    (data,) = list_data(promotion.run_id, uri=many.uri)
+    (data,) = list_data(promotion.run_id)
     assert (data.name, data.context) == ("umls", "promotion")
 
 
@@ -109,16 +115,16 @@ def test_the_files_are_those_that_mlflow_lists_folder_by_folder(
         return get_run(store, run_id)
 
     monkeypatch.setattr(SqlAlchemyStore, "get_run", counted)
-    found = [file.path for file in list_files(run_id, uri=many.uri)]
+    found = [file.path for file in list_files(run_id)]
     assert len(found) == len(set(found))
     assert set(found) == paths - folders
     assert lookups == [run_id]
 
 
 def test_a_run_keeps_its_log_and_its_command(many: Recorded) -> None:
-    run = find_run(many.runs["fp32 0"], many.uri)
+    run = find_run(many.runs["fp32 0"])
     assert run.tags[names.TAG_COMMAND].startswith("clew train ")
-    assert names.ARTIFACT_LOG in [file.path for file in list_files(run.run_id, uri=many.uri)]
+    assert names.ARTIFACT_LOG in [file.path for file in list_files(run.run_id)]
     log = (many.files("fp32 0") / names.ARTIFACT_LOG).read_text()
     assert "parameters" in log
     failed = (many.files("failed") / names.ARTIFACT_LOG).read_text()
@@ -126,7 +132,7 @@ def test_a_run_keeps_its_log_and_its_command(many: Recorded) -> None:
 
 
 def test_mlflow_shows_the_run_among_experiments(many: Recorded, monkeypatch) -> None:
-    run = find_run(many.runs["fp32 1"], many.uri)
+    run = find_run(many.runs["fp32 1"])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host:5000/")
     served = mlflow_page(run)
     assert not served.command
@@ -139,7 +145,6 @@ def test_mlflow_shows_the_run_among_experiments(many: Recorded, monkeypatch) -> 
 def test_a_table_of_metrics_without_any(many: Recorded, monkeypatch) -> None:
     from clew.ui.data import run_page
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
-    run = find_run(many.runs["failed"], many.uri)
+    run = find_run(many.runs["failed"])
     monkeypatch.setattr(run_page, "curves_of", lambda run: {})
     assert isinstance(run_page.metric_table(run), pd.DataFrame)

@@ -1,5 +1,6 @@
 """Saved views on the page Compare: saved, opened by an address, renamed, deleted, out of date."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from tests.ui.conftest import Open, no_surprise, shown
 
 
 @pytest.fixture
-def store(recorded: Recorded, tmp_path: Path) -> Recorded:
-    return recorded.copy(tmp_path / "store")
+def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Recorded:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    return store
 
 
 def runs(store: Recorded) -> str:
@@ -26,31 +29,31 @@ def save(app: AppTest, name: str, current: str = "") -> AppTest:
     return no_surprise(app.button(key="view-save").click().run())
 
 
-def saved(store: Recorded) -> list[str]:
-    return [view.name for view in list_views(store.uri).views]
+def saved() -> list[str]:
+    return [view.name for view in list_views().views]
 
 
 def test_what_is_shown_is_saved_renamed_and_deleted(page: Open, store: Recorded) -> None:
     app = page("compare", store.uri, runs=runs(store), pick="last", change="both")
     app = save(app, "mine")
-    (view,) = list_views(store.uri).views
+    (view,) = list_views().views
     assert view.person == "Ada"
     assert view.parameters == {"runs": runs(store), "pick": "last", "change": "both"}
     assert app.query_params["view"] in ("mine", ["mine"])
     assert "View mine, saved by Ada" in shown(app)
     app = save(app, "ours", "mine")
-    assert saved(store) == ["ours"]
+    assert saved() == ["ours"]
     app.checkbox(key="view-instead-ours").uncheck()
     app = save(app, "third", "ours")
-    assert saved(store) == ["ours", "third"]
+    assert saved() == ["ours", "third"]
     app = no_surprise(app.button(key="view-delete").click().run())
-    assert saved(store) == ["ours"]
+    assert saved() == ["ours"]
     assert "view" not in app.query_params
 
 
 def test_a_view_is_opened_by_its_name(page: Open, store: Recorded) -> None:
     parameters = {"runs": runs(store), "pick": "last", "seeds": "false", "smooth": "0.5"}
-    save_view("mine", parameters, "Ada", uri=store.uri)
+    save_view("mine", parameters, "Ada")
     app = page("compare", store.uri, view="mine")
     assert app.query_params["runs"] in (runs(store), [runs(store)])
     assert app.button_group(key="pick").value == "last"
@@ -60,17 +63,17 @@ def test_a_view_is_opened_by_its_name(page: Open, store: Recorded) -> None:
 
 
 def test_a_name_that_is_refused_is_one_line(page: Open, store: Recorded) -> None:
-    save_view("taken", {"runs": runs(store)}, "Grace", uri=store.uri)
+    save_view("taken", {"runs": runs(store)}, "Grace")
     app = page("compare", store.uri, runs=runs(store))
     for name, message in (("a <b>", "name is"), ("taken", "view taken of Grace already")):
         app = save(app, name)
         (error,) = app.error
         assert message in error.value.replace("\\", "")
-    assert saved(store) == ["taken"]
+    assert saved() == ["taken"]
 
 
 def test_a_view_whose_runs_are_gone_says_so(page: Open, store: Recorded) -> None:
-    save_view("mine", {"runs": runs(store)}, "Ada", uri=store.uri)
+    save_view("mine", {"runs": runs(store)}, "Ada")
     store.client.delete_run(store.runs["bf16 1"])
     (warning,) = page("compare", store.uri, view="mine").warning
     assert "View mine: 1 of 2 runs are not in the store any more" in plain(warning.value)
@@ -80,7 +83,7 @@ def test_a_view_whose_runs_are_gone_says_so(page: Open, store: Recorded) -> None
     (warning,) = app.warning
     assert "View mine: none of its 2 runs is in the store any more" in plain(warning.value)
     no_surprise(app.button(key="view-delete").click().run())
-    assert saved(store) == []
+    assert saved() == []
 
 
 def test_a_view_that_is_gone_says_so(page: Open, store: Recorded) -> None:

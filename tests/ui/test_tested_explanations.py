@@ -1,6 +1,7 @@
 """An explanation of a model that was tested says what the test found."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
@@ -42,11 +43,12 @@ def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:
 
 
 def test_the_page_influence_says_of_a_test_that_came_later(
-    page: Open, recorded: Recorded, tmp_path: Path
+    page: Open, recorded: Recorded, use: Callable[[str], None], tmp_path: Path
 ) -> None:
     store = recorded.copy(tmp_path / "store")
+    use(store.uri)
     trace = store.runs["trace"]
-    head = read_head(report_files(trace, tmp_path / "files", uri=store.uri))
+    head = read_head(report_files(trace, tmp_path / "files"))
     found = record(head.run_id, head.settings["score"], head.settings["direction"])
     add_validation(store, head.run_id, found.model_dump_json())
     assert "predicts retraining with" in shown(page("influence", store.uri, run=trace))

@@ -1,6 +1,7 @@
 """The explanation of a text: read, filtered, marked, shown as a page, or said to be broken."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,12 +148,13 @@ def broken(content: str, which: str) -> str:
 
 @pytest.mark.parametrize("which", ["version", "entry", "number", "json", "list", "kind"])
 def test_a_broken_explanation_is_a_message(
-    page: Open, own: Recorded, tmp_path: Path, which: str
+    page: Open, own: Recorded, use: Callable[[str], None], tmp_path: Path, which: str
 ) -> None:
+    use(own.uri)
     path, run_id = own.files("trace text", FILE), own.runs["trace text"]
     path.write_text(broken(path.read_text(), which))
     with pytest.raises(DataError, match=TEXT_INFLUENCE_JSON.replace(".", r"\.")):
-        read_text_report(report_files(run_id, tmp_path, uri=own.uri))
+        read_text_report(report_files(run_id, tmp_path))
     app = page("influence", own.uri, run=run_id)
     (error,) = app.error
     assert "cannot be shown" in error.value

@@ -1,21 +1,26 @@
 """What the demo's own run holds: what its two trainings share, and how they compare."""
 
+from collections.abc import Callable
+
 import pytest
 
 from clew.config.load import load
-from clew.runs.base import MemoryTracker
 from clew.runs.reading.runs import find_run
 from clew.workflows.demo import COLUMNS, CONFIG, VARIANTS, record
 from clew.workflows.train import TrainResult
+from tests.memory_tracker import MemoryTracker
 from tests.recorded import Recorded
 
 SPEED = "throughput/examples_per_second"
 
 
-def test_parameters_are_what_both_share_and_metrics_how_they_compare(recorded: Recorded) -> None:
+def test_parameters_are_what_both_share_and_metrics_how_they_compare(
+    recorded: Recorded, use: Callable[[str], None]
+) -> None:
+    use(recorded.uri)
     results = []
     for variant in ("fp32", "bf16"):
-        run = find_run(recorded.runs[f"{variant} 1"], recorded.uri)
+        run = find_run(recorded.runs[f"{variant} 1"])
         results.append(TrainResult(run.run_id, variant, dict(run.metrics)))
     tracker = MemoryTracker()
     record(tracker, [load(CONFIG, variant) for variant in VARIANTS], results)

@@ -21,7 +21,7 @@ def all_runs(trained: TrainedStore) -> list[str]:
 def last_to_finish(trained: TrainedStore) -> str:
     """By the times themselves: other tests may have trained in this store too."""
     query = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
-    runs = search_runs(query, limit=1000, uri=trained.uri).runs
+    runs = search_runs(query, limit=1000).runs
     return max(runs, key=lambda run: run.ended_ms or 0).run_id
 
 

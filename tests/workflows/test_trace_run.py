@@ -1,5 +1,7 @@
 """What every run of kind `trace` records, whatever is explained: the memory that it took."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -14,8 +16,11 @@ GPU_PEAKS = {names.GPU_PEAK_ALLOCATED_GIB: 1.5, names.GPU_PEAK_RESERVED_GIB: 2.0
 
 
 @pytest.mark.parametrize("name", ["trace", "trace batch", "trace text", "trace frames"])
-def test_process_memory_is_recorded(recorded: Recorded, name: str) -> None:
-    metrics = find_run(recorded.runs[name], recorded.uri).metrics
+def test_process_memory_is_recorded(
+    recorded: Recorded, use: Callable[[str], None], name: str
+) -> None:
+    use(recorded.uri)
+    metrics = find_run(recorded.runs[name]).metrics
     assert metrics[names.PROCESS_PEAK_GIB] > metrics[names.PROCESS_GROWTH_GIB] >= 0
     assert set(GPU_PEAKS).isdisjoint(metrics), "these explanations were computed on the CPU"
 

@@ -103,7 +103,7 @@ def picked_texts(setting: Setting) -> dict[str, str]:
 # has finished, or after ten minutes for those that were deleted.
 @st.cache_data(ttl=600, max_entries=8, show_spinner=False)
 def _preset(uri: str, latest: str) -> Preset | None:
-    found = search_runs(FINISHED, limit=NUM_PRESET_CANDIDATES, uri=uri)
+    found = search_runs(FINISHED, limit=NUM_PRESET_CANDIDATES)
     return find_preset(found.runs, limit=MAX_PRESET_RUNS)
 
 

@@ -39,7 +39,7 @@ def trace_runs() -> list[RunRecord]:
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def _files(uri: str, run_id: str) -> ReportFiles:
-    return report_files(run_id, _copies_folder(), uri=uri)
+    return report_files(run_id, _copies_folder())
 
 
 # Frames are shared by all sessions, not copied: nobody may change one in place.
@@ -113,7 +113,7 @@ def report_head(files: ReportFiles) -> ReportHead:
 def _validation(
     uri: str, source_run: str, settings: dict[str, Any], ensemble: tuple[str, ...]
 ) -> ValidationSummary | None:
-    return find_validation_of_report(source_run, settings, ensemble=ensemble, uri=uri)
+    return find_validation_of_report(source_run, settings, ensemble=ensemble)
 
 
 def with_validation(head: ReportHead) -> ReportHead:

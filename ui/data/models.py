@@ -29,26 +29,26 @@ __all__ = ["Entry", "ModelNames", "RegisteredModel", "Terms", "Version", "comple
 
 @st.cache_data(ttl=5, max_entries=8, show_spinner=False)
 def _models(uri: str) -> list[RegisteredModel]:
-    return list_models(uri=uri)
+    return list_models()
 
 
 @st.cache_data(ttl=5, max_entries=64, show_spinner=False)
 def _versions(uri: str, model: RegisteredModel) -> list[Version]:
-    return list_versions(model, uri=uri)
+    return list_versions(model)
 
 
 # One vocabulary may hold a hundred thousand names: shared by all sessions, not copied.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _vocabulary(uri: str, run_id: str) -> ModelNames:
     with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        return read_vocabulary(run_id, Path(folder), uri=uri)
+        return read_vocabulary(run_id, Path(folder))
 
 
 # A version's triples never change; another version is another model to them.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _examples(uri: str, model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
     with tempfile.TemporaryDirectory(prefix="clew-examples-") as folder:
-        return read_examples(model, version, Path(folder), uri=uri)
+        return read_examples(model, version, Path(folder))
 
 
 def models() -> list[RegisteredModel]:

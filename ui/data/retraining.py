@@ -55,7 +55,7 @@ def train_without(run: RunRecord, listed: str) -> Job:
         UsageError: too many commands are running.
     """
     with tempfile.TemporaryDirectory(prefix="clew-config-") as folder:
-        config = read_config(run.run_id, Path(folder), store.tracking_uri())
+        config = read_config(run.run_id, Path(folder))
     data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
     data["exclude"] = str(_kept(listed, data.get("exclude")))
     title = f"{(run.name or run.run_id[:8]).removesuffix(SUFFIX)}{SUFFIX}"

@@ -95,7 +95,7 @@ def reviewable_runs() -> list[RunRecord]:
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
 def _reviews(uri: str, run_id: str) -> Reviews:
-    return read_reviews(run_id, uri=uri)
+    return read_reviews(run_id)
 
 
 def reviews_of(run_id: str) -> Reviews:
@@ -114,7 +114,7 @@ def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
 def _decisions(uri: str, run_id: str) -> Decisions:
-    return read_decisions(run_id, uri=uri)
+    return read_decisions(run_id)
 
 
 def decisions_of_all(run_ids: Sequence[str]) -> Decisions:
@@ -165,14 +165,14 @@ def add_decision(
         comment=comment,
         review_ids=tuple(opinion.review.review_id for opinion in about.opinions),
     )
-    written = append_decision(decision, reviews, earlier=about.decisions, uri=uri)
+    written = append_decision(decision, reviews, earlier=about.decisions)
     _decisions.clear(uri, written.run_id)
     return written
 
 
 def add_review(review: Review) -> Review:
     """Write a review to its run."""
-    written = append_review(review, uri=store.tracking_uri())
+    written = append_review(review)
     _reviews.clear(store.tracking_uri(), review.run_id)
     return written
 

@@ -42,34 +42,34 @@ class MlflowPage:
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=32, show_spinner=False)
 def _curves(uri: str, run: RunRecord) -> dict[str, pd.DataFrame]:
-    return run_histories(run, uri=uri)
+    return run_histories(run)
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
 def _files(uri: str, run_id: str) -> list[RunFile]:
-    return list_files(run_id, uri=uri)
+    return list_files(run_id)
 
 
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False)
 def _data(uri: str, run_id: str) -> list[RunData]:
-    return list_data(run_id, uri=uri)
+    return list_data(run_id)
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
 def _lineage(uri: str, run: RunRecord) -> Lineage:
-    return lineage(run, uri=uri)
+    return lineage(run)
 
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
 def _by_relation(uri: str, run_id: str, split: str) -> pd.DataFrame:
     with tempfile.TemporaryDirectory(prefix="clew-ranks-") as folder:
-        return read_by_relation(run_id, split, Path(folder), uri=uri)
+        return read_by_relation(run_id, split, Path(folder))
 
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
 def _log(uri: str, run_id: str) -> str:
     with tempfile.TemporaryDirectory(prefix="clew-log-") as folder:
-        return read_log(run_id, Path(folder), uri=uri)
+        return read_log(run_id, Path(folder))
 
 
 def curves_of(run: RunRecord) -> dict[str, pd.DataFrame]:

@@ -1,4 +1,7 @@
-"""Runs for the pages: cached searches, and the overview's numbers and rows."""
+"""Runs for the pages: cached searches, and the overview's numbers and rows.
+
+What is cached here is kept by the store's address, `uri`: it is part of the key alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,12 +57,12 @@ class Counts:
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
 def _experiments(uri: str) -> list[Experiment]:
-    return list_experiments(uri)
+    return list_experiments()
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
 def _page(uri: str, query: RunQuery, offset: int, limit: int) -> RunPage:
-    return search_runs(query, offset=offset, limit=limit, uri=uri)
+    return search_runs(query, offset=offset, limit=limit)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
@@ -73,13 +76,13 @@ def _count(uri: str, query: RunQuery) -> int:
     last = _last_count(uri, query)
     if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
         last[0] = _last_count(uri, RunQuery(query.experiment_ids))[0]  # most runs are trainings
-    last[0] = count_runs(query, near=last[0], uri=uri)
+    last[0] = count_runs(query, near=last[0])
     return last[0]
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
 def _runs(uri: str, run_ids: tuple[str, ...]) -> list[RunRecord]:
-    return find_runs(run_ids, uri=uri)
+    return find_runs(run_ids)
 
 
 # `last`: ids and last values. To hash all that the runs hold takes longer than to read the curves.
@@ -87,7 +90,7 @@ def _runs(uri: str, run_ids: tuple[str, ...]) -> list[RunRecord]:
 def _histories(
     uri: str, _runs: Sequence[RunRecord], last: tuple[tuple[str, float | None], ...], key: str
 ) -> pd.DataFrame:
-    return metric_histories(_runs, key, uri=uri)
+    return metric_histories(_runs, key)
 
 
 def store_exists() -> bool:
@@ -102,7 +105,7 @@ def connect() -> None:
         TrackingError: it does not answer.
     """
     if store_exists():
-        list_experiments(store.tracking_uri())
+        list_experiments()
 
 
 def experiments() -> list[Experiment]:
@@ -204,7 +207,7 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
 
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False, refresh_mode="background")
 def _tag_values(uri: str, experiment_ids: tuple[str, ...], tag: str) -> set[str]:
-    found = values_of_tag(experiment_ids, tag, uri=uri)
+    found = values_of_tag(experiment_ids, tag)
     if found is not None:
         return found
     pages = [  # the first one is shown anyway

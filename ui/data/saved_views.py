@@ -19,7 +19,7 @@ __all__ = ["SavedView", "SavedViews", "check_name"]
 
 @st.cache_data(ttl=5, max_entries=16, show_spinner=False)
 def _views(uri: str) -> SavedViews:
-    return list_views(uri)
+    return list_views()
 
 
 def views() -> SavedViews:
@@ -30,7 +30,7 @@ def views() -> SavedViews:
 def save(name: str, parameters: Mapping[str, str], person: str, *, replaces: str) -> None:
     """Save a view, see `clew.runs.reading.saved_views.save_view`."""
     try:
-        save_view(name, parameters, person, replaces=replaces, uri=store.tracking_uri())
+        save_view(name, parameters, person, replaces=replaces)
     finally:
         _views.clear(store.tracking_uri())
 
@@ -38,6 +38,6 @@ def save(name: str, parameters: Mapping[str, str], person: str, *, replaces: str
 def delete(name: str) -> None:
     """Delete a view, see `clew.runs.reading.saved_views.delete_view`."""
     try:
-        delete_view(name, uri=store.tracking_uri())
+        delete_view(name)
     finally:
         _views.clear(store.tracking_uri())

@@ -44,7 +44,7 @@ def _study(uri: str, run_id: str) -> StudyResult | None:
     """Return a study, or None for a comparison of another kind, which has no report."""
     with tempfile.TemporaryDirectory(prefix="clew-study-") as folder:
         try:
-            return read_study(run_id, Path(folder), uri)
+            return read_study(run_id, Path(folder))
         except ClewError as error:
             logger.info("%s", error)
             return None

@@ -1,6 +1,7 @@
 """Decisions where reviewers disagree: kept beside reviews, counted for them, revised."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,24 +35,25 @@ OTHER = Fact("D2", "treats", "X1")
 
 
 @pytest.fixture
-def store(recorded: Recorded, tmp_path: Path) -> Recorded:
+def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Recorded:
     """Return a store where Ada and Grace disagree about an explanation and about a fact."""
     store = recorded.copy(tmp_path / "store")
+    use(store.uri)
     ada = Review(store.runs["trace"], TEST, "plausible", "Ada", "why not", convincing=(FACT,))
     grace = replace(
         ada, verdict="implausible", reviewer="Grace", convincing=(), wrong=(FACT, OTHER)
     )
     for review in (ada, grace):
-        append_review(review, uri=store.uri)
+        append_review(review)
     return store
 
 
 def found(store: Recorded) -> list[Disagreement]:
     run_id = store.runs["trace"]
     return find_disagreements(
-        read_reviews(run_id, uri=store.uri).reviews,
-        read_decisions(run_id, uri=store.uri).decisions,
-        find_runs([run_id], uri=store.uri),
+        read_reviews(run_id).reviews,
+        read_decisions(run_id).decisions,
+        find_runs([run_id]),
     )
 
 
@@ -62,15 +64,15 @@ def decision(about: Disagreement, verdict: str, **changes: object) -> Decision:
 
 
 def decide(store: Recorded, about: Disagreement, verdict: str, **changes: object) -> Decision:
-    reviews = read_reviews(store.runs["trace"], uri=store.uri).reviews
+    reviews = read_reviews(store.runs["trace"]).reviews
     wanted = decision(about, verdict, **changes)
-    return append_decision(wanted, reviews, earlier=about.decisions, uri=store.uri)
+    return append_decision(wanted, reviews, earlier=about.decisions)
 
 
 def listed(store: Recorded) -> str:
     run_id = store.runs["trace"]
-    reviews = read_reviews(run_id, uri=store.uri).reviews
-    decisions = read_decisions(run_id, uri=store.uri).decisions
+    reviews = read_reviews(run_id).reviews
+    decisions = read_decisions(run_id).decisions
     return wrong_facts_tsv(reviews, DataOrigin("", ""), decisions)
 
 
@@ -92,14 +94,14 @@ def test_disagreements_are_found_with_what_each_says(store: Recorded) -> None:
 def test_a_decision_counts_in_place_of_the_verdicts_and_nothing_is_overwritten(
     store: Recorded,
 ) -> None:
-    before = read_reviews(store.runs["trace"], uri=store.uri)
+    before = read_reviews(store.runs["trace"])
     assert listed(store) == "D1\tinhibits\tP1\nD2\ttreats\tX1\n"
     explanation, fact = found(store)
     written = decide(store, fact, "right", comment="ünï <b>")
     assert listed(store) == "D2\ttreats\tX1\n"
     decide(store, explanation, "unsure")
-    assert read_reviews(store.runs["trace"], uri=store.uri) == before
-    kept = read_decisions(store.runs["trace"], uri=store.uri)
+    assert read_reviews(store.runs["trace"]) == before
+    kept = read_decisions(store.runs["trace"])
     assert kept.decisions[0] == written
     assert (written.person, bool(written.created)) == ("Edsger", True)
     (count,) = count_verdicts(settled(before.reviews, kept.decisions))
@@ -115,16 +117,14 @@ def test_a_decision_is_revised_and_the_last_one_counts(store: Recorded) -> None:
     assert [each.verdict for each in decided.decisions] == ["right", "wrong"]
     assert decided.decision is not None
     assert decided.decision.person == "Barbara"
-    (first, _) = wrong_facts(
-        read_reviews(store.runs["trace"], uri=store.uri).reviews, decided.decisions
-    )
+    (first, _) = wrong_facts(read_reviews(store.runs["trace"]).reviews, decided.decisions)
     assert (first.num_reviews, first.decision) == (1, decided.decision)
 
 
 def test_a_decision_stands_when_reviewers_speak_again(store: Recorded) -> None:
     decide(store, found(store)[1], "right")
     run_id = store.runs["trace"]
-    append_review(Review(run_id, TEST, "implausible", "Ada", wrong=(FACT,)), uri=store.uri)
+    append_review(Review(run_id, TEST, "implausible", "Ada", wrong=(FACT,)))
     (fact,) = found(store)
     assert {each.said for each in fact.opinions} == {"wrong"}
     assert [each.review.reviewer for each in fact.newer] == ["Ada"]
@@ -137,11 +137,11 @@ def test_the_decision_on_a_fact_is_for_all_runs_of_its_data(store: Recorded) -> 
     other = store.runs["trace bf16"]
     strange = store.runs["trace hostile"]
     for run_id in (other, strange):
-        append_review(Review(run_id, OTHER, "unsure", "Ada", wrong=(OTHER,)), uri=store.uri)
-        append_review(Review(run_id, TEST, "unsure", "Ada", convincing=(OTHER,)), uri=store.uri)
+        append_review(Review(run_id, OTHER, "unsure", "Ada", wrong=(OTHER,)))
+        append_review(Review(run_id, TEST, "unsure", "Ada", convincing=(OTHER,)))
     ids = [store.runs["trace"], other, strange]
-    reviews = [r for run_id in ids for r in read_reviews(run_id, uri=store.uri).reviews]
-    disagreements = find_disagreements(reviews, (), find_runs(ids, uri=store.uri))
+    reviews = [r for run_id in ids for r in read_reviews(run_id).reviews]
+    disagreements = find_disagreements(reviews, (), find_runs(ids))
     facts = [each for each in disagreements if each.about == "fact"]
     assert {each.triple for each in facts} == {FACT, OTHER}
     about = next(each for each in facts if each.triple == OTHER)
@@ -154,12 +154,12 @@ def test_the_decision_on_a_fact_is_for_all_runs_of_its_data(store: Recorded) -> 
 
 def test_what_is_no_disagreement(store: Recorded) -> None:
     run_id = store.runs["trace hostile"]
-    append_review(Review(run_id, TEST, "plausible", "Ada"), uri=store.uri)
-    append_review(Review(run_id, TEST, "unsure", "Ada"), uri=store.uri)
-    append_review(Review(run_id, TEST, "implausible", ""), uri=store.uri)
-    append_review(Review(run_id, TEST, "unsure", "Grace", wrong=(FACT,)), uri=store.uri)
-    reviews = read_reviews(run_id, uri=store.uri).reviews
-    assert find_disagreements(reviews, (), find_runs([run_id], uri=store.uri)) == []
+    append_review(Review(run_id, TEST, "plausible", "Ada"))
+    append_review(Review(run_id, TEST, "unsure", "Ada"))
+    append_review(Review(run_id, TEST, "implausible", ""))
+    append_review(Review(run_id, TEST, "unsure", "Grace", wrong=(FACT,)))
+    reviews = read_reviews(run_id).reviews
+    assert find_disagreements(reviews, (), find_runs([run_id])) == []
 
 
 def test_what_is_refused(store: Recorded) -> None:
@@ -185,7 +185,7 @@ def test_what_is_refused(store: Recorded) -> None:
         assert "\n" not in str(refused.value)
     with pytest.raises(TrackingError, match="no run"):
         decide(store, fact, "right", run_id="0" * 32)
-    assert read_decisions(store.runs["trace"], uri=store.uri).decisions == ()
+    assert read_decisions(store.runs["trace"]).decisions == ()
 
 
 def test_files_that_are_no_decisions_are_named(store: Recorded) -> None:
@@ -200,7 +200,7 @@ def test_files_that_are_no_decisions_are_named(store: Recorded) -> None:
         "odd": json.dumps(whole | {"about": "explanation"}),
     }.items():
         store.client.log_text(store.runs["trace"], text, f"{FOLDER}/{name}.json")
-    kept = read_decisions(store.runs["trace"], uri=store.uri)
+    kept = read_decisions(store.runs["trace"])
     assert kept.decisions == (written,)
     assert [problem.split(".")[0] for problem in kept.problems] == [
         "broken",
@@ -212,7 +212,7 @@ def test_files_that_are_no_decisions_are_named(store: Recorded) -> None:
 
 def test_the_table_of_decisions(store: Recorded) -> None:
     decide(store, found(store)[1], "right", comment="=HYPERLINK(1)")
-    lines = decisions_csv(read_decisions(store.runs["trace"], uri=store.uri).decisions).splitlines()
+    lines = decisions_csv(read_decisions(store.runs["trace"]).decisions).splitlines()
     assert lines[0].startswith("created,person,about,verdict,head,relation,tail")
     assert "Edsger,fact,right,D1,inhibits,P1" in lines[1]
     assert "'=HYPERLINK(1)" in lines[1]

@@ -1,6 +1,7 @@
 """The curves of many runs: the same from a database at once as from a server, a run at a time."""
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_curves_are_in_the_order_of_runs_and_steps_and_thinned(
     connected = SimpleNamespace(
         get_metric_history=lambda run_id, key: stored[run_id],
     )
-    monkeypatch.setattr(metrics, "client", lambda uri: connected)
+    monkeypatch.setattr(metrics, "client", lambda: connected)
     found = metrics.metric_histories(runs, KEY)
     pd.testing.assert_frame_equal(found, plainly(runs, stored, KEY))
     assert metrics.MAX_POINTS <= len(found) - 4 < 1.1 * metrics.MAX_POINTS
@@ -75,14 +76,15 @@ def test_curves_are_in_the_order_of_runs_and_steps_and_thinned(
 
 
 def test_a_database_and_its_client_say_the_same(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clew.runs.reading import search
 
-    runs = search.find_runs(list(recorded.runs.values()), uri=recorded.uri)
-    at_once = metrics.metric_histories(runs, KEY, uri=recorded.uri)
+    use(recorded.uri)
+    runs = search.find_runs(list(recorded.runs.values()))
+    at_once = metrics.metric_histories(runs, KEY)
     assert at_once["run_id"].nunique() > 1
     monkeypatch.setattr(metrics, "database_of", lambda connected: None)
-    one_by_one = metrics.metric_histories(runs, KEY, uri=recorded.uri)
+    one_by_one = metrics.metric_histories(runs, KEY)
     pd.testing.assert_frame_equal(at_once, one_by_one)
     assert not np.isnan(at_once["seconds"]).any()

@@ -1,6 +1,7 @@
 """Reviews: nothing is overwritten, whoever writes at the same time; summaries and exports."""
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,10 @@ OTHER = Fact("D2", "treats", "X1")
 
 
 @pytest.fixture
-def store(recorded: Recorded, tmp_path: Path) -> Recorded:
-    return recorded.copy(tmp_path / "store")
+def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Recorded:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    return store
 
 
 def review(run_id: str, **changes: object) -> Review:
@@ -42,10 +45,8 @@ def review(run_id: str, **changes: object) -> Review:
 def test_a_review_comes_back_as_written(store: Recorded) -> None:
     run_id = store.runs["trace"]
     comment = 'ünï\n<b>"quoted"</b>'
-    written = append_review(
-        review(run_id, comment=comment, convincing=(FACT,), wrong=(OTHER,)), uri=store.uri
-    )
-    found = read_reviews(run_id, uri=store.uri)
+    written = append_review(review(run_id, comment=comment, convincing=(FACT,), wrong=(OTHER,)))
+    found = read_reviews(run_id)
     assert found.reviews == (written,)
     assert found.problems == ()
     assert written.created
@@ -54,10 +55,10 @@ def test_a_review_comes_back_as_written(store: Recorded) -> None:
 
 def test_a_reviewed_run_is_found_by_its_review(store: Recorded) -> None:
     reviewed = RunQuery(reviewed=True)
-    assert search_runs(reviewed, uri=store.uri).runs == ()
+    assert search_runs(reviewed).runs == ()
     for comment in ("one", "two"):
-        append_review(review(store.runs["trace"], comment=comment), uri=store.uri)
-    (found,) = search_runs(reviewed, uri=store.uri).runs
+        append_review(review(store.runs["trace"], comment=comment))
+    (found,) = search_runs(reviewed).runs
     assert found.run_id == store.runs["trace"]
 
 
@@ -65,14 +66,14 @@ def test_two_reviewers_at_once_lose_nothing(store: Recorded) -> None:
     run_id = store.runs["trace"]
     reviews = [review(run_id, reviewer=f"reviewer {n}", comment=str(n)) for n in range(24)]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda r: append_review(r, uri=store.uri), reviews))
-    found = read_reviews(run_id, uri=store.uri).reviews
+        list(threads.map(append_review, reviews))
+    found = read_reviews(run_id).reviews
     assert {r.comment for r in found} == {str(n) for n in range(24)}
 
 
 def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
     run_id = store.runs["trace"]
-    append_review(review(run_id), uri=store.uri)
+    append_review(review(run_id))
     later = {"schema_version": 7}
     half = {"schema_version": 1, "verdict": "unsure"}
     for name, text in (
@@ -82,7 +83,7 @@ def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
         ("list", "[1]"),
     ):
         store.client.log_text(run_id, text, f"{FOLDER}/{name}.json")
-    found = read_reviews(run_id, uri=store.uri)
+    found = read_reviews(run_id)
     assert len(found.reviews) == 1
     assert sorted(problem.split(".")[0] for problem in found.problems) == [
         "broken",
@@ -95,12 +96,12 @@ def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
 def test_what_is_refused(store: Recorded) -> None:
     run_id = store.runs["trace"]
     with pytest.raises(DataError, match="verdict is 'maybe'"):
-        append_review(review(run_id, verdict="maybe"), uri=store.uri)
+        append_review(review(run_id, verdict="maybe"))
     with pytest.raises(DataError, match="comment of 10001 characters"):
-        append_review(review(run_id, comment="x" * 10_001), uri=store.uri)
+        append_review(review(run_id, comment="x" * 10_001))
     with pytest.raises(TrackingError, match="no run"):
-        append_review(review("0" * 32), uri=store.uri)
-    assert read_reviews(run_id, uri=store.uri).reviews == ()
+        append_review(review("0" * 32))
+    assert read_reviews(run_id).reviews == ()
 
 
 def test_a_change_of_mind_replaces() -> None:
@@ -136,9 +137,9 @@ def test_exports() -> None:
     assert text.count("\n") == 3
 
 
-def test_reviews_are_told_apart_by_the_data_of_their_runs(recorded: Recorded) -> None:
-    runs = find_runs([recorded.runs["trace"], recorded.runs["trace hostile"]], uri=recorded.uri)
-    reviews = [review(recorded.runs["trace"]), review(recorded.runs["trace hostile"])]
+def test_reviews_are_told_apart_by_the_data_of_their_runs(store: Recorded) -> None:
+    runs = find_runs([store.runs["trace"], store.runs["trace hostile"]])
+    reviews = [review(store.runs["trace"]), review(store.runs["trace hostile"])]
     found = by_data([*reviews, reviews[0]], runs)
     assert found[DataOrigin("umls", "c68b546f56cdaeed")] == [reviews[0]] * 2
     assert [origin.name for origin in found] == ["umls", "hostile"]

@@ -1,5 +1,6 @@
 """Searches over a real sqlite store: filters, pages, counts, states."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,18 @@ from tests.ui.seed_many import MODELS, large_store
 
 
 @pytest.fixture(scope="module")
-def large(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return large_store(recorded, tmp_path_factory.mktemp("large") / "store", 150).uri
+def made_large(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return large_store(recorded, tmp_path_factory.mktemp("large") / "store", 150)
+
+
+@pytest.fixture
+def large(made_large: Recorded, use: Callable[[str], None]) -> None:
+    """Have 150 runs in the store in use."""
+    use(made_large.uri)
 
 
 @pytest.fixture(scope="module")
-def odd(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def made_odd(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     chosen = MODELS[:5]
     store = recorded.copy(tmp_path_factory.mktemp("odd") / "store").keep_only(*chosen)
     names = ("it's", 'a "quoted" one', "both ' and \"", "plain", "50%")
@@ -29,10 +36,23 @@ def odd(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorde
     return store
 
 
-def test_every_run_is_on_one_page(large: str) -> None:
+@pytest.fixture
+def odd(made_odd: None, use: Callable[[str], None]) -> None:
+    """Have runs with odd names in the store in use."""
+    use(made_odd.uri)
+
+
+@pytest.fixture
+def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Recorded:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    return store
+
+
+def test_every_run_is_on_one_page(large: None) -> None:
     found: list[str] = []
     for offset in range(0, 200, 40):
-        page = search.search_runs(RunQuery(), offset=offset, limit=40, uri=large)
+        page = search.search_runs(RunQuery(), offset=offset, limit=40)
         found += [run.run_id for run in page.runs]
         assert page.more == (offset + 40 < 150)
     assert len(found) == len(set(found)) == 150
@@ -44,33 +64,32 @@ def test_every_run_is_on_one_page(large: str) -> None:
 )
 @pytest.mark.parametrize("is_database", [True, False])
 def test_counting_agrees_with_reading(
-    large: str, query: RunQuery, is_database: bool, monkeypatch: pytest.MonkeyPatch
+    large: None, query: RunQuery, is_database: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_database:
         monkeypatch.setattr(counting, "database_of", lambda connected: None)
-    everything = search.search_runs(query, limit=1000, uri=large)
-    assert counting.count_runs(query, uri=large) == len(everything.runs)
+    everything = search.search_runs(query, limit=1000)
+    assert counting.count_runs(query) == len(everything.runs)
 
 
 def test_the_values_of_a_tag_are_those_of_all_active_runs(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = recorded.copy(tmp_path / "store")
-    runs = search.search_runs(RunQuery(), limit=1000, uri=store.uri).runs
+    runs = search.search_runs(RunQuery(), limit=1000).runs
     variants = {run.tags["clew.variant"] for run in runs if "clew.variant" in run.tags}
     assert len(variants) > 2
-    assert counting.values_of_tag((), "clew.variant", uri=store.uri) == variants
+    assert counting.values_of_tag((), "clew.variant") == variants
     (alone, *_) = (each for each in variants if each != "fp32")
     for run in runs:
         if run.tags.get("clew.variant") == alone:
             store.client.delete_run(run.run_id)
-    assert counting.values_of_tag((), "clew.variant", uri=store.uri) == variants - {alone}
+    assert counting.values_of_tag((), "clew.variant") == variants - {alone}
     for experiment_id in {run.experiment_id for run in runs}:
-        left = search.search_runs(RunQuery((experiment_id,)), limit=1000, uri=store.uri).runs
+        left = search.search_runs(RunQuery((experiment_id,)), limit=1000).runs
         expected = {run.tags["clew.variant"] for run in left if "clew.variant" in run.tags}
-        assert counting.values_of_tag((experiment_id,), "clew.variant", uri=store.uri) == expected
+        assert counting.values_of_tag((experiment_id,), "clew.variant") == expected
     monkeypatch.setattr(counting, "database_of", lambda connected: None)
-    assert counting.values_of_tag((), "clew.variant", uri=store.uri) is None
+    assert counting.values_of_tag((), "clew.variant") is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])
@@ -90,14 +109,11 @@ def test_the_first_offset_past_the_end(size: int, near: int) -> None:
 
 
 def test_a_store_of_more_experiments_than_a_page_is_read_whole(
-    recorded: Recorded, tmp_path: Path
+    store: Recorded,
 ) -> None:
-    store = recorded.copy(tmp_path / "store")
-    every_run = {
-        run.run_id for run in search.search_runs(RunQuery(), limit=1000, uri=store.uri).runs
-    }
-    save_view("a", {"runs": store.runs["fp32 1"]}, "Ada", uri=store.uri)
-    before = {experiment.name for experiment in search.list_experiments(store.uri)}
+    every_run = {run.run_id for run in search.search_runs(RunQuery(), limit=1000).runs}
+    save_view("a", {"runs": store.runs["fp32 1"]}, "Ada")
+    before = {experiment.name for experiment in search.list_experiments()}
     newer = [(1000 + number, f"new {number}", 2**60 + number) for number in range(1100)]
     with store.database() as base:
         base.executemany(
@@ -106,71 +122,72 @@ def test_a_store_of_more_experiments_than_a_page_is_read_whole(
             "lifecycle_stage FROM experiments WHERE experiment_id = 0",
             newer,
         )
-    found = [experiment.name for experiment in search.list_experiments(store.uri)]
+    found = [experiment.name for experiment in search.list_experiments()]
     assert len(found) == len(set(found)) == len(before) + len(newer)
     assert before <= set(found)
-    found_runs = search.search_runs(RunQuery(), limit=1000, uri=store.uri).runs
+    found_runs = search.search_runs(RunQuery(), limit=1000).runs
     assert {run.run_id for run in found_runs} == every_run
-    assert search.find_runs([store.runs["fp32 1"]], uri=store.uri)
-    assert [view.name for view in list_views(store.uri).views] == ["a"]
+    assert search.find_runs([store.runs["fp32 1"]])
+    assert [view.name for view in list_views().views] == ["a"]
 
 
-def test_filters_combine(large: str) -> None:
+def test_filters_combine(large: None) -> None:
     query = RunQuery(variant="bf16+ckpt", status="FINISHED", kind="train", text="CKPT")
-    runs = search.search_runs(query, limit=100, uri=large).runs
+    runs = search.search_runs(query, limit=100).runs
     assert runs
     assert {run.tags["clew.variant"] for run in runs} == {"bf16+ckpt"}
     assert {run.status for run in runs} == {"FINISHED"}
 
 
-def test_the_server_orders(large: str) -> None:
+def test_the_server_orders(large: None) -> None:
     query = RunQuery(order_by="metrics.`valid/mrr` DESC")
-    runs = search.search_runs(query, limit=30, uri=large).runs
+    runs = search.search_runs(query, limit=30).runs
     values = [run.metrics["valid/mrr"] for run in runs]
     assert values == sorted(values, reverse=True)
 
 
 @pytest.mark.parametrize("text", ["it's", 'a "quoted" one', "plain", "PLAIN", "both '"])
-def test_any_text_can_be_searched_for(odd: Recorded, text: str) -> None:
-    found = search.search_runs(RunQuery(text=text), uri=odd.uri).runs
+def test_any_text_can_be_searched_for(odd: None, text: str) -> None:
+    found = search.search_runs(RunQuery(text=text)).runs
     assert len(found) == 1
 
 
-def test_text_is_no_filter_language(odd: Recorded) -> None:
+def test_text_is_no_filter_language(odd: None) -> None:
     attack = "x' OR attributes.status = 'FINISHED"
-    assert search.search_runs(RunQuery(text=attack), uri=odd.uri).runs == ()
+    assert search.search_runs(RunQuery(text=attack)).runs == ()
 
 
-def test_a_run_is_found_by_its_id(odd: Recorded) -> None:
-    wanted = search.search_runs(RunQuery(), uri=odd.uri).runs[2].run_id
-    (found,) = search.search_runs(RunQuery(text=wanted), uri=odd.uri).runs
+def test_a_run_is_found_by_its_id(odd: None) -> None:
+    wanted = search.search_runs(RunQuery()).runs[2].run_id
+    (found,) = search.search_runs(RunQuery(text=wanted)).runs
     assert found.run_id == wanted
 
 
-def test_runs_by_id_keep_their_order(large: str) -> None:
-    ids = [run.run_id for run in search.search_runs(RunQuery(), limit=120, uri=large).runs]
+def test_runs_by_id_keep_their_order(large: None) -> None:
+    ids = [run.run_id for run in search.search_runs(RunQuery(), limit=120).runs]
     wanted = [*reversed(ids), "0" * 32, "no'id"]
-    assert [run.run_id for run in search.find_runs(wanted, uri=large)] == list(reversed(ids))
+    assert [run.run_id for run in search.find_runs(wanted)] == list(reversed(ids))
 
 
-def test_a_deleted_run_is_gone(recorded: Recorded, tmp_path: Path) -> None:
-    store = recorded.copy(tmp_path / "store").keep_only(*MODELS[:2])
+def test_a_deleted_run_is_gone(store: Recorded) -> None:
+    store.keep_only(*MODELS[:2])
     gone, kept = (store.runs[name] for name in MODELS[:2])
     store.client.delete_run(gone)
-    assert [run.run_id for run in search.find_runs([gone, kept], uri=store.uri)] == [kept]
-    assert counting.count_runs(RunQuery(), uri=store.uri) == 1
+    assert [run.run_id for run in search.find_runs([gone, kept])] == [kept]
+    assert counting.count_runs(RunQuery()) == 1
 
 
-def test_histories(recorded: Recorded) -> None:
+def test_histories(recorded: Recorded, use: Callable[[str], None]) -> None:
+    use(recorded.uri)
     ids = [recorded.runs["fp32 0"], recorded.runs["killed"]]
-    runs = search.find_runs(ids, uri=recorded.uri)
-    frame = metric_histories(runs, "valid/mrr", uri=recorded.uri)
+    runs = search.find_runs(ids)
+    frame = metric_histories(runs, "valid/mrr")
     assert frame.groupby("run_id").size().to_dict() == {ids[0]: NUM_EPOCHS, ids[1]: 1}
     first = frame[frame["run_id"] == ids[0]]
     assert first["step"].is_monotonic_increasing
     point = recorded.client.get_metric_history(ids[0], "valid/mrr")[0]
     assert first["seconds"].iloc[0] == (point.timestamp - runs[0].started_ms) / 1000
-    assert metric_histories(runs, "no/metric", uri=recorded.uri).empty
+    assert metric_histories(runs, "no/metric").empty
 
 
 def record(status: str, **tags: str) -> RunRecord:
@@ -192,8 +209,9 @@ def test_states(run: RunRecord, state: str) -> None:
     assert search.state_of(run, now=2000.0) == state
 
 
-def test_a_store_that_is_none(tmp_path: Path) -> None:
+def test_a_store_that_is_none(tmp_path: Path, use: Callable[[str], None]) -> None:
     path = tmp_path / "mlflow.db"
     path.write_bytes(b"no database" * 1000)
+    use(f"sqlite:///{path}")
     with pytest.raises(TrackingError, match=r"mlflow\.db: .*file is not a database"):
-        search.search_runs(RunQuery(), uri=f"sqlite:///{path}")
+        search.search_runs(RunQuery())

@@ -62,7 +62,7 @@ def add_validation(store: Recorded, source_run: str, text: str) -> str:
 def test_a_report_says_of_a_test_that_came_later(store: Recorded, tmp_path: Path) -> None:
     trace = store.runs["trace"]
     assert "not been tested on this model" in html_report(open_explanation(trace, 0))
-    head = read_head(report_files(trace, tmp_path, uri=store.uri))
+    head = read_head(report_files(trace, tmp_path))
     form, direction = head.settings["score"], head.settings["direction"]
     other = {"tail": "head"}.get(direction, "tail")
     add_validation(store, head.run_id, record(head.run_id, form, other).model_dump_json())

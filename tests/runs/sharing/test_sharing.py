@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,14 +23,15 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 @pytest.fixture
-def explained(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> SharedExplanation:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
+def explained(recorded: Recorded, use: Callable[[str], None]) -> SharedExplanation:
+    use(recorded.uri)
     return open_explanation(recorded.runs["trace"], 0)
 
 
 @pytest.fixture
-def hostile(recorded: Recorded) -> SharedExplanation:
-    return open_explanation(recorded.runs["trace hostile"], 0, uri=recorded.uri)
+def hostile(recorded: Recorded, use: Callable[[str], None]) -> SharedExplanation:
+    use(recorded.uri)
+    return open_explanation(recorded.runs["trace hostile"], 0)
 
 
 class Page(HTMLParser):
@@ -156,15 +158,18 @@ def test_files_alone_are_enough(recorded: Recorded) -> None:
     assert "How far to trust it" in html_report(explanation)
 
 
-def test_what_cannot_be_told(recorded: Recorded, tmp_path: Path) -> None:
+def test_what_cannot_be_told(
+    recorded: Recorded, use: Callable[[str], None], tmp_path: Path
+) -> None:
+    use(recorded.uri)
     with pytest.raises(ConfigError, match=f"from 0 to {NUM_TESTS - 1}"):
-        open_explanation(recorded.runs["trace"], 99, uri=recorded.uri)
+        open_explanation(recorded.runs["trace"], 99)
     with pytest.raises(ConfigError, match="explains no triple"):
-        open_explanation(recorded.runs["trace text"], 0, uri=recorded.uri)
+        open_explanation(recorded.runs["trace text"], 0)
     with pytest.raises(ConfigError, match=re.escape("no influence.json there")):
         open_explanation(str(tmp_path), 0)
     with pytest.raises(TrackingError, match="no run"):
-        open_explanation("0" * 32, 0, uri=recorded.uri)
+        open_explanation("0" * 32, 0)
 
 
 def test_kinds_are_categories_and_looks(explained: SharedExplanation) -> None:

@@ -16,14 +16,14 @@ from clew.runs.reading.search import RunQuery, experiment_ids_of, filter_string,
 MAX_COUNT = 1_000_000
 
 
-def count_runs(query: RunQuery, *, near: int = 0, uri: str | None = None) -> int:
+def count_runs(query: RunQuery, *, near: int = 0) -> int:
     """Return how many runs match.
 
     Where it cannot be asked, it is found by doubling and halving the offset of a page of one: from
     a good guess (`near`) by two searches, from none by about two for each power of two.
     """
-    with store.using("the number of runs", uri):
-        connected = client(uri)
+    with store.using("the number of runs"):
+        connected = client()
         ids, text = experiment_ids_of(connected, query), filter_string(query)
         base = database_of(connected)
         if base is not None and text == filter_string(RunQuery(status=query.status)):
@@ -61,15 +61,13 @@ def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
     return beyond
 
 
-def values_of_tag(
-    experiment_ids: tuple[str, ...], key: str, *, uri: str | None = None
-) -> set[str] | None:
+def values_of_tag(experiment_ids: tuple[str, ...], key: str) -> set[str] | None:
     """Return the values that a tag has among the runs of experiments, of all if none is named.
 
     None where the store is no database, and only reading all runs would tell.
     """
-    with store.using(f"the values of {key}", uri):
-        connected = client(uri)
+    with store.using(f"the values of {key}"):
+        connected = client()
         base = database_of(connected)
         if base is None:
             return None

@@ -65,7 +65,6 @@ def append_decision(
     reviews: Iterable[Review],
     *,
     earlier: Sequence[Decision] = (),
-    uri: str | None = None,
 ) -> Decision:
     """Write a decision to its run, under a new name, and return it as written.
 
@@ -73,7 +72,6 @@ def append_decision(
         decision: What was decided, between which reviews.
         reviews: The reviews as they are in the store.
         earlier: What was decided about it before: then it is revised, also if all agree by now.
-        uri: The store, the one in use unless given.
 
     Raises:
         DataError: the verdict is none, nobody is named, a review is unknown, or nobody disagrees.
@@ -96,7 +94,7 @@ def append_decision(
     decision = replace(
         decision, person=decision.person.strip(), created=now, decision_id=decision_id
     )
-    records.append(decision, FOLDER, decision_id, schema_version=SCHEMA_VERSION, uri=uri)
+    records.append(decision, FOLDER, decision_id, schema_version=SCHEMA_VERSION)
     return decision
 
 
@@ -134,13 +132,13 @@ def opinion_of(review: Review, about: About, triple: Fact) -> str | None:
     return None
 
 
-def read_decisions(run_id: str, *, uri: str | None = None) -> Decisions:
+def read_decisions(run_id: str) -> Decisions:
     """Return all decisions that are kept with a run.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    found, problems = records.read(run_id, FOLDER, decode_decision, uri=uri)
+    found, problems = records.read(run_id, FOLDER, decode_decision)
     return Decisions(tuple(sorted(found, key=lambda each: each.created)), tuple(problems))
 
 

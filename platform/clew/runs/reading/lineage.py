@@ -56,24 +56,24 @@ class Lineage:
     versions: tuple[ModelVersion, ...]
 
 
-def lineage(run: RunRecord, *, uri: str | None = None) -> Lineage:
+def lineage(run: RunRecord) -> Lineage:
     """Return where a run comes from and what came of it; what was deleted is left out."""
     ids = {tag: run.tags[tag] for tag in SOURCES if tag in run.tags}
-    found = {source.run_id: source for source in find_runs(list(ids.values()), uri=uri)}
+    found = {source.run_id: source for source in find_runs(list(ids.values()))}
     sources = [Relative(SOURCES[tag], found[i]) for tag, i in ids.items() if i in found]
     queries = (RunQuery(source_run=run.run_id), RunQuery(parent_run=run.run_id))
-    below = [made for query in queries for made in search_runs(query, limit=MAX_RUNS, uri=uri).runs]
-    resumed = search_runs(RunQuery(resumed_from=run.run_id), limit=MAX_RUNS, uri=uri).runs
+    below = [made for query in queries for made in search_runs(query, limit=MAX_RUNS).runs]
+    resumed = search_runs(RunQuery(resumed_from=run.run_id), limit=MAX_RUNS).runs
     results = [Relative("goes on in", other) for other in resumed]
     results += [
         Relative(RESULTS.get(made.tags.get(names.TAG_KIND, ""), "run"), made) for made in below
     ]
-    return Lineage(tuple(sources), tuple(results), _versions(run.run_id, uri))
+    return Lineage(tuple(sources), tuple(results), _versions(run.run_id))
 
 
-def _versions(run_id: str, uri: str | None) -> tuple[ModelVersion, ...]:
-    with store.using(f"the model versions of run {run_id}", uri):
-        connected = client(uri)
+def _versions(run_id: str) -> tuple[ModelVersion, ...]:
+    with store.using(f"the model versions of run {run_id}"):
+        connected = client()
         found = connected.search_model_versions(f"run_id = {quoted(run_id)}")
         aliases = {
             name: dict(connected.get_registered_model(name).aliases)

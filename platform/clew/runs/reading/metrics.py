@@ -42,16 +42,14 @@ def headline_key(run: RunRecord) -> str:
     return key
 
 
-def metric_histories(
-    runs: Sequence[RunRecord], key: str, *, uri: str | None = None
-) -> pd.DataFrame:
+def metric_histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
     """Return a metric of several runs as rows `run_id, step, seconds, value`, in order of steps.
 
     Runs without the metric have no rows. Each curve is thinned to `MAX_POINTS` values; its first,
     last, smallest and largest value stay.
     """
     having = {run.run_id: run for run in runs if key in run.metrics}
-    found = list(_values(client(uri), list(having), key, uri)) if having else []
+    found = list(_values(client(), list(having), key)) if having else []
     if not found:
         return pd.DataFrame(columns=list(HISTORY_COLUMNS))
     frame = pd.DataFrame(found, columns=["run_id", "step", "milliseconds", "value"])
@@ -64,19 +62,19 @@ def metric_histories(
 
 
 def _values(
-    connected: MlflowClient, run_ids: Sequence[str], key: str, uri: str | None
+    connected: MlflowClient, run_ids: Sequence[str], key: str
 ) -> Iterator[tuple[str, int, int, float]]:
     """Yield each value of a metric: its run, step, time in milliseconds, and itself.
 
     A database gives all of them at once; a server is asked for one run at a time.
     """
     if (base := database_of(connected)) is not None:
-        with store.using(f"metric {key}", uri):
+        with store.using(f"metric {key}"):
             yield from metric_values(base, run_ids, key)
         return
 
     def read(run_id: str) -> list[Metric]:
-        with store.using(f"metric {key} of run {run_id}", uri):
+        with store.using(f"metric {key} of run {run_id}"):
             return list(connected.get_metric_history(run_id, key))
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
@@ -85,11 +83,11 @@ def _values(
                 yield run_id, found.step, found.timestamp, found.value
 
 
-def run_histories(run: RunRecord, *, uri: str | None = None) -> dict[str, pd.DataFrame]:
+def run_histories(run: RunRecord) -> dict[str, pd.DataFrame]:
     """Return the curves of all metrics of a run, by key; each as `metric_histories` returns it."""
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         keys = sorted(run.metrics)
-        frames = threads.map(lambda key: metric_histories([run], key, uri=uri), keys)
+        frames = threads.map(lambda key: metric_histories([run], key), keys)
         return dict(zip(keys, frames, strict=True))
 
 

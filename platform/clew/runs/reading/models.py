@@ -98,10 +98,10 @@ class ModelNames:
         return tuple(sorted([*own, *others], key=lambda entry: (not entry.kind, entry.kind)))
 
 
-def list_models(*, uri: str | None = None) -> list[RegisteredModel]:
+def list_models() -> list[RegisteredModel]:
     """Return the registered models, by name."""
-    with store.using("the list of registered models", uri):
-        found = client(uri).search_registered_models(max_results=200)
+    with store.using("the list of registered models"):
+        found = client().search_registered_models(max_results=200)
         return [
             RegisteredModel(
                 name=model.name,
@@ -113,17 +113,17 @@ def list_models(*, uri: str | None = None) -> list[RegisteredModel]:
         ]
 
 
-def list_versions(model: RegisteredModel, *, uri: str | None = None) -> list[Version]:
+def list_versions(model: RegisteredModel) -> list[Version]:
     """Return the versions of a model with the runs they came from, the latest first."""
-    with store.using(f"the versions of model {model.name}", uri):
-        found = client(uri).search_model_versions(
+    with store.using(f"the versions of model {model.name}"):
+        found = client().search_model_versions(
             f"name = {quoted(model.name)}",
             max_results=MAX_VERSIONS,
             order_by=["version_number DESC"],
         )
     versions = [_version(version, model) for version in found]
     wanted = {version.run_id for version in versions if version.run_id}
-    runs = {run.run_id: run for run in find_runs(sorted(wanted), uri=uri)}
+    runs = {run.run_id: run for run in find_runs(sorted(wanted))}
     return [
         Version(**{**vars(version), "run": runs.get(version.run_id)})
         for version in sorted(versions, key=lambda version: -version.version)
@@ -143,14 +143,14 @@ def _version(found: ModelVersion, model: RegisteredModel) -> Version:
     )
 
 
-def read_vocabulary(run_id: str, folder: Path, *, uri: str | None = None) -> ModelNames:
+def read_vocabulary(run_id: str, folder: Path) -> ModelNames:
     """Return the names that the model of a training run knows, fetched into `folder`.
 
     Raises:
         TrackingError: the run is gone, or keeps no names.
         DataError: the files are not what they should be.
     """
-    path = download_artifact(run_id, VOCABULARY_FOLDER, folder, uri)
+    path = download_artifact(run_id, VOCABULARY_FOLDER, folder)
     entities, relations = path / "entities.parquet", path / "relations.parquet"
     terms = _terms(entities), _terms(relations)
     synonyms = {name: tuple(text.split("|")) for name, text in _said(entities, "synonyms").items()}
@@ -173,30 +173,28 @@ def _said(path: Path, column: str) -> dict[str, str]:
     return {name: text for name, text in zip(*columns.values(), strict=True) if text}
 
 
-def read_examples(
-    model: RegisteredModel, version: int, folder: Path, *, uri: str | None = None
-) -> list[tuple[str, str, str]]:
+def read_examples(model: RegisteredModel, version: int, folder: Path) -> list[tuple[str, str, str]]:
     """Return triples that a version was trained on: one of each of its most frequent relations.
 
     Args:
         model: The registered model.
         version: Which of its versions.
         folder: An empty folder for what is fetched.
-        uri: The store, the one in use unless given.
 
     Raises:
         TrackingError: the version is gone, or keeps no triples.
         DataError: the files are not what they should be.
     """
     what = f"the triples of {model.name} version {version}"
-    with store.using(what, uri):
-        location = client(uri).get_model_version_download_uri(model.name, str(version))
+    with store.using(what):
+        connected = client()
+        location = connected.get_model_version_download_uri(model.name, str(version))
 
         def fetched(path: str) -> Path:
             address = f"{location}/{MODEL_FOLDER}/{path}"
             try:
                 found = artifacts.download_artifacts(
-                    artifact_uri=address, dst_path=str(folder), tracking_uri=uri
+                    artifact_uri=address, dst_path=str(folder), tracking_uri=connected.tracking_uri
                 )
             except OSError as error:
                 raise TrackingError(f"{what} cannot be fetched ({error})") from None

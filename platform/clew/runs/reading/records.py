@@ -63,7 +63,6 @@ def append(
     record_id: str,
     *,
     schema_version: int,
-    uri: str | None = None,
 ) -> None:
     """Write a record to a folder of its run, under a new name, and mark the run as reviewed.
 
@@ -73,9 +72,9 @@ def append(
     content = {"schema_version": schema_version} | asdict(record)
     name = f"{folder}/{datetime.fromisoformat(record.created):%Y%m%dT%H%M%S}-{record_id}.json"
     text = json.dumps(content, ensure_ascii=False, indent=1)
-    _mark_reviewed(record.run_id, uri)
+    _mark_reviewed(record.run_id)
     try:
-        client(uri).log_text(record.run_id, text, name)
+        client().log_text(record.run_id, text, name)
     except (MlflowException, OSError) as error:
         raise TrackingError(
             f"{folder} of run {record.run_id} could not be written ({described(error)}); is its "
@@ -83,15 +82,15 @@ def append(
         ) from None
 
 
-def _mark_reviewed(run_id: str, uri: str | None) -> None:
+def _mark_reviewed(run_id: str) -> None:
     """Tag a run, so that its reviews are found however old it is."""
-    if names.TAG_REVIEWED in find_run(run_id, uri).tags:
+    if names.TAG_REVIEWED in find_run(run_id).tags:
         return
     try:
-        with store.using(f"marking run {run_id} as reviewed", uri):
-            client(uri).set_tag(run_id, names.TAG_REVIEWED, "true")
+        with store.using(f"marking run {run_id} as reviewed"):
+            client().set_tag(run_id, names.TAG_REVIEWED, "true")
     except TrackingError:
-        if names.TAG_REVIEWED not in find_run(run_id, uri).tags:  # else another was faster
+        if names.TAG_REVIEWED not in find_run(run_id).tags:  # else another was faster
             raise
 
 
@@ -109,17 +108,15 @@ def validated(content: Any, adapter: TypeAdapter[T], kind: str, schema_version: 
         raise DataError(f"not a whole {kind} ({described(error)})") from None
 
 
-def read(
-    run_id: str, folder: str, decode: Callable[[Any], T], *, uri: str | None = None
-) -> tuple[list[T], list[str]]:
+def read(run_id: str, folder: str, decode: Callable[[Any], T]) -> tuple[list[T], list[str]]:
     """Return all records in a folder of a run, and what is wrong with files that are none.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    find_run(run_id, uri)
-    with store.using(f"{folder} of run {run_id}", uri), tempfile.TemporaryDirectory() as temporary:
-        connected = client(uri)
+    find_run(run_id)
+    with store.using(f"{folder} of run {run_id}"), tempfile.TemporaryDirectory() as temporary:
+        connected = client()
         if not connected.list_artifacts(run_id, folder):
             return [], []
         try:

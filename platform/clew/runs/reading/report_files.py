@@ -60,31 +60,31 @@ class ReportFiles:
         return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
-def report_files(run_id: str, folder: Path, *, uri: str | None = None) -> ReportFiles:
+def report_files(run_id: str, folder: Path) -> ReportFiles:
     """Return the report of a trace run; what is not on this disk is fetched into `folder` once.
 
     Raises:
         TrackingError: there is no such run, or it has no report that can be fetched.
     """
-    run = find_run(run_id, uri)
-    with store.using(f"the explanations of run {run_id}", uri):
-        infos = client(uri).list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
+    run = find_run(run_id)
+    with store.using(f"the explanations of run {run_id}"):
+        infos = client().list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
     sizes = {info.path: info.file_size for info in infos}
     found: dict[str, Path] = {}
     for kind, file in REPORT_FILES.items():
         path = f"{names.ARTIFACT_INFLUENCE}/{file}"
         if path in sizes:
-            found[kind] = _local_copy(run, path, sizes[path], folder, uri)
+            found[kind] = _local_copy(run, path, sizes[path], folder)
     if not found:
         raise TrackingError(
             f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
-            f"in {store.shown(uri or store.tracking_uri())}; it may still be working, or have "
+            f"in {store.shown(store.tracking_uri())}; it may still be working, or have "
             "failed: look at its state"
         )
     return ReportFiles(**found)
 
 
-def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path, uri: str | None) -> Path:
+def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path) -> Path:
     """Return where an artifact lies on this disk, fetched where the store keeps it elsewhere.
 
     MLflow's own download copies even what is here already, to a new place each time.
@@ -94,5 +94,5 @@ def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path, uri: 
         return Path(local) / path
     target = folder / run.run_id / str(size)
     if not (target / path).is_file():
-        download_artifact(run.run_id, path, target, uri)
+        download_artifact(run.run_id, path, target)
     return target / path

@@ -83,7 +83,7 @@ class VerdictCount:
         return self.plausible + self.implausible + self.unsure
 
 
-def append_review(review: Review, *, uri: str | None = None) -> Review:
+def append_review(review: Review) -> Review:
     """Write a review to its run, under a new name, and return it as written.
 
     Raises:
@@ -95,17 +95,17 @@ def append_review(review: Review, *, uri: str | None = None) -> Review:
     records.check_comment(review.comment)
     now, review_id = records.stamp()
     review = replace(review, created=now, review_id=review_id)
-    records.append(review, FOLDER, review_id, schema_version=SCHEMA_VERSION, uri=uri)
+    records.append(review, FOLDER, review_id, schema_version=SCHEMA_VERSION)
     return review
 
 
-def read_reviews(run_id: str, *, uri: str | None = None) -> Reviews:
+def read_reviews(run_id: str) -> Reviews:
     """Return all reviews of a run.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    found, problems = records.read(run_id, FOLDER, decode_review, uri=uri)
+    found, problems = records.read(run_id, FOLDER, decode_review)
     return Reviews(tuple(sorted(found, key=lambda review: review.created)), tuple(problems))
 
 

@@ -46,7 +46,7 @@ class RunData:
     """What it was read for, such as `training`."""
 
 
-def list_files(run_id: str, *, uri: str | None = None) -> list[RunFile]:
+def list_files(run_id: str) -> list[RunFile]:
     """Return a run's files by path, at most `MAX_FILES` of them.
 
     MLflow's client would look the run and its models up again for each folder.
@@ -62,18 +62,18 @@ def list_files(run_id: str, *, uri: str | None = None) -> list[RunFile]:
             else:
                 yield RunFile(info.path, int(info.file_size or 0))
 
-    with store.using(f"the files of run {run_id}", uri):
-        connected = client(uri)
+    with store.using(f"the files of run {run_id}"):
+        connected = client()
         artifacts = get_artifact_repository(
             connected.get_run(run_id).info.artifact_uri, tracking_uri=connected.tracking_uri
         )
         return [file for file, _ in zip(below(None), range(MAX_FILES), strict=False)]
 
 
-def list_data(run_id: str, *, uri: str | None = None) -> list[RunData]:
+def list_data(run_id: str) -> list[RunData]:
     """Return the data sets that a run read."""
-    with store.using(f"the data of run {run_id}", uri):
-        inputs = client(uri).get_run(run_id).inputs
+    with store.using(f"the data of run {run_id}"):
+        inputs = client().get_run(run_id).inputs
     return [
         RunData(
             found.dataset.name,
@@ -91,9 +91,7 @@ def splits_by_relation(files: list[RunFile]) -> list[str]:
     return [match[1] for match in matches if match]
 
 
-def read_by_relation(
-    run_id: str, split: str, folder: Path, *, uri: str | None = None
-) -> pd.DataFrame:
+def read_by_relation(run_id: str, split: str, folder: Path) -> pd.DataFrame:
     """Return the quality of each side of each relation, fetched into `folder`.
 
     Raises:
@@ -101,7 +99,7 @@ def read_by_relation(
         DataError: the file is not what it should be.
     """
     path = f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet"
-    found = download_artifact(run_id, path, folder, uri)
+    found = download_artifact(run_id, path, folder)
     present = columns_of(found, BY_RELATION)
     hits = [name for k in HITS if (name := names.hits_at(k)) in present]
     types = BY_RELATION_TYPES | dict.fromkeys(hits, pa.float64())
@@ -109,11 +107,11 @@ def read_by_relation(
     return frame
 
 
-def read_log(run_id: str, folder: Path, *, uri: str | None = None) -> str:
+def read_log(run_id: str, folder: Path) -> str:
     """Return what a run said, fetched into `folder`.
 
     Raises:
         TrackingError: the run keeps no log.
     """
-    found = download_artifact(run_id, names.ARTIFACT_LOG, folder, uri)
+    found = download_artifact(run_id, names.ARTIFACT_LOG, folder)
     return found.read_text(encoding="utf-8", errors="replace")

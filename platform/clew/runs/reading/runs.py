@@ -37,20 +37,20 @@ class RunRecord:
     """Where the store keeps its files."""
 
 
-def client(uri: str | None = None) -> MlflowClient:
-    """Return a client of a store that answers; nothing is created.
+def client() -> MlflowClient:
+    """Return a client of the store in use, if it answers; nothing is created.
 
     Raises:
         TrackingError: it does not answer or cannot be used, or there is no store yet.
     """
-    uri = uri or store.tracking_uri()
+    uri = store.tracking_uri()
     store.check_answers(uri)
     if store.is_missing(uri):
         raise TrackingError(
             f"no tracking store at {store.database_path(uri)}; train a first run (`clew train`), "
             "or set MLFLOW_TRACKING_URI to where runs are kept"
         )
-    with store.using("opening it", uri), store.creation_lock(uri):
+    with store.using("opening it"), store.creation_lock(uri):
         return _client(uri)
 
 
@@ -59,13 +59,13 @@ def _client(uri: str) -> MlflowClient:
     return MlflowClient(uri)
 
 
-def find_run(run_id: str, uri: str | None = None) -> RunRecord:
+def find_run(run_id: str) -> RunRecord:
     """Return the run with this id.
 
     Raises:
         TrackingError: there is no such run, or the store does not answer.
     """
-    return record_of(_get_run(client(uri), run_id))
+    return record_of(_get_run(client(), run_id))
 
 
 def record_of(run: Run) -> RunRecord:
@@ -88,13 +88,13 @@ def record_of(run: Run) -> RunRecord:
     )
 
 
-def read_config(run_id: str, folder: Path, uri: str | None = None) -> dict[str, object]:
+def read_config(run_id: str, folder: Path) -> dict[str, object]:
     """Return the run's resolved configuration, downloaded into `folder`.
 
     Raises:
         TrackingError: there is no such run, or it has no configuration.
     """
-    path = download_artifact(run_id, names.ARTIFACT_CONFIG_YAML, folder, uri)
+    path = download_artifact(run_id, names.ARTIFACT_CONFIG_YAML, folder)
     try:
         return read_yaml(path)
     except ConfigError as error:
@@ -102,23 +102,23 @@ def read_config(run_id: str, folder: Path, uri: str | None = None) -> dict[str, 
         raise TrackingError(f"run {run_id}: {said}") from None
 
 
-def list_artifacts(run_id: str, path: str = "", uri: str | None = None) -> list[str]:
+def list_artifacts(run_id: str, path: str = "") -> list[str]:
     """Return the names of files and folders directly under `path` of the run's artifacts."""
-    return [Path(info.path).name for info in _infos(run_id, path, uri)]
+    return [Path(info.path).name for info in _infos(run_id, path)]
 
 
-def list_artifact_folders(run_id: str, path: str = "", uri: str | None = None) -> list[str]:
+def list_artifact_folders(run_id: str, path: str = "") -> list[str]:
     """Return the names of the folders directly under `path` of the run's artifacts."""
-    return [Path(info.path).name for info in _infos(run_id, path, uri) if info.is_dir]
+    return [Path(info.path).name for info in _infos(run_id, path) if info.is_dir]
 
 
-def download_artifact(run_id: str, path: str, folder: Path, uri: str | None = None) -> Path:
+def download_artifact(run_id: str, path: str, folder: Path) -> Path:
     """Copy a file or folder of the run's artifacts to `folder / path`, and return where it is.
 
     Raises:
         TrackingError: the run has no such artifact.
     """
-    connected = client(uri)
+    connected = client()
     _get_run(connected, run_id)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -128,7 +128,7 @@ def download_artifact(run_id: str, path: str, folder: Path, uri: str | None = No
             return _put(found, folder / path)
     except (MlflowException, OSError) as error:
         parent, _, name = path.rpartition("/")
-        present = list_artifacts(run_id, parent, uri)
+        present = list_artifacts(run_id, parent)
         if name in present:
             raise TrackingError(
                 f"run {run_id}: artifact {path} cannot be read ({described(error)}); is its "
@@ -148,15 +148,15 @@ def _put(found: Path, target: Path) -> Path:
     return found.rename(target)
 
 
-def _infos(run_id: str, path: str, uri: str | None) -> list[FileInfo]:
-    connected = client(uri)
+def _infos(run_id: str, path: str) -> list[FileInfo]:
+    connected = client()
     _get_run(connected, run_id)
-    with store.using(f"artifacts of run {run_id} under {path or 'its root'}", uri):
+    with store.using(f"artifacts of run {run_id} under {path or 'its root'}"):
         return list(connected.list_artifacts(run_id, path or None))
 
 
 def _get_run(connected: MlflowClient, run_id: str) -> Run:
-    with store.using(f"run {run_id}", connected.tracking_uri):
+    with store.using(f"run {run_id}"):
         try:
             run = connected.get_run(run_id)
         except MlflowException as error:

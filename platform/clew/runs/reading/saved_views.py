@@ -65,14 +65,14 @@ class SavedViews:
         return next((view for view in self.views if view.name == name), None)
 
 
-def list_views(uri: str | None = None) -> SavedViews:
+def list_views() -> SavedViews:
     """Return all saved views, in the order of their names.
 
     Raises:
         TrackingError: the store does not answer.
     """
-    with store.using("the saved views", uri):
-        experiments = experiments_of(client(uri))
+    with store.using("the saved views"):
+        experiments = experiments_of(client())
     found: dict[str, SavedView] = {}
     problems = []
     for experiment in experiments:
@@ -125,7 +125,6 @@ def save_view(
     person: str,
     *,
     replaces: str = "",
-    uri: str | None = None,
 ) -> SavedView:
     """Keep what an address holds under a name, and return it as written.
 
@@ -134,7 +133,6 @@ def save_view(
         parameters: The address's values by their keys; `runs` is among them.
         person: Who saves it; may be empty.
         replaces: A view that this one takes the place of: the same one changed, or renamed.
-        uri: The store, the one in use unless given.
 
     Raises:
         ConfigError: the name cannot be used or is taken, or the address is too long or has no runs.
@@ -149,41 +147,41 @@ def save_view(
             f"the view's address has {len(view.address)} characters; at most "
             f"{MAX_ADDRESS_CHARACTERS} fit: choose fewer runs"
         )
-    found = list_views(uri)
+    found = list_views()
     taken = found.find(name)
     if taken is not None and name != replaces:
         raise ConfigError(
             f"there is a view {name} of {taken.person or 'somebody'} already; choose another name, "
             "or open it and save it again"
         )
-    experiment_id = find_run(view.run_ids[0], uri).experiment_id
+    experiment_id = find_run(view.run_ids[0]).experiment_id
     content = {"schema_version": SCHEMA_VERSION} | asdict(view)
     del content["name"], content["experiment_id"]
     text = TypeAdapter(dict[str, Any]).dump_json(content).decode()
-    with store.using(f"saving the view {name}", uri):
-        client(uri).set_experiment_tag(experiment_id, names.TAG_VIEW_PREFIX + name, text)
+    with store.using(f"saving the view {name}"):
+        client().set_experiment_tag(experiment_id, names.TAG_VIEW_PREFIX + name, text)
     old = found.find(replaces)
     if old is not None and (old.name, old.experiment_id) != (name, experiment_id):
-        _delete(old, uri)
+        _delete(old)
     return SavedView(name, view.address, person, view.created, experiment_id)
 
 
-def delete_view(name: str, *, uri: str | None = None) -> None:
+def delete_view(name: str) -> None:
     """Delete a saved view.
 
     Raises:
         ConfigError: there is none of this name.
         TrackingError: the store cannot be written.
     """
-    found = list_views(uri)
+    found = list_views()
     view = found.find(name)
     if view is None:
         there = ", ".join(each.name for each in found.views[:20]) or "none"
         raise ConfigError(f"no view {name[:80]} is in the store; there is {there}")
-    _delete(view, uri)
+    _delete(view)
 
 
-def _delete(view: SavedView, uri: str | None) -> None:
-    with store.using(f"deleting the view {view.name}", uri):
+def _delete(view: SavedView) -> None:
+    with store.using(f"deleting the view {view.name}"):
         key = names.TAG_VIEW_PREFIX + view.name
-        client(uri).delete_experiment_tag(view.experiment_id, key)
+        client().delete_experiment_tag(view.experiment_id, key)

@@ -70,19 +70,17 @@ class RunPage:
     more: bool
 
 
-def list_experiments(uri: str | None = None) -> list[Experiment]:
+def list_experiments() -> list[Experiment]:
     """Return the active experiments, the latest first."""
-    with store.using("the list of experiments", uri):
-        found = experiments_of(client(uri))
+    with store.using("the list of experiments"):
+        found = experiments_of(client())
     return [Experiment(str(e.experiment_id), e.name) for e in found]
 
 
-def search_runs(
-    query: RunQuery, *, offset: int = 0, limit: int = 50, uri: str | None = None
-) -> RunPage:
+def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage:
     """Return up to `limit` runs from `offset` on."""
-    with store.using("the list of runs", uri):
-        connected = client(uri)
+    with store.using("the list of runs"):
+        connected = client()
         found = connected.search_runs(
             experiment_ids_of(connected, query),
             filter_string(query),
@@ -94,12 +92,12 @@ def search_runs(
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
 
 
-def find_runs(run_ids: Sequence[str], *, uri: str | None = None) -> list[RunRecord]:
+def find_runs(run_ids: Sequence[str]) -> list[RunRecord]:
     """Return the runs with these ids in this order; deleted and unknown ones are left out."""
     wanted = [run_id for run_id in dict.fromkeys(run_ids) if re.fullmatch(r"\w{1,64}", run_id)]
     found: dict[str, RunRecord] = {}
-    with store.using("the chosen runs", uri):
-        connected = client(uri)
+    with store.using("the chosen runs"):
+        connected = client()
         experiments = experiment_ids_of(connected, RunQuery())
         for first in range(0, len(wanted), MAX_IDS_PER_FILTER):
             ids = ", ".join(f"'{run_id}'" for run_id in wanted[first : first + MAX_IDS_PER_FILTER])
@@ -110,26 +108,25 @@ def find_runs(run_ids: Sequence[str], *, uri: str | None = None) -> list[RunReco
     return [found[run_id] for run_id in wanted if run_id in found]
 
 
-def find_cell(cell_id: str, uri: str | None = None) -> RunRecord | None:
+def find_cell(cell_id: str) -> RunRecord | None:
     """Return the newest finished run of a study's cell, so that the study goes on where it was.
 
     Raises:
         TrackingError: the store does not answer.
     """
-    experiments = [experiment.experiment_id for experiment in list_experiments(uri)]
+    experiments = [experiment.experiment_id for experiment in list_experiments()]
     condition = f"tags.`{names.TAG_CELL}` = {quoted(cell_id)} AND attributes.status = 'FINISHED'"
-    with store.using("runs of a study", uri):
-        found = client(uri).search_runs(experiments, condition, max_results=1)
+    with store.using("runs of a study"):
+        found = client().search_runs(experiments, condition, max_results=1)
     return record_of(found[0]) if found else None
 
 
-def run_meant(reference: str, kind: str, uri: str | None = None) -> str:
+def run_meant(reference: str, kind: str) -> str:
     """Return a reference to a run; instead of `newest`, the id of the run that finished last.
 
     Args:
         reference: What a person named.
         kind: Of the runs to choose from.
-        uri: The store.
 
     Raises:
         TrackingError: none has finished, or the store does not answer.
@@ -137,9 +134,9 @@ def run_meant(reference: str, kind: str, uri: str | None = None) -> str:
     if reference != names.NEWEST:
         return reference
     query = RunQuery(kind=kind, status="FINISHED", order_by="attributes.end_time DESC")
-    page = search_runs(query, limit=1, uri=uri)
+    page = search_runs(query, limit=1)
     if not page.runs:
-        where = store.shown(uri or store.tracking_uri())
+        where = store.shown(store.tracking_uri())
         raise TrackingError(
             f"{names.NEWEST!r} stands for the {kind} run that finished last, but no {kind} run of "
             f"{where} has finished; `clew runs` lists the runs that there are"

@@ -41,13 +41,13 @@ class StudyResult:
     claims: tuple[ClaimResult, ...]
 
 
-def read_study(run_id: str, folder: Path, uri: str | None = None) -> StudyResult:
+def read_study(run_id: str, folder: Path) -> StudyResult:
     """Return what a run of kind `compare` found, its report downloaded into `folder`.
 
     Raises:
         TrackingError: the run has no report, or one that is not readable.
     """
-    path = download_artifact(run_id, STUDY_FILE, folder, uri)
+    path = download_artifact(run_id, STUDY_FILE, folder)
     try:
         return _read(path, run_id)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

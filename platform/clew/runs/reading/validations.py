@@ -27,7 +27,6 @@ def find_validation(
     settings: InfluenceConfig,
     *,
     ensemble: Sequence[str] = (),
-    uri: str | None = None,
 ) -> ValidationSummary | None:
     """Return what the newest test of a run's explanations says of such explanations.
 
@@ -38,17 +37,16 @@ def find_validation(
         source_run: The run; of an ensemble the first one.
         settings: Those of the explanation.
         ensemble: The runs whose scores are averaged; none: one run's own scores are meant.
-        uri: Tracking store.
 
     Raises:
         TrackingError: the store does not answer.
     """
-    if not source_run or store.is_missing(uri or store.tracking_uri()):
+    if not source_run or store.is_missing(store.tracking_uri()):
         return None
     query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
     asked = (settings.direction, settings.test_loss)
-    for run in search_runs(query, limit=NEWEST, uri=uri).runs:
-        record = _read(run.run_id, uri)
+    for run in search_runs(query, limit=NEWEST).runs:
+        record = _read(run.run_id)
         if record is None:
             continue
         explains = (record.direction, record.test_loss)
@@ -63,7 +61,6 @@ def find_validation_of_report(
     settings: Mapping[str, Any],
     *,
     ensemble: Sequence[str] = (),
-    uri: str | None = None,
 ) -> ValidationSummary | None:
     """Return what is known by now of explanations like those of a report, as `find_validation`.
 
@@ -71,7 +68,6 @@ def find_validation_of_report(
         source_run: The explained run.
         settings: Those that the report names.
         ensemble: The runs whose scores were averaged.
-        uri: Tracking store.
 
     Raises:
         TrackingError: the store does not answer.
@@ -81,15 +77,15 @@ def find_validation_of_report(
         asked = InfluenceConfig.model_validate(known)
     except ValidationError:  # a report of another version: nothing was tested in its words
         return None
-    return find_validation(source_run, asked, ensemble=ensemble, uri=uri)
+    return find_validation(source_run, asked, ensemble=ensemble)
 
 
-def _read(run_id: str, uri: str | None) -> ValidationRecord | None:
+def _read(run_id: str) -> ValidationRecord | None:
     """Return a test's result, None with a warning if it cannot be read."""
     path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
     with tempfile.TemporaryDirectory(prefix="clew-validation-") as folder:
         try:
-            return read_validation(download_artifact(run_id, path, Path(folder), uri))
+            return read_validation(download_artifact(run_id, path, Path(folder)))
         except (DataError, TrackingError) as error:
             reason = str(error).removeprefix(f"{Path(folder) / path}: ")
             logger.warning("%s of run %s is left out: %s", path, run_id, reason)

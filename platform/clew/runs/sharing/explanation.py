@@ -47,16 +47,13 @@ class SharedExplanation:
         return " ".join(str(self.test[key]) for key in ("head", "relation", "tail"))
 
 
-def explanation_of(
-    files: ReportFiles, index: int, *, run_id: str = "", uri: str | None = None
-) -> SharedExplanation:
+def explanation_of(files: ReportFiles, index: int, *, run_id: str = "") -> SharedExplanation:
     """Return an explained triple by its place in a report.
 
     Args:
         files: The report's files.
         index: The place, from 0.
         run_id: The run that they belong to; empty: none, so names and numbers are all there is.
-        uri: The store, the one in use unless given.
 
     Raises:
         ConfigError: there is no such triple in the report.
@@ -72,22 +69,22 @@ def explanation_of(
     paths = tuple(find_paths(test, facts))
     if not run_id:
         return SharedExplanation(test, facts, paths, head)
-    run = find_run(run_id, uri)
-    model = _model_run(run, uri)
+    run = find_run(run_id)
+    model = _model_run(run)
     return SharedExplanation(
         test,
         facts,
         paths,
-        _with_validation(head, uri),
+        _with_validation(head),
         run,
         model,
-        kinds={} if model is None else _kinds(model, uri),
-        reviews=_reviews(run_id, test, uri),
-        decision=decision_on(triple_of(test), read_decisions(run_id, uri=uri).decisions),
+        kinds={} if model is None else _kinds(model),
+        reviews=_reviews(run_id, test),
+        decision=decision_on(triple_of(test), read_decisions(run_id).decisions),
     )
 
 
-def _with_validation(head: ReportHead, uri: str | None) -> ReportHead:
+def _with_validation(head: ReportHead) -> ReportHead:
     """Return a report's head with what is known by now of such explanations of its model.
 
     Raises:
@@ -95,11 +92,11 @@ def _with_validation(head: ReportHead, uri: str | None) -> ReportHead:
     """
     if head.validation is not None:
         return head
-    found = find_validation_of_report(head.run_id, head.settings, ensemble=head.runs, uri=uri)
+    found = find_validation_of_report(head.run_id, head.settings, ensemble=head.runs)
     return replace(head, validation=found)
 
 
-def open_explanation(source: str, index: int, *, uri: str | None = None) -> SharedExplanation:
+def open_explanation(source: str, index: int) -> SharedExplanation:
     """Return an explained triple of a trace run, or of an `influence.json` on this disk.
 
     Raises:
@@ -109,12 +106,12 @@ def open_explanation(source: str, index: int, *, uri: str | None = None) -> Shar
     if path.suffix == ".json" or path.is_dir():
         return explanation_of(_files_at(path), index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
-        files = report_files(source, Path(folder), uri=uri)
+        files = report_files(source, Path(folder))
         if files.text is not None or files.sequence is not None:
             raise ConfigError(
                 f"run {source} explains no triple; reports are written of explained triples"
             )
-        return explanation_of(files, index, run_id=source, uri=uri)
+        return explanation_of(files, index, run_id=source)
 
 
 def _files_at(path: Path) -> ReportFiles:
@@ -131,18 +128,18 @@ def _files_at(path: Path) -> ReportFiles:
     return ReportFiles(json=json, parquet=parquet, csv=csv)
 
 
-def _model_run(run: RunRecord, uri: str | None) -> RunRecord | None:
+def _model_run(run: RunRecord) -> RunRecord | None:
     source = run.tags.get(names.TAG_SOURCE_RUN, "")
     try:
-        return find_run(source, uri) if source else None
+        return find_run(source) if source else None
     except TrackingError:  # it was deleted: the explanation stays readable
         return None
 
 
-def _kinds(model: RunRecord, uri: str | None) -> Mapping[str, str]:
+def _kinds(model: RunRecord) -> Mapping[str, str]:
     with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
         try:
-            return read_vocabulary(model.run_id, Path(folder), uri=uri).kinds
+            return read_vocabulary(model.run_id, Path(folder)).kinds
         except TrackingError:  # a run without a vocabulary says no kinds
             return {}
 
@@ -152,6 +149,6 @@ def triple_of(test: pd.Series) -> tuple[str, str, str]:
     return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
 
 
-def _reviews(run_id: str, test: pd.Series, uri: str | None) -> tuple[Review, ...]:
-    found = read_reviews(run_id, uri=uri).reviews
+def _reviews(run_id: str, test: pd.Series) -> tuple[Review, ...]:
+    found = read_reviews(run_id).reviews
     return tuple(review for review in found if review.test.triple == triple_of(test))
