@@ -1,15 +1,15 @@
 """Where reviewers disagree: a list, their verdicts side by side, and the form that decides."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
-from clew.ui.components import address, markup, palette, review_tables, sign_in
+from clew.ui.components import address, markup, palette, review_tables, sign_in, tables
 from clew.ui.data.reviews import CHOICES, Decision, Disagreement, Opinion
 
-ROW_HEIGHT = 36
 MAX_SIDE_BY_SIDE = 4
 KINDS = {"explanation": "explanation", "fact": "training fact"}
 MEANINGS = {
@@ -35,16 +35,9 @@ def choose(found: Sequence[Disagreement]) -> Disagreement | None:
 
     A row that is ticked goes into the address, so that a colleague can be sent to it.
     """
-    keys = [each.key for each in found]
+    by_key = {each.key: each for each in found}
     wanted = address.text("decide")
-    place = keys.index(wanted) if wanted in keys else None
-    key = f"disagreements-{hash(tuple(keys))}"
-
-    def take() -> None:
-        rows = [row for row in st.session_state[key].selection.rows if row < len(keys)]
-        address.write("decide", keys[rows[0]] if rows else None)
-
-    st.dataframe(
+    tables.tick_one(
         pd.DataFrame(
             {
                 "State": [_state(each) for each in found],
@@ -53,20 +46,17 @@ def choose(found: Sequence[Disagreement]) -> Disagreement | None:
                 "Reviewers say": [_in_short(each.opinions) for each in found],
             }
         ),
-        key=key,
-        hide_index=True,
-        on_select=take,
-        selection_mode="single-row",
-        selection_default={
-            "selection": {"rows": [] if place is None else [place], "columns": [], "cells": []}
-        },
-        row_height=ROW_HEIGHT,
+        list(by_key),
+        key=f"disagreements-{hash(tuple(by_key))}",
+        chosen=wanted if wanted in by_key else None,
+        take=partial(address.write, "decide"),
+        row_height=tables.ROW_HEIGHT,
         column_config={
             "Triple": st.column_config.TextColumn(width="large"),
             "Reviewers say": st.column_config.TextColumn(width="large"),
         },
     )
-    return None if place is None else found[place]
+    return by_key.get(wanted)
 
 
 def _state(found: Disagreement) -> str:

@@ -18,6 +18,7 @@ from clew.ui.components import (
     influence_charts,
     markup,
     palette,
+    tables,
 )
 from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import checkpoint_columns, part_columns, strongest
@@ -25,7 +26,6 @@ from clew.ui.data.sharing import NO_KINDS
 
 MAX_ROWS = 1000
 NUM_BARS = 16
-ROW_HEIGHT = 34
 HEIGHT = 440
 _SELECTED = (
     '<div class="clew-card"><h3>{triple}</h3><p><b class="{kind}">{symbol} {effect}</b> '
@@ -48,31 +48,15 @@ def _select(rank: int | None) -> None:
 def table(facts: pd.DataFrame, column: str, *, key: str) -> None:
     """Show the facts in a table; a click on a row selects its fact."""
     shown = strongest(facts, column, MAX_ROWS)
-    ranks = [int(rank) for rank in shown["rank"]]
-    rank = selected(shown)
-    state_key = f"{key}-table-{st.session_state.get('fact-version', 0)}"
-
-    def choose() -> None:
-        rows = st.session_state[state_key].selection.rows
-        _select(ranks[rows[0]] if rows and rows[0] < len(ranks) else None)
-
-    st.dataframe(
+    tables.tick_one(
         _frame(shown, column),
-        key=state_key,
+        [int(rank) for rank in shown["rank"]],
+        key=f"{key}-table-{st.session_state.get('fact-version', 0)}",
+        chosen=selected(shown),
+        take=_select,
         alt="Training facts by their influence",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={
-            "selection": {
-                "rows": [] if rank is None else [ranks.index(rank)],
-                "columns": [],
-                "cells": [],
-            }
-        },
         column_config=_columns(column),
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * max(len(shown), 1), HEIGHT),
+        most=HEIGHT,
         placeholder="–",
     )
     if len(shown) < len(facts):

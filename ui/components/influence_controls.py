@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.ui.components import address, glossary
+from clew.ui.components import address, glossary, tables
 from clew.ui.components.runs_table import utc
 from clew.ui.data.influence import (
     FactFilter,
@@ -22,7 +22,6 @@ ALL = "all"
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
 SIDES: dict[str, Side] = {"all": "all", "▲ helping": "proponents", "▼ opposing": "opponents"}
 TESTS_HEIGHT = 242
-ROW_HEIGHT = 34
 
 
 def run_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -122,27 +121,16 @@ def _tests_table(found: pd.DataFrame) -> int:
     places = [int(place) for place in found.index]
     linked = address.number("test")
     place = linked if linked in places else places[0]
-    key = f"tests-{hash(tuple(places))}-{place}"
-
-    def choose() -> None:
-        rows = st.session_state[key].selection.rows
-        address.write("test", places[rows[0]] if rows else place)
-        address.write("fact", None)
-        address.write("path", None)
-
     frame = found[["head", "relation", "tail", "rank", "score", "self_influence", "candidates"]]
-    st.dataframe(
+    tables.tick_one(
         frame.rename(
             columns={"self_influence": "Self-influence", "candidates": "Facts scored"}
         ).rename(columns=str.capitalize),
-        key=key,
+        places,
+        key=f"tests-{hash(tuple(places))}-{place}",
+        chosen=place,
+        take=lambda ticked: open_test(place if ticked is None else ticked),
         alt="Explained triples",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={
-            "selection": {"rows": [places.index(place)], "columns": [], "cells": []}
-        },
         column_config={
             "Rank": st.column_config.NumberColumn(help=glossary.RANK, format="%.4g"),
             "Score": st.column_config.NumberColumn(help=glossary.SCORE, format="%.3f"),
@@ -153,11 +141,17 @@ def _tests_table(found: pd.DataFrame) -> int:
                 help="Training facts whose influence was computed."
             ),
         },
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(found), TESTS_HEIGHT),
+        most=TESTS_HEIGHT,
         placeholder="–",
     )
     return place
+
+
+def open_test(place: int) -> None:
+    """Let the page explain another test triple, with none of its facts or paths selected."""
+    address.write("test", place)
+    address.write("fact", None)
+    address.write("path", None)
 
 
 def section(*, reviewable: bool, paths: bool) -> str:

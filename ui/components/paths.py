@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import address, graph, identifiers, markup, states
-from clew.ui.components.facts import HEIGHT, ROW_HEIGHT
+from clew.ui.components import address, graph, identifiers, markup, states, tables
+from clew.ui.components.facts import HEIGHT
 from clew.ui.data.paths import MAX_STEPS, FactPath, facts_of_paths
 from clew.ui.data.sharing import NO_KINDS
 
@@ -71,11 +71,7 @@ def _picture(
 
 
 def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
-    def choose() -> None:
-        rows = st.session_state[key].selection.rows
-        address.write("path", rows[0] if rows else 0)
-
-    st.dataframe(
+    tables.tick_one(
         pd.DataFrame(
             {
                 "Path": [path.sentence for path in paths],
@@ -83,12 +79,11 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
                 "Ranks": [", ".join(map(str, path.ranks)) for path in paths],
             }
         ),
+        range(len(paths)),
         key=key,
+        chosen=place,
+        take=lambda ticked: address.write("path", ticked or 0),
         alt="Paths between the two ends, the strongest first",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={"selection": {"rows": [place], "columns": [], "cells": []}},
         column_config={
             "Path": st.column_config.TextColumn(
                 width="large", help="Its facts from the head on, each as it stands in the data."
@@ -102,8 +97,7 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
                 width=80, help="Places of its facts by influence."
             ),
         },
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(paths), HEIGHT - 90),
+        most=HEIGHT - 90,
     )
     steps = (markup.markdown(step) for step in paths[place].steps)
     st.markdown("\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import palette
+from clew.ui.components import palette, tables
 from clew.ui.components.influence_charts import fact_text
 from clew.ui.data.reviews import (
     VERDICTS,
@@ -16,8 +16,6 @@ from clew.ui.data.reviews import (
     WrongFact,
     reviewer_agreement,
 )
-
-ROW_HEIGHT = 36
 
 
 def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
@@ -87,14 +85,11 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
             "Run": [run_names.get(review.run_id, review.run_id[:8]) for review in reviews],
         }
     )
-    event = st.dataframe(
+    ticked = tables.ticked(
         frame,
+        reviews,
         alt="All reviews, the newest first",
         key=f"reviews-{hash(tuple(review.review_id for review in reviews))}",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="single-row",
-        row_height=ROW_HEIGHT,
         column_config={
             "When (UTC)": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width=130),
             "Explained triple": st.column_config.TextColumn(width="large"),
@@ -107,8 +102,7 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
             "Comment": st.column_config.TextColumn(width="large"),
         },
     )
-    rows = [row for row in event.selection.rows if row < len(reviews)]
-    return reviews[rows[0]] if rows else None
+    return ticked[0] if ticked else None
 
 
 def triple_of(review: Review) -> pd.Series:

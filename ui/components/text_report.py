@@ -4,6 +4,7 @@ The window that is read is in the address under `fact`, by its rank, as a select
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from clew.ui.components import (
     palette,
     prediction,
     states,
+    tables,
 )
 from clew.ui.components.influence_controls import SIDES
 from clew.ui.data.comparison import number_text
@@ -30,9 +32,8 @@ from clew.ui.data.texts import (
     windows_of,
 )
 
-ROW_HEIGHT = 34
 EXCERPT_CHARACTERS = 140
-HEIGHT = 37 + 14 * ROW_HEIGHT
+HEIGHT = 513
 _CARD = (
     '<div class="clew-card"><div class="clew-text">{prompt}<mark>{continuation}</mark></div>'
     "<p>Explained: how likely the model finds the <b>marked</b> text after the words before it.</p>"
@@ -142,23 +143,15 @@ def _chosen(windows: pd.DataFrame) -> pd.Series:
 def table(windows: pd.DataFrame, column: str, *, key: str) -> None:
     """Show the windows in a table; a click on a row opens its text."""
     ranks = [int(rank) for rank in windows["rank"]]
-    rank = facts.selected(windows) or ranks[0]
-
-    def choose() -> None:
-        rows = st.session_state[f"{key}-windows"].selection.rows
-        address.write("fact", ranks[rows[0]] if rows and rows[0] < len(ranks) else None)
-
-    st.dataframe(
+    tables.tick_one(
         _frame(windows, column),
+        ranks,
         key=f"{key}-windows",
+        chosen=facts.selected(windows) or ranks[0],
+        take=partial(address.write, "fact"),
         alt="Training windows by their influence",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={"selection": {"rows": [ranks.index(rank)], "columns": [], "cells": []}},
         column_config=_columns(column),
-        row_height=ROW_HEIGHT,
-        height=min(37 + ROW_HEIGHT * len(windows), HEIGHT),
+        most=HEIGHT,
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import streamlit as st
 
 from clew import names
-from clew.runs import store
 from clew.ui.components import (
     address,
     charts,
@@ -31,7 +30,7 @@ from clew.ui.data.comparison import (
     points,
     preset,
 )
-from clew.ui.data.runs import RunRecord, has_runs, number_of_runs, runs_by_id, runs_page
+from clew.ui.data.runs import RunRecord, has_runs, runs_by_id
 
 MAX_RUNS = 60
 
@@ -43,7 +42,7 @@ def render() -> None:
     place = st.container()
     with states.guarded("The comparison"):
         if not has_runs():
-            states.empty_store(store.shown(store.tracking_uri()))
+            states.empty_store()
             return
         saved = saved_views.views()
         view = view_controls.opened(saved)
@@ -63,13 +62,9 @@ def _choose(runs: Sequence[RunRecord]) -> None:
     compare_controls.preset_button(preset())
     with st.expander("Choose runs", expanded=not runs):
         query = run_filters.run_query(run_filters.experiment(), kinds=False)
-        page = runs_page(query, runs_table.current_page("compare", query))
-        if not page.runs:
-            states.nothing("Nothing matches", "No run matches these filters; clear one of them.")
-            return
-        ticked = runs_table.choose(page.runs, key="compare")
-        runs_table.pager(page, number_of_runs(query), key="compare")
-        compare_controls.take_over(ticked, [run.run_id for run in runs])
+        ticked = runs_table.choose(query, key="compare")
+        if ticked is not None:
+            compare_controls.take_over(ticked, [run.run_id for run in runs])
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
