@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from clew.ui.components import glossary, palette, theme
+from clew.ui.components import glossary, palette
 
 HEIGHT = 320
 POINT_COLUMNS = ("group", "cost", "quality", "cost_deviation", "quality_deviation", "front")
@@ -90,7 +90,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
 
 def _names_beside(encoding: Spec) -> list[Spec]:
     """Return the layers of the points' names, above a point and below the next."""
-    text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "color": theme.ink()}
+    text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "color": palette.ink()}
     return [
         {
             "transform": [{"filter": f"datum.above == {side}"}],

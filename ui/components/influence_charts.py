@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from clew.ui.components import glossary, palette, theme
+from clew.ui.components import glossary, palette
 
 MAX_RANKS = 1000
 """How many facts are drawn by their ranks in two explanations."""
@@ -12,7 +12,7 @@ SIGNS = alt.Scale(domain=["helps", "opposes"], range=[palette.FOR, palette.AGAIN
 
 def _names() -> alt.Axis:
     """Return an axis whose labels are names to be read, all of them."""
-    return alt.Axis(labelLimit=260, labelOverlap=False, labelColor=theme.ink())
+    return alt.Axis(labelLimit=260, labelOverlap=False, labelColor=palette.ink())
 
 
 def fact_text(head: object, relation: object, tail: object) -> str:
@@ -51,7 +51,7 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
         labelPadding=-4,
         labelOffset=1,
         labelLimit=560,
-        labelColor=theme.ink(),
+        labelColor=palette.ink(),
         labelOverlap=False,
         ticks=False,
         domain=False,

@@ -4,6 +4,8 @@ Its blue is a little lighter here, for at least 3.8 : 1 against the light and th
 Nothing relies on colour alone: signs have symbols, states have symbols and words.
 """
 
+import streamlit as st
+
 FOR = "#1F88CB"
 AGAINST = "#D55E00"
 NEUTRAL = "#8A959B"
@@ -34,6 +36,15 @@ CATEGORIES = (
     "#8C6D31",
     "#7F7F7F",
 )
+
+
+INK = {"light": "#1C2A30", "dark": "#E6EDF0"}
+"""Of text by theme, for pictures whose text Streamlit leaves as it is."""
+
+
+def ink() -> str:
+    """Return the colour of text in the theme of this browser."""
+    return INK["dark" if st.context.theme.type == "dark" else "light"]
 
 
 def sign_symbol(value: float) -> str:

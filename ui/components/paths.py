@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import address, graph, identifiers, markup, states, tables
-from clew.ui.components.facts import HEIGHT
+from clew.ui.components import address, graph, markup, states, tables
 from clew.ui.data.paths import MAX_STEPS, FactPath, facts_of_paths
-from clew.ui.data.sharing import NO_KINDS
 
 NUM_DRAWN = 8
 """So many paths are drawn; one further down is drawn beside them when it is selected."""
@@ -23,7 +21,7 @@ def show(
     paths: Sequence[FactPath],
     *,
     key: str,
-    kinds: Mapping[str, str] = NO_KINDS,
+    kinds: Mapping[str, str],
 ) -> None:
     """Show paths as a picture beside their sentences; a click on either selects one."""
     if not paths:
@@ -51,23 +49,22 @@ def _picture(
     kinds: Mapping[str, str],
 ) -> None:
     drawn = [*paths[:NUM_DRAWN], *([paths[place]] if place >= NUM_DRAWN else [])]
-    shown = facts_of_paths(facts, drawn)
-    ranks = [int(rank) for rank in shown["rank"]]
 
-    def choose() -> None:
-        row = graph.clicked_row(st.session_state[key].selection)
-        if row is not None and row < len(ranks):
-            through = (number for number, path in enumerate(paths) if ranks[row] in path.ranks)
+    def take(rank: int | None) -> None:
+        if rank is not None:
+            through = (number for number, path in enumerate(paths) if rank in path.ranks)
             address.write("path", next(through))
 
-    st.echarts_chart(
-        graph.spec(test, shown, column="influence", selected=paths[place].ranks, kinds=kinds),
+    graph.show(
+        test,
+        facts_of_paths(facts, drawn),
+        column="influence",
+        selected=paths[place].ranks,
+        kinds=kinds,
         key=key,
-        on_select=choose,
-        height=HEIGHT,
+        take=take,
         alt="Graph of the paths of training facts between the two ends of the test triple",
     )
-    identifiers.legend(kinds, test, shown)
 
 
 def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
@@ -97,7 +94,7 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
                 width=80, help="Places of its facts by influence."
             ),
         },
-        most=HEIGHT - 90,
+        most=graph.HEIGHT - 90,
     )
     steps = (markup.markdown(step) for step in paths[place].steps)
     st.markdown("\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1)))

@@ -23,9 +23,8 @@ from clew.ui.components import (
     tables,
 )
 from clew.ui.components.influence_controls import SIDES
-from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import FactFilter, value_column
-from clew.ui.data.texts import (
+from clew.ui.data.windows import (
     TextInfluenceReport,
     filter_windows,
     shared_passages,
@@ -41,9 +40,7 @@ _CARD = (
 )
 _WINDOW = (
     '<div class="clew-card"><h2>Window {window}</h2>'
-    '<p><b class="{kind}">{symbol} {effect}</b> '
-    '<span class="clew-muted">· {column} {value} · rank {rank}</span></p>'
-    '<p class="clew-muted">{place}</p>'
+    '{effect}<p class="clew-muted">{place}</p>'
     '<div class="clew-text clew-window" tabindex="0" role="region" aria-label="Its text">'
     "{text}</div></div>"
 )
@@ -188,18 +185,12 @@ def _columns(column: str) -> dict[str, Any]:
 
 def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
     """Show a window's whole text, where it stands, and what it has in common with the test."""
-    value = float(row[column])
     text = str(row["text"])
     passages = shared_passages(text, report.prompt + report.continuation)
     markup.show(
         _WINDOW,
         window=f"{int(row['window']):,}",
-        kind="clew-for" if value > 0 else "clew-against",
-        symbol=palette.sign_symbol(value),
-        effect="made the continuation more likely" if value > 0 else "made it less likely",
-        column=column,
-        value=number_text(value),
-        rank=f"{int(row['rank']):,}",
+        effect=facts.effect(row, column, of="continuation"),
         place=_place(report, row, len(passages)),
         text=markup.marked(text, passages),
     )
