@@ -133,10 +133,7 @@ def lineage(version: Version) -> None:
     """Show where a version came from: its run, data, code, and what was said of it."""
     pairs = lineage_pairs(version)
     rows = [markup.fill(_PAIR, key=key, value=value) for key, value in pairs.items()]
-    markup.show(
-        _ORIGIN,
-        rows=markup.join(rows),
-    )
+    markup.show(_ORIGIN, rows=markup.join(rows))
     numbers = recorded_numbers(version)
     if len(numbers):
         with st.expander(f"All {len(numbers)} recorded numbers"):
@@ -180,8 +177,7 @@ def checks(job: Job) -> None:
         for event in job.events()
         if "passed" in event
     ]
-    if items:
-        markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
+    markup.show_list(items)
 
 
 def outcome(job: Job) -> None:

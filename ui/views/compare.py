@@ -10,7 +10,6 @@ from clew.ui.components import (
     charts,
     compare_controls,
     comparison_table,
-    exports,
     glossary,
     markup,
     run_filters,
@@ -72,9 +71,7 @@ def _comparison(runs: Sequence[RunRecord]) -> None:
     setting = compare_controls.setting(runs)
     comparison = compared(runs, setting)
     change = compare_controls.change()
-    picked = picked_texts(setting)
-    st.html(comparison_table.html(comparison, change, picked))
-    exports.comparison(comparison, picked)
+    comparison_table.show(comparison, change, picked_texts(setting))
     with states.guarded("The pictures of cost and quality"):
         _costs(comparison, setting)
     with states.guarded("The curves"):

@@ -13,7 +13,6 @@ from clew.ui.components import (
     links,
     markup,
     retraining,
-    review_controls,
     review_queue,
     review_tables,
     states,
@@ -58,7 +57,7 @@ def render() -> None:
             )
             return
         runs = _with_run_of_address(runs)
-        chosen = review_controls.run_filter(runs)
+        chosen = review_tables.run_filter(runs)
         ids = [run.run_id for run in chosen]
         found = reviews_of_all(ids)
         if len(chosen) == 1:
@@ -121,7 +120,7 @@ def _summary(
     counted = settled(reviews, [each for each in decisions if each.run_id in chosen])
     review_tables.numbers(reviews, counted)
     st.header("Verdicts", anchor=False)
-    by = review_controls.verdict_grouping()
+    by = review_tables.verdict_grouping()
     labels = run_labels(runs)
     frame = review_tables.verdict_frame(count_verdicts(counted, by), labels)
     alt = f"Bars: number of reviews of each verdict, by {by}"
