@@ -9,7 +9,7 @@ from clew import names
 from clew.ui.components import address
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data.models import RegisteredModel
-from clew.ui.data.runs import RunQuery, runs_by_id, runs_page
+from clew.ui.data.runs import RunQuery, run_by_id, runs_page
 
 NUM_CANDIDATES = 100
 
@@ -63,7 +63,8 @@ def promotion() -> Promotion | None:
         format_func=lambda run_id: labels[run_id],
         help="Finished training runs, the newest first. The run's best checkpoint is promoted.",
     )
-    data = next((run.tags.get(names.TAG_DATASET, "") for run in runs_by_id([run_id or ""])), "")
+    run = run_by_id(run_id or "")
+    data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
     wanted = second.text_input(
         "Model name",
         value=names.default_model_name(data),

@@ -132,6 +132,11 @@ def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
     return _runs(store.tracking_uri(), tuple(run_ids)) if run_ids and store_exists() else []
 
 
+def run_by_id(run_id: str) -> RunRecord | None:
+    """Return a run; None if it is gone, or no id is given."""
+    return next(iter(runs_by_id([run_id])), None) if run_id else None
+
+
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
     """Return the curves of a metric, see `clew.runs.reading.metrics.metric_histories`."""
     last = tuple((run.run_id, run.metrics.get(key)) for run in runs)

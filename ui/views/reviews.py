@@ -39,7 +39,7 @@ from clew.ui.data.reviews import (
     wrong_facts,
     wrong_facts_tsv,
 )
-from clew.ui.data.runs import RunRecord, runs_by_id
+from clew.ui.data.runs import RunRecord, run_by_id
 
 
 def render() -> None:
@@ -104,12 +104,14 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     wanted = address.text("run")
     if not wanted or wanted in [run.run_id for run in runs]:
         return runs
-    older = runs_by_id([wanted])
-    if not older:
+    older = run_by_id(wanted)
+    if older is not None and explains_triples(older):
+        return [older, *runs]
+    if older is None:
         states.warning(f"No run {wanted} is in the store; it may have been deleted.")
-    elif not explains_triples(older[0]):
+    else:
         states.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
-    return [*filter(explains_triples, older), *runs]
+    return runs
 
 
 def _summary(

@@ -16,7 +16,7 @@ from clew.ui.data.run_page import (
     repeating_commands,
     splits_by_relation,
 )
-from clew.ui.data.runs import RunRecord, has_runs, runs_by_id
+from clew.ui.data.runs import RunRecord, has_runs, run_by_id
 
 
 def render() -> None:
@@ -24,9 +24,9 @@ def render() -> None:
     markup.style()
     with states.guarded("The run"):
         wanted = address.text("id")
-        found = runs_by_id([wanted])
-        if found:
-            _run(found[0])
+        found = run_by_id(wanted)
+        if found is not None:
+            _run(found)
             return
         st.title("Run", anchor=False)
         if not has_runs():
