@@ -50,10 +50,8 @@ def promotion() -> Promotion | None:
     The name is that of the run's data until a person writes another.
     """
     runs = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
-    labels = run_labels(runs)
     linked = address.text("candidate")
-    if linked and linked not in labels:
-        labels[linked] = f"run {linked}"
+    labels = run_labels(runs, linked=linked)
     options = list(labels)
     first, second, third = st.columns([3, 2, 2], vertical_alignment="bottom")
     run_id = first.selectbox(

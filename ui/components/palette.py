@@ -12,8 +12,6 @@ NEUTRAL = "#8A959B"
 REFERENCE = "#7F7F7F"
 HIGHLIGHT = "#E69F00"
 
-FOR_SYMBOL = "▲"
-AGAINST_SYMBOL = "▼"
 VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
 VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
 OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
@@ -49,7 +47,7 @@ def ink() -> str:
 
 def sign_symbol(value: float) -> str:
     """Return the symbol of a sign."""
-    return FOR_SYMBOL if value > 0 else AGAINST_SYMBOL if value < 0 else "·"
+    return "▲" if value > 0 else "▼" if value < 0 else "·"
 
 
 def sign_colour(value: float) -> str:

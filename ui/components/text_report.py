@@ -16,13 +16,13 @@ from clew.ui.components import (
     facts,
     glossary,
     influence_charts,
+    influence_controls,
     markup,
     palette,
     prediction,
     states,
     tables,
 )
-from clew.ui.components.influence_controls import SIDES
 from clew.ui.data.influence import FactFilter, value_column
 from clew.ui.data.windows import (
     TextInfluenceReport,
@@ -117,17 +117,11 @@ def window_filter(windows: pd.DataFrame) -> FactFilter:
         type="search",
         placeholder="part of the text",
     )
-    side = second.segmented_control(
-        "Side", list(SIDES), key="side", default="all", required=True, bind="query-params"
-    )
-    cosine = third.toggle(
-        "Cosine",
-        key="cosine",
-        bind="query-params",
-        disabled="cosine" not in windows,
-        help=glossary.COSINE,
-    )
-    return FactFilter(text=text, side=SIDES[side or "all"], cosine=cosine)
+    with second:
+        side = influence_controls.side()
+    with third:
+        cosine = influence_controls.cosine(windows)
+    return FactFilter(text=text, side=side, cosine=cosine)
 
 
 def _chosen(windows: pd.DataFrame) -> pd.Series:

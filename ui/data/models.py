@@ -12,7 +12,6 @@ from clew.runs.reading.models import (
     Entry,
     ModelNames,
     RegisteredModel,
-    Terms,
     Version,
     complete,
     list_models,
@@ -24,7 +23,7 @@ from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 from clew.ui.data.runs import store_exists
 
-__all__ = ["Entry", "ModelNames", "RegisteredModel", "Terms", "Version", "complete"]
+__all__ = ["Entry", "ModelNames", "RegisteredModel", "Version", "complete"]
 
 
 @st.cache_data(ttl=5, max_entries=8, show_spinner=False)

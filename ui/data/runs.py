@@ -15,7 +15,6 @@ from clew.runs.reading.search import (
     Experiment,
     RunPage,
     RunQuery,
-    State,
     find_runs,
     last_sign_of_life,
     list_experiments,
@@ -25,11 +24,9 @@ from clew.runs.reading.search import (
 
 __all__ = [
     "EpochProgress",
-    "Experiment",
     "RunPage",
     "RunQuery",
     "RunRecord",
-    "State",
     "headline_key",
     "last_sign_of_life",
     "state_of",
