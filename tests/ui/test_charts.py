@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
+import streamlit as st
 
 from clew import names
 from clew.runs.reading import comparison, layout
@@ -350,6 +352,25 @@ def test_names_of_a_crowded_column_stand_beside_it(explained: pd.Series) -> None
 def test_an_empty_graph_is_the_test_triple(explained: pd.Series, facts: pd.DataFrame) -> None:
     spec = graph.spec(explained, facts.head(0), column="influence")
     assert len(spec["series"][0]["links"]) == 1
+
+
+@pytest.mark.parametrize(("edge", "rank"), [(2, 2), (0, None), (99, None)])
+def test_a_click_on_an_edge_takes_its_fact(
+    explained: pd.Series,
+    facts: pd.DataFrame,
+    edge: int,
+    rank: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(st, "echarts_chart", lambda option, **more: given.update(more))
+    clicked = {"selected": [{"data_type": "edge", "data_indices": [edge]}]}
+    monkeypatch.setattr(st, "session_state", {"g": SimpleNamespace(selection=clicked)})
+    taken: list[int | None] = []
+    look = {"column": "influence", "selected": (), "kinds": {}, "alt": "Graph"}
+    graph.show(explained, facts, key="g", take=taken.append, **look)
+    given["on_select"]()
+    assert taken == [rank]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_html_comes_from_one_place() -> None:
         assert "unsafe_allow_html" not in text, path
         if path.name != "markup.py":
             found += [(path.name, call) for call in re.findall(r"st\.html\((.*)", text)]
-    known = ("title)", "markup.triple(", "comparison_table.html(")
+    known = ("title)", "markup.triple(", "html(comparison, change, picked)")
     assert all(call.startswith(known) for _, call in found), found
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from clew.ui.data import paths
+from clew.runs.reading import paths
 from clew.ui.data.influence import facts_of, report_head, report_of_run
 from tests.recorded import Recorded
 

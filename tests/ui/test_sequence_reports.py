@@ -13,7 +13,7 @@ from clew.runs.window_report import (
     SequenceInfluenceReport,
 )
 from clew.ui.data.influence import report_of_upload
-from clew.ui.data.sequences import windows_of
+from clew.ui.data.windows import sequence_windows
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown
 
@@ -37,7 +37,7 @@ def test_a_sequence_from_the_disk_is_recognised(
 
 
 def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceReport) -> None:
-    windows = windows_of(report)
+    windows = sequence_windows(report)
     entries = (*report.proponents, *report.opponents)
     assert len(windows) == len(entries) > 1
     assert windows["influence"].is_monotonic_decreasing
@@ -69,7 +69,7 @@ def test_the_page_shows_prediction_and_windows(
     assert "1,234" in text
     assert "<i>day" not in text
     assert [metric.value for metric in app.metric][-1] == str(len(report.steps))
-    assert list(app.dataframe[0].value["Influence"]) == list(windows_of(report)["influence"])
+    assert list(app.dataframe[0].value["Influence"]) == list(sequence_windows(report)["influence"])
     assert any("picture" in c.value for c in app.caption) != with_picture
 
 

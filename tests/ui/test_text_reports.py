@@ -14,7 +14,7 @@ from clew.runs.reading.texts import read_text_report, windows_of
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import influence_charts, markup
 from clew.ui.data.influence import FactFilter, report_of_upload
-from clew.ui.data.texts import filter_windows, shared_passages
+from clew.ui.data.windows import filter_windows, shared_passages
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
 

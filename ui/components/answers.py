@@ -8,13 +8,12 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from clew.errors import ClewError
-from clew.ui.components import markup, states
+from clew.ui.components import markup, states, tables
 from clew.ui.data.jobs import Job
 from clew.ui.data.models import ModelNames
 from clew.ui.data.paths import place_text
 from clew.ui.data.questions import End, Why
 
-ROW_HEIGHT = 36
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
@@ -68,10 +67,10 @@ def _prediction(
         with beside:
             why_button("Why this rank?", why(asked), explain, key=f"why-rank-{key}")
     found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
-    rows = _table(found, end, key)
+    ticked = _table(found, end, key)
     with beside:
-        if rows:
-            why_button("Why?", why(found[rows[0]]), explain, key=f"why-{key}")
+        if ticked:
+            why_button("Why?", why(ticked[0]), explain, key=f"why-{key}")
         else:
             st.caption("Tick an answer to ask why.")
 
@@ -104,18 +103,15 @@ def percent(probability: float) -> str:
     return f"{probability:.2%}" if probability < 0.1 else f"{probability:.0%}"
 
 
-def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[int]:
-    """Show the answers; return the ticked rows."""
-    event = st.dataframe(
+def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
+    """Show the answers; return the ticked one, if any."""
+    return tables.ticked(
         frame(found, end),
-        alt="Answers, the best first",
+        found,
         key=f"answers-{key}",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="single-row",
-        row_height=ROW_HEIGHT,
+        alt="Answers, the best first",
         placeholder="–",
-        height=min(38 + ROW_HEIGHT * max(len(found), 1), MAX_HEIGHT),
+        most=MAX_HEIGHT,
         column_config={
             "Score": st.column_config.NumberColumn(
                 format="%.3f", help="The model's own score (a logit): larger is more likely."
@@ -125,7 +121,6 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[int]:
             "Known": st.column_config.TextColumn(help="Whether the training data say so already."),
         },
     )
-    return [row for row in event.selection.rows if row < len(found)]
 
 
 def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from clew.ui.components import glossary, palette, theme
+from clew.ui.components import glossary, palette
 
 HEIGHT = 320
-POINT_COLUMNS = ("group", "cost", "quality", "cost_deviation", "quality_deviation", "front")
 
 Spec = dict[str, Any]
 """A Vega-Lite specification whose `data` is a frame."""
@@ -31,7 +30,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
     """Return groups as points with their deviations, and the line of those that none beats.
 
     Args:
-        points: Rows with `POINT_COLUMNS`; `front` says whether no other group beats it.
+        points: Rows as `comparison.points` returns them.
         cost_key: Metric on the x axis; less is better.
         quality_key: Metric on the y axis.
     """
@@ -90,7 +89,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
 
 def _names_beside(encoding: Spec) -> list[Spec]:
     """Return the layers of the points' names, above a point and below the next."""
-    text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "color": theme.ink()}
+    text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "color": palette.ink()}
     return [
         {
             "transform": [{"filter": f"datum.above == {side}"}],

@@ -1,11 +1,12 @@
-"""The comparison as a table: value, and beneath it the change against the reference."""
+"""The comparison as a table, value above change against the reference, and as files."""
 
 from collections.abc import Mapping
 from typing import Literal
 
+import streamlit as st
 from markupsafe import Markup
 
-from clew.ui.components import glossary, markup
+from clew.ui.components import exports, glossary, markup
 from clew.ui.data.comparison import (
     Cell,
     Comparison,
@@ -13,6 +14,9 @@ from clew.ui.data.comparison import (
     delta_text,
     ratio_text,
     statistic_text,
+    to_csv,
+    to_latex,
+    to_markdown,
 )
 
 Change = Literal["ratio", "delta", "both"]
@@ -27,11 +31,28 @@ _ROW = '<tr class="{kind}"><td>{name}<br><span class="clew-unit">{runs}</span></
 _CELL = '<td>{value}<br><span class="clew-change {kind}">{change}</span></td>'
 
 
-def html(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> Markup:
-    """Return the table as HTML; every name in it is escaped.
+def show(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> None:
+    """Show the table, and offer it as CSV, Markdown and LaTeX.
 
     `picked` says of a metric with a curve which of its values is shown.
     """
+    st.html(html(comparison, change, picked))
+    labels = {
+        key: ", ".join(filter(None, (glossary.label(key), picked.get(key))))
+        for key in comparison.metrics
+    }
+    with st.container(horizontal=True, vertical_alignment="center"):
+        exports.button("CSV", to_csv(comparison, labels), "comparison.csv", "text/csv")
+        text = to_markdown(comparison, labels)
+        exports.button("Markdown", text, "comparison.md", "text/markdown")
+        exports.button("LaTeX", to_latex(comparison, labels), "comparison.tex", "application/x-tex")
+        st.caption(
+            "Point at a picture: the toolbar at its corner saves it as PNG.", width="content"
+        )
+
+
+def html(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> Markup:
+    """Return the table as HTML; every name in it is escaped."""
     head = [markup.fill('<th scope="col">Variant<br><span class="clew-unit">runs</span></th>')]
     for key in comparison.metrics:
         words = glossary.words(key)
@@ -45,11 +66,7 @@ def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
     number = len(group.run_ids)
     reference = group.label == comparison.reference
     cells = [
-        _cell(
-            comparison.cells[group.label, key],
-            change,
-            reference=reference,
-        )
+        _cell(comparison.cells[group.label, key], change, reference=reference)
         for key in comparison.metrics
     ]
     return markup.fill(

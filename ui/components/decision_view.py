@@ -1,20 +1,26 @@
 """Where reviewers disagree: a list, their verdicts side by side, and the form that decides."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
-from clew.ui.components import address, markup, palette, review_tables, sign_in
+from clew.ui.components import (
+    address,
+    markup,
+    palette,
+    review_form,
+    review_tables,
+    sign_in,
+    tables,
+)
 from clew.ui.data.reviews import CHOICES, Decision, Disagreement, Opinion
 
-ROW_HEIGHT = 36
 MAX_SIDE_BY_SIDE = 4
 KINDS = {"explanation": "explanation", "fact": "training fact"}
-MEANINGS = {
-    "plausible": "The facts are a sensible reason to believe the triple.",
-    "implausible": "They are not: beside the point, by chance, or wrong.",
+MEANINGS = review_form.MEANINGS | {
     "unsure": "Nobody can tell.",
     "wrong": "Leave the fact out of the next training.",
     "right": "Keep it, whoever marked it wrong.",
@@ -24,10 +30,6 @@ _OPINION = (
     '<p class="clew-muted clew-small">{who} · {when}{about}</p>'
     '<p class="clew-text">{comment}</p></div>'
 )
-_DECISION = (
-    '<li><span class="clew-mark">{symbol}</span><b>{state} {verdict}</b> '
-    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
-)
 
 
 def choose(found: Sequence[Disagreement]) -> Disagreement | None:
@@ -35,16 +37,9 @@ def choose(found: Sequence[Disagreement]) -> Disagreement | None:
 
     A row that is ticked goes into the address, so that a colleague can be sent to it.
     """
-    keys = [each.key for each in found]
+    by_key = {each.key: each for each in found}
     wanted = address.text("decide")
-    place = keys.index(wanted) if wanted in keys else None
-    key = f"disagreements-{hash(tuple(keys))}"
-
-    def take() -> None:
-        rows = [row for row in st.session_state[key].selection.rows if row < len(keys)]
-        address.write("decide", keys[rows[0]] if rows else None)
-
-    st.dataframe(
+    tables.tick_one(
         pd.DataFrame(
             {
                 "State": [_state(each) for each in found],
@@ -53,20 +48,17 @@ def choose(found: Sequence[Disagreement]) -> Disagreement | None:
                 "Reviewers say": [_in_short(each.opinions) for each in found],
             }
         ),
-        key=key,
-        hide_index=True,
-        on_select=take,
-        selection_mode="single-row",
-        selection_default={
-            "selection": {"rows": [] if place is None else [place], "columns": [], "cells": []}
-        },
-        row_height=ROW_HEIGHT,
+        list(by_key),
+        key=f"disagreements-{hash(tuple(by_key))}",
+        chosen=wanted if wanted in by_key else None,
+        take=partial(address.write, "decide"),
+        row_height=tables.ROW_HEIGHT,
         column_config={
             "Triple": st.column_config.TextColumn(width="large"),
             "Reviewers say": st.column_config.TextColumn(width="large"),
         },
     )
-    return None if place is None else found[place]
+    return by_key.get(wanted)
 
 
 def _state(found: Disagreement) -> str:
@@ -96,9 +88,9 @@ def side_by_side(found: Disagreement) -> None:
         for column, opinion in zip(st.columns(len(shown)), shown, strict=True):
             with column:
                 _opinion(found, opinion)
-    items = [_decision(each, counts=each is found.decision) for each in reversed(found.decisions)]
-    if items:
-        markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
+    markup.show_list(
+        [_decision(each, counts=each is found.decision) for each in reversed(found.decisions)]
+    )
 
 
 def _opinion(found: Disagreement, opinion: Opinion) -> None:
@@ -110,43 +102,26 @@ def _opinion(found: Disagreement, opinion: Opinion) -> None:
         symbol=palette.OPINION_SYMBOLS[opinion.said],
         said=opinion.said,
         who=review.reviewer,
-        when=_when(review.created),
+        when=markup.minute(review.created),
         about=(explained if found.about == "fact" else "") + since,
         comment=review.comment or "no comment",
     )
 
 
 def _decision(decision: Decision, *, counts: bool) -> Markup:
-    return markup.fill(
-        _DECISION,
-        symbol=palette.OPINION_SYMBOLS[decision.verdict],
-        state="decided:" if counts else "before:",
-        verdict=decision.verdict,
-        who=decision.person,
-        when=_when(decision.created),
-        comment=decision.comment,
+    words = f"{'decided:' if counts else 'before:'} {decision.verdict}"
+    return review_tables.said(
+        decision.verdict, words, decision.person, decision.created, decision.comment
     )
-
-
-def _when(created: str) -> str:
-    return created[:16].replace("T", " ")
 
 
 def form(found: Disagreement) -> tuple[str, str, str] | None:
     """Let a person decide; return the verdict, who decided and why, once they do."""
     key = f"decision-{found.key}"
-    pressed = None
     with st.form(key, border=True):
         comment = st.text_area("Why", key=f"{key}-comment", max_chars=10_000)
         person = sign_in.name_box()
         if found.decision is not None:
             st.caption("A new decision counts in place of the last one, which is kept.")
-        with st.container(horizontal=True):
-            for verdict in CHOICES[found.about]:
-                if st.form_submit_button(
-                    f"{palette.OPINION_SYMBOLS[verdict]} {verdict}",
-                    key=f"{key}-{verdict}",
-                    help=MEANINGS[verdict],
-                ):
-                    pressed = verdict
+        pressed = review_form.verdict_buttons(CHOICES[found.about], MEANINGS, key)
     return None if pressed is None else (pressed, person, comment.strip())

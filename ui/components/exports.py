@@ -1,30 +1,11 @@
 """Buttons that give a table away as a file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import glossary
-from clew.ui.data.comparison import Comparison, csv_text, to_csv, to_latex, to_markdown
-
-
-def comparison(shown: Comparison, picked: Mapping[str, str]) -> None:
-    """Offer a comparison as CSV, Markdown and LaTeX.
-
-    `picked` says of a metric with a curve which of its values is shown.
-    """
-    labels = {
-        key: ", ".join(filter(None, (glossary.label(key), picked.get(key))))
-        for key in shown.metrics
-    }
-    with st.container(horizontal=True, vertical_alignment="center"):
-        button("CSV", to_csv(shown, labels), "comparison.csv", "text/csv")
-        button("Markdown", to_markdown(shown, labels), "comparison.md", "text/markdown")
-        button("LaTeX", to_latex(shown, labels), "comparison.tex", "application/x-tex")
-        st.caption(
-            "Point at a picture: the toolbar at its corner saves it as PNG.", width="content"
-        )
+from clew.ui.data.comparison import csv_text
 
 
 def table(frame: pd.DataFrame, name: str) -> None:

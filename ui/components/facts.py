@@ -9,27 +9,25 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from markupsafe import Markup
 
 from clew.ui.components import (
     address,
     glossary,
     graph,
-    identifiers,
     influence_charts,
     markup,
     palette,
+    tables,
 )
 from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import checkpoint_columns, part_columns, strongest
-from clew.ui.data.sharing import NO_KINDS
 
 MAX_ROWS = 1000
 NUM_BARS = 16
-ROW_HEIGHT = 34
-HEIGHT = 440
-_SELECTED = (
-    '<div class="clew-card"><h3>{triple}</h3><p><b class="{kind}">{symbol} {effect}</b> '
-    '<span class="clew-muted">· {column} {value} · rank {rank}</span></p></div>'
+_EFFECT = (
+    '<p><b class="{kind}">{symbol} {effect}</b> '
+    '<span class="clew-muted">· {column} {value} · rank {rank}</span></p>'
 )
 
 
@@ -48,31 +46,15 @@ def _select(rank: int | None) -> None:
 def table(facts: pd.DataFrame, column: str, *, key: str) -> None:
     """Show the facts in a table; a click on a row selects its fact."""
     shown = strongest(facts, column, MAX_ROWS)
-    ranks = [int(rank) for rank in shown["rank"]]
-    rank = selected(shown)
-    state_key = f"{key}-table-{st.session_state.get('fact-version', 0)}"
-
-    def choose() -> None:
-        rows = st.session_state[state_key].selection.rows
-        _select(ranks[rows[0]] if rows and rows[0] < len(ranks) else None)
-
-    st.dataframe(
+    tables.tick_one(
         _frame(shown, column),
-        key=state_key,
+        [int(rank) for rank in shown["rank"]],
+        key=f"{key}-table-{st.session_state.get('fact-version', 0)}",
+        chosen=selected(shown),
+        take=_select,
         alt="Training facts by their influence",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={
-            "selection": {
-                "rows": [] if rank is None else [ranks.index(rank)],
-                "columns": [],
-                "cells": [],
-            }
-        },
         column_config=_columns(column),
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * max(len(shown), 1), HEIGHT),
+        most=graph.HEIGHT,
         placeholder="–",
     )
     if len(shown) < len(facts):
@@ -140,29 +122,22 @@ def picture(
     *,
     number: int,
     key: str,
-    kinds: Mapping[str, str] = NO_KINDS,
+    kinds: Mapping[str, str],
 ) -> None:
     """Show the test triple with its strongest facts; a click on an edge selects its fact."""
     shown = strongest(facts, column, number)
     by_strength = shown[column].abs().sort_values(ascending=False, kind="stable").index
-    shown = shown.loc[by_strength]
-    ranks = [int(rank) for rank in shown["rank"]]
     rank = selected(facts)
-    chosen = () if rank is None else (rank,)
-    state_key = f"{key}-graph-{st.session_state.get('fact-version', 0)}"
-
-    def choose() -> None:
-        row = graph.clicked_row(st.session_state[state_key].selection)
-        _select(ranks[row] if row is not None and row < len(ranks) else None)
-
-    st.echarts_chart(
-        graph.spec(test, shown, column=column, selected=chosen, kinds=kinds),
-        key=state_key,
-        on_select=choose,
-        height=HEIGHT,
+    graph.show(
+        test,
+        shown.loc[by_strength],
+        column=column,
+        selected=() if rank is None else (rank,),
+        kinds=kinds,
+        key=f"{key}-graph-{st.session_state.get('fact-version', 0)}",
+        take=_select,
         alt="Graph of the test triple and its strongest training facts",
     )
-    identifiers.legend(kinds, test, shown)
 
 
 def bars(facts: pd.DataFrame, column: str) -> None:
@@ -180,18 +155,26 @@ def details(facts: pd.DataFrame, column: str) -> None:
         st.caption("Click an edge of the graph or tick a row to see one fact more closely.")
         return
     row: pd.Series = facts[facts["rank"] == rank].iloc[0]
-    value = float(row[column])
     markup.show(
-        _SELECTED,
+        '<div class="clew-card"><h3>{triple}</h3>{effect}</div>',
         triple=markup.triple(row["head"], row["relation"], row["tail"]),
-        kind="clew-for" if value > 0 else "clew-against",
-        symbol=palette.sign_symbol(value),
-        effect="made the prediction more likely" if value > 0 else "made it less likely",
-        column=column,
-        value=number_text(value),
-        rank=f"{rank:,}",
+        effect=effect(row, column, of="prediction"),
     )
     splits(row)
+
+
+def effect(row: pd.Series, column: str, *, of: str) -> Markup:
+    """Return in words what a fact or a window did to a prediction, or whatever it is `of`."""
+    value = float(row[column])
+    return markup.fill(
+        _EFFECT,
+        kind="clew-for" if value > 0 else "clew-against",
+        symbol=palette.sign_symbol(value),
+        effect=f"made the {of} more likely" if value > 0 else "made it less likely",
+        column=column,
+        value=number_text(value),
+        rank=f"{int(row['rank']):,}",
+    )
 
 
 def splits(row: pd.Series) -> None:

@@ -6,16 +6,18 @@ short paths, outside of them what is nearer to one end. The same explanation alw
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import pandas as pd
+import streamlit as st
 
-from clew.ui.components import palette
+from clew.ui.components import markup, palette
 from clew.ui.data.paths import Position, name_lines, node_labels, positions, short_text
 from clew.ui.data.sharing import NO_KINDS, PLAIN, looks
 
+HEIGHT = 440
 MAX_EDGES = 60
 NUM_LABELLED = 3
 NUM_NAMED = 40
@@ -30,6 +32,40 @@ HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
 """Height of the drawing in units of its width, by how many sides have names beside them, and in a
 narrow window."""
 NARROW_PIXELS = 460
+_MARK = '<span><b style="color:{colour}" aria-hidden="true">{mark}</b> {kind}</span>'
+
+
+def show(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    *,
+    column: str,
+    selected: Collection[int],
+    kinds: Mapping[str, str],
+    key: str,
+    take: Callable[[int | None], None],
+    alt: str,
+) -> None:
+    """Show the graph of `spec`, and say which colour and symbol is which kind of entity.
+
+    `take` is called with the rank of the fact whose edge is clicked, with None for anything else.
+    """
+    ranks = [int(rank) for rank in facts["rank"]]
+
+    def choose() -> None:
+        row = clicked_row(st.session_state[key].selection)
+        take(ranks[row] if row is not None and row < len(ranks) else None)
+
+    option = spec(test, facts, column=column, selected=selected, kinds=kinds)
+    st.echarts_chart(option, key=key, on_select=choose, height=HEIGHT, alt=alt)
+    entities = {str(test["head_id"]), str(test["tail_id"])}
+    entities |= {str(key) for end in ("head_id", "tail_id") for key in facts[end]}
+    marks = [
+        markup.fill(_MARK, colour=look.colour, mark=look.mark, kind=kind)
+        for kind, look in looks(kinds, entities).items()
+    ]
+    if marks:
+        markup.show('<p class="clew-legend clew-small">{marks}</p>', marks=markup.join(marks, " "))
 
 
 def spec(

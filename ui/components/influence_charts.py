@@ -1,18 +1,31 @@
 """Charts of explanations: bars with a sign, parts and checkpoints, agreement, verdicts."""
 
+from collections.abc import Iterable
+
 import altair as alt
 import pandas as pd
 
-from clew.ui.components import glossary, palette, theme
+from clew.ui.components import glossary, palette
 
 MAX_RANKS = 1000
 """How many facts are drawn by their ranks in two explanations."""
 SIGNS = alt.Scale(domain=["helps", "opposes"], range=[palette.FOR, palette.AGAINST])
+ABOVE = alt.Legend(title=None, orient="top")
 
 
-def _names() -> alt.Axis:
-    """Return an axis whose labels are names to be read, all of them."""
-    return alt.Axis(labelLimit=260, labelOverlap=False, labelColor=theme.ink())
+def _by_name(column: str, order: list[str]) -> alt.Y:
+    """Return a column whose values are names to be read, all of them, from top to bottom."""
+    axis = alt.Axis(labelLimit=260, labelOverlap=False, labelColor=palette.ink())
+    return alt.Y(f"{column}:N", sort=order, title=None, axis=axis)
+
+
+def _by_sign(legend: alt.Legend = ABOVE) -> alt.Color:
+    """Return the colour of a column `sign`."""
+    return alt.Color("sign:N", scale=SIGNS, legend=legend)
+
+
+def _signs(values: Iterable[float]) -> list[str]:
+    return ["helps" if value > 0 else "opposes" for value in values]
 
 
 def fact_text(head: object, relation: object, tail: object) -> str:
@@ -40,7 +53,7 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
         for value, text in zip(values, fact_texts(facts), strict=True)
     ]
     frame = pd.DataFrame({"fact": texts, "rank": facts["rank"].to_numpy(), "value": values})
-    frame["sign"] = ["helps" if value > 0 else "opposes" for value in values]
+    frame["sign"] = _signs(values)
     frame["chosen"] = frame["rank"] == selected
     # Two facts may read the same: their rank keeps the bars apart, and only the text is shown.
     frame["place"] = [f"{rank}|{text}" for rank, text in zip(frame["rank"], texts, strict=True)]
@@ -51,7 +64,7 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
         labelPadding=-4,
         labelOffset=1,
         labelLimit=560,
-        labelColor=theme.ink(),
+        labelColor=palette.ink(),
         labelOverlap=False,
         ticks=False,
         domain=False,
@@ -63,11 +76,7 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
         .encode(
             y=alt.Y("place:N", sort=list(frame["place"]), title=None, axis=labels),
             x=alt.X("value:Q", title=column.capitalize()),
-            color=alt.Color(
-                "sign:N",
-                scale=SIGNS,
-                legend=alt.Legend(title=None, orient="top", symbolType="square"),
-            ),
+            color=_by_sign(alt.Legend(title=None, orient="top", symbolType="square")),
             opacity=alt.condition("datum.chosen", alt.value(1.0), alt.value(0.75)),
             tooltip=[
                 alt.Tooltip("fact:N", title="Training fact"),
@@ -83,23 +92,20 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
 def share_bars(shares: pd.DataFrame, title: str) -> alt.Chart:
     """Return how a fact's influence splits; rows `part, value` in the order to be shown."""
     frame = shares.assign(
-        sign=["helps" if value > 0 else "opposes" for value in shares["value"]],
+        sign=_signs(shares["value"]),
         text=[f"{palette.sign_symbol(value)} {value:.3g}" for value in shares["value"]],
     )
-    y = alt.Y(
-        "part:N",
-        sort=list(frame["part"]),
-        title=None,
-        axis=_names(),
+    chart: alt.Chart = (
+        alt.Chart(frame)
+        .mark_bar(cornerRadius=2)
+        .encode(
+            y=_by_name("part", list(frame["part"])),
+            x=alt.X("value:Q", title=title),
+            color=alt.Color("sign:N", scale=SIGNS, legend=None),
+            tooltip=[alt.Tooltip("part:N", title="Share"), alt.Tooltip("text:N", title=title)],
+        )
+        .properties(height=alt.Step(26))
     )
-    base = alt.Chart(frame)
-    bars = base.mark_bar(cornerRadius=2).encode(
-        y=y,
-        x=alt.X("value:Q", title=title),
-        color=alt.Color("sign:N", scale=SIGNS, legend=None),
-        tooltip=[alt.Tooltip("part:N", title="Share"), alt.Tooltip("text:N", title=title)],
-    )
-    chart: alt.Chart = bars.properties(height=alt.Step(26))
     return chart
 
 
@@ -111,14 +117,9 @@ def group_bars(groups: pd.DataFrame) -> alt.Chart:
         alt.Chart(long)
         .mark_bar(cornerRadius=2)
         .encode(
-            y=alt.Y(
-                "group:N",
-                sort=list(groups["group"]),
-                title=None,
-                axis=_names(),
-            ),
+            y=_by_name("group", list(groups["group"])),
             x=alt.X("value:Q", title="Sum of influence"),
-            color=alt.Color("sign:N", scale=SIGNS, legend=alt.Legend(title=None, orient="top")),
+            color=_by_sign(),
             tooltip=[
                 alt.Tooltip("group:N", title="Group"),
                 alt.Tooltip("facts:Q", title="Facts"),
@@ -140,7 +141,7 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
     """
     frame = windows[["rank", "window", "first_token"]].assign(
         value=windows[column],
-        sign=["helps" if value > 0 else "opposes" for value in windows[column]],
+        sign=_signs(windows[column]),
         chosen=windows["rank"] == selected,
         zero=0,
     )
@@ -151,7 +152,7 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
             x=alt.X("first_token:Q", title="First token of the window"),
             y=alt.Y("value:Q", title=column.capitalize()),
             y2="zero:Q",
-            color=alt.Color("sign:N", scale=SIGNS, legend=alt.Legend(title=None, orient="top")),
+            color=_by_sign(),
             opacity=alt.condition("datum.chosen", alt.value(1.0), alt.value(0.6)),
             tooltip=[
                 alt.Tooltip("window:Q", title="Window", format=","),
@@ -204,19 +205,13 @@ def verdict_bars(frame: pd.DataFrame) -> alt.Chart:
     shown = frame.assign(verdict=[f"{palette.VERDICT_SYMBOLS[v]} {v}" for v in frame["verdict"]])
     domain = [f"{symbol} {verdict}" for verdict, symbol in palette.VERDICT_SYMBOLS.items()]
     scale = alt.Scale(domain=domain, range=list(palette.VERDICT_COLOURS.values()))
-    order = list(dict.fromkeys(shown["group"]))
     chart: alt.Chart = (
         alt.Chart(shown)
         .mark_bar()
         .encode(
-            y=alt.Y(
-                "group:N",
-                sort=order,
-                title=None,
-                axis=_names(),
-            ),
+            y=_by_name("group", list(dict.fromkeys(shown["group"]))),
             x=alt.X("reviews:Q", title="Reviews", axis=alt.Axis(tickMinStep=1)),
-            color=alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
+            color=alt.Color("verdict:N", scale=scale, legend=ABOVE),
             order=alt.Order("verdict:N"),
             tooltip=[
                 alt.Tooltip("group:N", title="Of"),

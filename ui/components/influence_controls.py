@@ -7,26 +7,25 @@ from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
-from clew.ui.components import address, glossary
+from clew.ui.components import address, glossary, tables
 from clew.ui.components.runs_table import utc
-from clew.ui.data.influence import (
-    FactFilter,
-    Side,
-    filter_tests,
-)
+from clew.ui.data.influence import FactFilter, Side, filter_tests
 from clew.ui.data.runs import RunRecord, variants_of
 
 ALL = "all"
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
 SIDES: dict[str, Side] = {"all": "all", "▲ helping": "proponents", "▼ opposing": "opponents"}
 TESTS_HEIGHT = 242
-ROW_HEIGHT = 34
 
 
-def run_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return each run in one line: its name, its model's variant, its data, and when it began."""
+def run_labels(runs: Sequence[RunRecord], *, linked: str = "") -> dict[str, str]:
+    """Return each run in one line: its name, its model's variant, its data, and when it began.
+
+    The run that an address links to has a line too, although it may be older than the list.
+    """
     variants = variants_of(runs)
     parts = {
         run.run_id: (
@@ -37,7 +36,8 @@ def run_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
         )
         for run in runs
     }
-    return {run_id: " · ".join(filter(None, found)) for run_id, found in parts.items()}
+    labels = {run_id: " · ".join(filter(None, found)) for run_id, found in parts.items()}
+    return labels | ({linked: f"run {linked}"} if linked and linked not in labels else {})
 
 
 def source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
@@ -68,10 +68,8 @@ def other_run(runs: Sequence[RunRecord], run_id: str) -> str:
 def _run(
     label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
 ) -> str:
-    labels = run_labels(runs)
     linked = address.text(key)
-    if linked and linked not in labels:  # older than the list: still a good address
-        labels[linked] = f"run {linked}"
+    labels = run_labels(runs, linked=linked)
     options = ["", *labels] if optional else list(labels)
     chosen = st.selectbox(
         label,
@@ -106,12 +104,9 @@ def _choose_test(tests: pd.DataFrame) -> int | None:
         type="search",
         placeholder="part of a name or id",
     )
-    relations = [ALL, *sorted(tests["relation"].astype(str).unique())]
-    relation = second.selectbox("Relation", relations, key="testrel", bind="query-params")
+    relation = _relation(second, "Relation", tests, key="testrel")
     order = third.selectbox("Order", list(ORDERS), key="testorder", bind="query-params")
-    found = filter_tests(
-        tests, text=text, relation="" if relation == ALL else relation, order=ORDERS[order]
-    )
+    found = filter_tests(tests, text=text, relation=relation, order=ORDERS[order])
     if found.empty:
         st.info("No test triple matches; clear the search or the relation.")
         return None
@@ -122,27 +117,16 @@ def _tests_table(found: pd.DataFrame) -> int:
     places = [int(place) for place in found.index]
     linked = address.number("test")
     place = linked if linked in places else places[0]
-    key = f"tests-{hash(tuple(places))}-{place}"
-
-    def choose() -> None:
-        rows = st.session_state[key].selection.rows
-        address.write("test", places[rows[0]] if rows else place)
-        address.write("fact", None)
-        address.write("path", None)
-
     frame = found[["head", "relation", "tail", "rank", "score", "self_influence", "candidates"]]
-    st.dataframe(
+    tables.tick_one(
         frame.rename(
             columns={"self_influence": "Self-influence", "candidates": "Facts scored"}
         ).rename(columns=str.capitalize),
-        key=key,
+        places,
+        key=f"tests-{hash(tuple(places))}-{place}",
+        chosen=place,
+        take=lambda ticked: open_test(place if ticked is None else ticked),
         alt="Explained triples",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={
-            "selection": {"rows": [places.index(place)], "columns": [], "cells": []}
-        },
         column_config={
             "Rank": st.column_config.NumberColumn(help=glossary.RANK, format="%.4g"),
             "Score": st.column_config.NumberColumn(help=glossary.SCORE, format="%.3f"),
@@ -153,11 +137,17 @@ def _tests_table(found: pd.DataFrame) -> int:
                 help="Training facts whose influence was computed."
             ),
         },
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(found), TESTS_HEIGHT),
+        most=TESTS_HEIGHT,
         placeholder="–",
     )
     return place
+
+
+def open_test(place: int) -> None:
+    """Let the page explain another test triple, with none of its facts or paths selected."""
+    address.write("test", place)
+    address.write("fact", None)
+    address.write("path", None)
 
 
 def section(*, reviewable: bool, paths: bool) -> str:
@@ -187,11 +177,8 @@ def fact_filter(facts: pd.DataFrame) -> FactFilter:
         type="search",
         placeholder="part of a name or id",
     )
-    relations = [ALL, *sorted(facts["relation"].astype(str).unique())]
-    relation = second.selectbox("Relation of facts", relations, key="rel", bind="query-params")
-    side = st.segmented_control(
-        "Side", list(SIDES), key="side", default="all", required=True, bind="query-params"
-    )
+    relation = _relation(second, "Relation of facts", facts, key="rel")
+    chosen_side = side()
     with st.container(horizontal=True):
         siblings = st.toggle(
             "Hide siblings",
@@ -201,19 +188,35 @@ def fact_filter(facts: pd.DataFrame) -> FactFilter:
             "head and relation, or same relation and tail): the same question asked from either "
             "side, often trivially influential.",
         )
-        cosine = st.toggle(
-            "Cosine",
-            key="cosine",
-            bind="query-params",
-            disabled="cosine" not in facts,
-            help=glossary.COSINE,
-        )
+        by_cosine = cosine(facts)
     return FactFilter(
-        text=text,
-        relation="" if relation == ALL else relation,
-        side=SIDES[side or "all"],
-        hide_siblings=siblings,
-        cosine=cosine,
+        text=text, relation=relation, side=chosen_side, hide_siblings=siblings, cosine=by_cosine
+    )
+
+
+def _relation(place: DeltaGenerator, label: str, triples: pd.DataFrame, *, key: str) -> str:
+    """Let a person choose a relation; return it, empty for all of them."""
+    relations = [ALL, *sorted(triples["relation"].astype(str).unique())]
+    chosen = place.selectbox(label, relations, key=key, bind="query-params")
+    return "" if chosen == ALL else chosen
+
+
+def side() -> Side:
+    """Let a person choose what helped, what opposed, or both."""
+    chosen = st.segmented_control(
+        "Side", list(SIDES), key="side", default="all", required=True, bind="query-params"
+    )
+    return SIDES[chosen or "all"]
+
+
+def cosine(found: pd.DataFrame) -> bool:
+    """Let a person choose the cosine instead of the influence, where there is one."""
+    return st.toggle(
+        "Cosine",
+        key="cosine",
+        bind="query-params",
+        disabled="cosine" not in found,
+        help=glossary.COSINE,
     )
 
 

@@ -13,11 +13,10 @@ def _nothing() -> None:
     """Stand in for the page's function: a link needs only its address."""
 
 
-def to(page: PageName, label: str, *, help: str | None = None, **parameters: str) -> None:
+def to(page: PageName, label: str, **parameters: str) -> None:
     """Show a link; `label` may hold any text."""
     st.page_link(
         st.Page(_nothing, title=page.capitalize(), url_path=page, default=page == "overview"),
         label=f"{markup.markdown(label)} →",
-        help=help,
         query_params={key: value for key, value in parameters.items() if value},
     )

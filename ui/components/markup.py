@@ -38,6 +38,12 @@ def show(template: str, **values: object) -> None:
     st.html(fill(template, **values))
 
 
+def show_list(items: list[Markup]) -> None:
+    """Show pieces of HTML, each an `<li>`, below one another; nothing where there are none."""
+    if items:
+        show('<ul class="clew-checks">{items}</ul>', items=join(items))
+
+
 def fill(template: str, **values: object) -> Markup:
     """Return HTML with escaped values in it."""
     return Markup(template).format(**values)
@@ -46,6 +52,11 @@ def fill(template: str, **values: object) -> Markup:
 def join(parts: list[Markup], separator: str = "") -> Markup:
     """Return pieces of HTML one after the other."""
     return Markup(escape(separator)).join(parts)
+
+
+def minute(created: str) -> str:
+    """Return when something was saved as people read it, to the minute."""
+    return created[:16].replace("T", " ")
 
 
 def triple(head: object, relation: object, tail: object) -> Markup:

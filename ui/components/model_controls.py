@@ -9,7 +9,7 @@ from clew import names
 from clew.ui.components import address
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data.models import RegisteredModel
-from clew.ui.data.runs import RunQuery, runs_by_id, runs_page
+from clew.ui.data.runs import RunQuery, run_by_id, runs_page
 
 NUM_CANDIDATES = 100
 
@@ -50,10 +50,8 @@ def promotion() -> Promotion | None:
     The name is that of the run's data until a person writes another.
     """
     runs = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
-    labels = run_labels(runs)
     linked = address.text("candidate")
-    if linked and linked not in labels:
-        labels[linked] = f"run {linked}"
+    labels = run_labels(runs, linked=linked)
     options = list(labels)
     first, second, third = st.columns([3, 2, 2], vertical_alignment="bottom")
     run_id = first.selectbox(
@@ -63,7 +61,8 @@ def promotion() -> Promotion | None:
         format_func=lambda run_id: labels[run_id],
         help="Finished training runs, the newest first. The run's best checkpoint is promoted.",
     )
-    data = next((run.tags.get(names.TAG_DATASET, "") for run in runs_by_id([run_id or ""])), "")
+    run = run_by_id(run_id or "")
+    data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
     wanted = second.text_input(
         "Model name",
         value=names.default_model_name(data),

@@ -8,7 +8,7 @@ import streamlit as st
 
 from clew import names
 from clew.config.kinds import TASK_KINDS
-from clew.ui.components import glossary, markup
+from clew.ui.components import glossary, markup, tables
 from clew.ui.components.runs_table import utc
 from clew.ui.data import models
 from clew.ui.data.comparison import number_text
@@ -21,7 +21,6 @@ QUALITY = tuple(
     for split in ("test", "valid")
 )
 """The metrics by which models of each task are chosen."""
-ROW_HEIGHT = 36
 LINEAGE = {
     "Data": names.TAG_DATASET,
     "Data fingerprint": names.TAG_DATA_FINGERPRINT,
@@ -89,14 +88,11 @@ def _qualities(version: Version) -> list[str]:
 def versions(found: Sequence[Version]) -> Version | None:
     """Show a model's versions and return the one that a person ticked."""
     frame = pd.DataFrame([_row(version) for version in found])
-    event = st.dataframe(
+    ticked = tables.ticked(
         frame.dropna(axis="columns", how="all"),
+        found,
         alt="Versions of the model",
         key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="single-row",
-        row_height=ROW_HEIGHT,
         placeholder="–",
         column_config={
             "Aliases": st.column_config.TextColumn(
@@ -116,8 +112,7 @@ def versions(found: Sequence[Version]) -> Version | None:
             for key in QUALITY
         },
     )
-    rows = [row for row in event.selection.rows if row < len(found)]
-    return found[rows[0]] if rows else None
+    return ticked[0] if ticked else None
 
 
 def _row(version: Version) -> dict[str, object]:
@@ -138,14 +133,11 @@ def lineage(version: Version) -> None:
     """Show where a version came from: its run, data, code, and what was said of it."""
     pairs = lineage_pairs(version)
     rows = [markup.fill(_PAIR, key=key, value=value) for key, value in pairs.items()]
-    markup.show(
-        _ORIGIN,
-        rows=markup.join(rows),
-    )
+    markup.show(_ORIGIN, rows=markup.join(rows))
     numbers = recorded_numbers(version)
     if len(numbers):
         with st.expander(f"All {len(numbers)} recorded numbers"):
-            st.dataframe(numbers, alt="Recorded numbers", hide_index=True, row_height=ROW_HEIGHT)
+            tables.show(numbers, alt="Recorded numbers")
 
 
 def lineage_pairs(version: Version) -> dict[str, str]:
@@ -185,8 +177,7 @@ def checks(job: Job) -> None:
         for event in job.events()
         if "passed" in event
     ]
-    if items:
-        markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
+    markup.show_list(items)
 
 
 def outcome(job: Job) -> None:

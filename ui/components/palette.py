@@ -4,14 +4,14 @@ Its blue is a little lighter here, for at least 3.8 : 1 against the light and th
 Nothing relies on colour alone: signs have symbols, states have symbols and words.
 """
 
+import streamlit as st
+
 FOR = "#1F88CB"
 AGAINST = "#D55E00"
 NEUTRAL = "#8A959B"
 REFERENCE = "#7F7F7F"
 HIGHLIGHT = "#E69F00"
 
-FOR_SYMBOL = "▲"
-AGAINST_SYMBOL = "▼"
 VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
 VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
 OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
@@ -36,9 +36,18 @@ CATEGORIES = (
 )
 
 
+INK = {"light": "#1C2A30", "dark": "#E6EDF0"}
+"""Of text by theme, for pictures whose text Streamlit leaves as it is."""
+
+
+def ink() -> str:
+    """Return the colour of text in the theme of this browser."""
+    return INK["dark" if st.context.theme.type == "dark" else "light"]
+
+
 def sign_symbol(value: float) -> str:
     """Return the symbol of a sign."""
-    return FOR_SYMBOL if value > 0 else AGAINST_SYMBOL if value < 0 else "·"
+    return "▲" if value > 0 else "▼" if value < 0 else "·"
 
 
 def sign_colour(value: float) -> str:

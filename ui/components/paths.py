@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import address, graph, identifiers, markup, states
-from clew.ui.components.facts import HEIGHT, ROW_HEIGHT
+from clew.ui.components import address, graph, markup, states, tables
 from clew.ui.data.paths import MAX_STEPS, FactPath, facts_of_paths
-from clew.ui.data.sharing import NO_KINDS
 
 NUM_DRAWN = 8
 """So many paths are drawn; one further down is drawn beside them when it is selected."""
@@ -23,7 +21,7 @@ def show(
     paths: Sequence[FactPath],
     *,
     key: str,
-    kinds: Mapping[str, str] = NO_KINDS,
+    kinds: Mapping[str, str],
 ) -> None:
     """Show paths as a picture beside their sentences; a click on either selects one."""
     if not paths:
@@ -51,31 +49,26 @@ def _picture(
     kinds: Mapping[str, str],
 ) -> None:
     drawn = [*paths[:NUM_DRAWN], *([paths[place]] if place >= NUM_DRAWN else [])]
-    shown = facts_of_paths(facts, drawn)
-    ranks = [int(rank) for rank in shown["rank"]]
 
-    def choose() -> None:
-        row = graph.clicked_row(st.session_state[key].selection)
-        if row is not None and row < len(ranks):
-            through = (number for number, path in enumerate(paths) if ranks[row] in path.ranks)
+    def take(rank: int | None) -> None:
+        if rank is not None:
+            through = (number for number, path in enumerate(paths) if rank in path.ranks)
             address.write("path", next(through))
 
-    st.echarts_chart(
-        graph.spec(test, shown, column="influence", selected=paths[place].ranks, kinds=kinds),
+    graph.show(
+        test,
+        facts_of_paths(facts, drawn),
+        column="influence",
+        selected=paths[place].ranks,
+        kinds=kinds,
         key=key,
-        on_select=choose,
-        height=HEIGHT,
+        take=take,
         alt="Graph of the paths of training facts between the two ends of the test triple",
     )
-    identifiers.legend(kinds, test, shown)
 
 
 def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
-    def choose() -> None:
-        rows = st.session_state[key].selection.rows
-        address.write("path", rows[0] if rows else 0)
-
-    st.dataframe(
+    tables.tick_one(
         pd.DataFrame(
             {
                 "Path": [path.sentence for path in paths],
@@ -83,12 +76,11 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
                 "Ranks": [", ".join(map(str, path.ranks)) for path in paths],
             }
         ),
+        range(len(paths)),
         key=key,
+        chosen=place,
+        take=lambda ticked: address.write("path", ticked or 0),
         alt="Paths between the two ends, the strongest first",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={"selection": {"rows": [place], "columns": [], "cells": []}},
         column_config={
             "Path": st.column_config.TextColumn(
                 width="large", help="Its facts from the head on, each as it stands in the data."
@@ -102,8 +94,7 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
                 width=80, help="Places of its facts by influence."
             ),
         },
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(paths), HEIGHT - 90),
+        most=graph.HEIGHT - 90,
     )
     steps = (markup.markdown(step) for step in paths[place].steps)
     st.markdown("\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1)))

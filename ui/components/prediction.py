@@ -1,18 +1,21 @@
-"""A prediction and its explanation in words, for people who do not read tables first."""
+"""A prediction and its explanation: in words, for who does not read tables first, and as files."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
+import streamlit as st
+from markupsafe import Markup, escape
 
+from clew.biolink.curies import page_of
 from clew.names import average_notes
-from clew.ui.components import glossary, identifiers, markup, states
+from clew.ui.components import exports, glossary, markup, states
 from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import ReportHead
 from clew.ui.data.paths import FactPath, answer, evidence, scored, summary
-from clew.ui.data.sharing import NO_KINDS
+from clew.ui.data.sharing import NO_KINDS, SharedExplanation, html_report, trapi_json
 
 CHECKPOINTS = "States of the model during training over which the influence is summed."
 
@@ -22,6 +25,7 @@ _CARD = (
     '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why}</p></div>'
 )
 _NUMBER = '<span title="{help}">{label} {value}</span>'
+_LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
 
 
 def card(
@@ -36,7 +40,7 @@ def card(
         _CARD,
         triple=markup.triple(test["head"], test["relation"], test["tail"]),
         numbers=_numbers(test, head),
-        ids=identifiers.line(test, kinds),
+        ids=identifiers(test, kinds),
         answer=answer(test, head.settings),
         evidence=evidence(test, facts, paths),
         why=summary(facts, scored(test, facts), head.train_size),
@@ -60,6 +64,34 @@ def _numbers(test: pd.Series, head: ReportHead) -> Markup:
         ],
         " · ",
     )
+
+
+def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
+    """Return the identifiers of a triple's ends, with their kinds; empty if they say nothing new.
+
+    An identifier of a known database is a link to its page there.
+    """
+    ends = (
+        _identifier(str(test[f"{end}_id"]), str(test[end]), kinds.get(str(test[f"{end}_id"]), ""))
+        for end in ("head", "tail")
+    )
+    return markup.join([end for end in ends if end], " · ")
+
+
+def _identifier(key: str, name: str, kind: str) -> Markup:
+    page = page_of(key)
+    shown = markup.fill(_LINK, page=page, text=key) if page else escape(key)
+    parts = [shown] if page or key != name else []
+    return markup.join([*parts, escape(kind)] if kind else parts, ", ")
+
+
+def share(shown: SharedExplanation) -> None:
+    """Offer an explanation as a page to mail and as a TRAPI message."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
+    page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
+    exports.button(page, lambda: html_report(shown), f"{name}.html", "text/html")
+    exports.button(message, lambda: trapi_json(shown), f"{name}.json", "application/json")
+    st.caption("The report is one file: picture, paths, facts, how far to trust them.")
 
 
 def notes(settings: Mapping[str, Any]) -> None:

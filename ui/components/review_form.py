@@ -1,18 +1,20 @@
 """The form in which a reviewer judges an explanation."""
 
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
 import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError
 from clew.ui.components import markup, palette, sign_in, states
 from clew.ui.components.influence_charts import fact_texts
+from clew.ui.components.review_tables import said
 from clew.ui.data.influence import strongest
 from clew.ui.data.reviews import (
     VERDICTS,
     Fact,
     Review,
-    Reviews,
-    Verdict,
     add_review,
     decision_on,
     decisions_of_all,
@@ -29,11 +31,7 @@ MEANINGS = {
     "implausible": "They are not: beside the point, by chance, or wrong.",
     "unsure": "I cannot tell.",
 }
-_ITEM = (
-    '<li><span class="clew-mark">{symbol}</span><b>{verdict}</b> '
-    '<span class="clew-muted">{who} · {when}</span>'
-    '<div class="clew-wrap">{comment}</div></li>'
-)
+Said = TypeVar("Said", bound=str)
 
 
 def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
@@ -66,7 +64,7 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
         st.markdown(
             "**Is this a plausible reason to believe the triple?** A verdict saves the review."
         )
-        verdict = _verdict(key)
+        verdict = verdict_buttons(VERDICTS, MEANINGS, key, by_number=True)
     if verdict is None:
         return
     _save(
@@ -82,16 +80,21 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
     )
 
 
-def _verdict(key: str) -> Verdict | None:
-    """Show a button for each verdict, which has a key too; return the verdict that was given."""
+def verdict_buttons(
+    verdicts: Sequence[Said], meanings: Mapping[str, str], key: str, *, by_number: bool = False
+) -> Said | None:
+    """Show a button for each verdict of a form; return the verdict that was given.
+
+    `by_number` lets the keys 1, 2, 3 press them too.
+    """
     pressed = None
     with st.container(horizontal=True):
-        for number, verdict in enumerate(VERDICTS, start=1):
+        for number, verdict in enumerate(verdicts, start=1):
             if st.form_submit_button(
-                f"{palette.VERDICT_SYMBOLS[verdict]} {verdict}",
+                f"{palette.OPINION_SYMBOLS[verdict]} {verdict}",
                 key=f"{key}-{verdict}",
-                help=MEANINGS[verdict],
-                shortcut=str(number),
+                help=meanings[verdict],
+                shortcut=str(number) if by_number else None,
             ):
                 pressed = verdict
     return pressed
@@ -125,36 +128,16 @@ def _save(review: Review) -> None:
 
 def earlier(run_id: str, test: pd.Series) -> None:
     """Show what was said about this explanation before, and what was decided."""
-    found = _of_test(reviews_of(run_id), test)
-    if not found:
-        return
+    triple = fact_of(test).triple
     items = [
-        markup.fill(
-            _ITEM,
-            symbol=palette.VERDICT_SYMBOLS[review.verdict],
-            verdict=review.verdict,
-            who=review.reviewer or "somebody",
-            when=review.created[:16].replace("T", " "),
-            comment=review.comment,
-        )
-        for review in found
+        said(each.verdict, each.verdict, each.reviewer or "somebody", each.created, each.comment)
+        for each in latest_of_each(reviews_of(run_id).reviews)
+        if each.test.triple == triple
     ]
-    decision = decision_on(fact_of(test).triple, decisions_of_all([run_id]).decisions)
-    if decision is not None:
-        items.append(
-            markup.fill(
-                _ITEM,
-                symbol=palette.OPINION_SYMBOLS[decision.verdict],
-                verdict=f"decided: {decision.verdict}",
-                who=decision.person,
-                when=decision.created[:16].replace("T", " "),
-                comment=decision.comment,
-            )
-        )
-    markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
-
-
-def _of_test(reviews: Reviews, test: pd.Series) -> list[Review]:
-    wanted = fact_of(test).triple
-    latest = latest_of_each(reviews.reviews)
-    return [review for review in latest if review.test.triple == wanted]
+    if not items:
+        return
+    made = decision_on(triple, decisions_of_all([run_id]).decisions)
+    if made is not None:
+        words = f"decided: {made.verdict}"
+        items.append(said(made.verdict, words, made.person, made.created, made.comment))
+    markup.show_list(items)

@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.ui.components import address, links, sign_in
+from clew.ui.components.influence_controls import open_test
 from clew.ui.data.reviews import fact_of, latest_of_each, reviews_of
 
 MAX_SHARES = 20
@@ -62,15 +63,9 @@ def bar(run_id: str, tests: pd.DataFrame, place: int) -> None:
             key="queue-next",
             shortcut="N",
             disabled=not after,
-            on_click=_open,
+            on_click=open_test,
             args=(after[0] if after else place,),
         )
-
-
-def _open(place: int) -> None:
-    address.write("test", place)
-    address.write("fact", None)
-    address.write("path", None)
 
 
 def hand_out(run_id: str, tests: pd.DataFrame) -> None:

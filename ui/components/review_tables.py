@@ -1,13 +1,16 @@
-"""Reviews in numbers and tables."""
+"""Reviews: of which runs, in numbers and tables, and as what somebody said."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import pandas as pd
 import streamlit as st
+from markupsafe import Markup
 
-from clew.ui.components import palette
+from clew.ui.components import address, markup, palette, tables
 from clew.ui.components.influence_charts import fact_text
+from clew.ui.components.influence_controls import ALL, run_labels
 from clew.ui.data.reviews import (
     VERDICTS,
     Fact,
@@ -16,8 +19,31 @@ from clew.ui.data.reviews import (
     WrongFact,
     reviewer_agreement,
 )
+from clew.ui.data.runs import RunRecord
 
-ROW_HEIGHT = 36
+_SAID = (
+    '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
+    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
+)
+
+
+def run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Let a person choose one trace run, or all of them.
+
+    The chosen run is in the address under `run`, by its id: pages link here with that.
+    """
+    labels = run_labels(runs)
+    choices = [ALL, *labels]
+    linked = address.text("run")
+    chosen = st.selectbox(
+        "Explanations",
+        choices,
+        index=choices.index(linked) if linked in choices else 0,
+        format_func=lambda run_id: labels.get(run_id, "all of these runs"),
+        key="run",
+    )
+    address.write("run", None if chosen == ALL else chosen)
+    return [run for run in runs if chosen in (ALL, run.run_id)]
 
 
 def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
@@ -57,13 +83,24 @@ def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
         )
 
 
-def verdict_frame(
-    counts: Sequence[VerdictCount], labels: Mapping[str, str] | None = None
-) -> pd.DataFrame:
+def verdict_grouping() -> Literal["relation", "run"]:
+    """Let a person choose by what verdicts are counted."""
+    chosen = st.segmented_control(
+        "Verdicts by",
+        ["relation", "run"],
+        key="by",
+        default="relation",
+        required=True,
+        bind="query-params",
+        help="relation: of the explained triple. run: the explanations that were judged.",
+    )
+    return "run" if chosen == "run" else "relation"
+
+
+def verdict_frame(counts: Sequence[VerdictCount], labels: Mapping[str, str]) -> pd.DataFrame:
     """Return rows `group, verdict, reviews` for the chart; `labels` are what groups are called."""
-    called = labels or {}
     rows = [
-        (called.get(count.group, count.group), verdict, getattr(count, verdict))
+        (labels.get(count.group, count.group), verdict, getattr(count, verdict))
         for count in counts
         for verdict in VERDICTS
         if getattr(count, verdict)
@@ -87,14 +124,11 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
             "Run": [run_names.get(review.run_id, review.run_id[:8]) for review in reviews],
         }
     )
-    event = st.dataframe(
+    ticked = tables.ticked(
         frame,
+        reviews,
         alt="All reviews, the newest first",
         key=f"reviews-{hash(tuple(review.review_id for review in reviews))}",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="single-row",
-        row_height=ROW_HEIGHT,
         column_config={
             "When (UTC)": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width=130),
             "Explained triple": st.column_config.TextColumn(width="large"),
@@ -107,8 +141,7 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
             "Comment": st.column_config.TextColumn(width="large"),
         },
     )
-    rows = [row for row in event.selection.rows if row < len(reviews)]
-    return reviews[rows[0]] if rows else None
+    return ticked[0] if ticked else None
 
 
 def triple_of(review: Review) -> pd.Series:
@@ -128,6 +161,18 @@ def wrong_frame(facts: Sequence[WrongFact]) -> pd.DataFrame:
             "Relation": [wrong.fact.relation for wrong in facts],
             "Tail": [wrong.fact.tail for wrong in facts],
         }
+    )
+
+
+def said(verdict: str, words: str, who: str, created: str, comment: str) -> Markup:
+    """Return a review or a decision as an item of a list: its verdict in words, by whom, why."""
+    return markup.fill(
+        _SAID,
+        symbol=palette.OPINION_SYMBOLS[verdict],
+        said=words,
+        who=who,
+        when=markup.minute(created),
+        comment=comment,
     )
 
 

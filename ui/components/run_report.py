@@ -1,10 +1,22 @@
 """The parts of a run's page: what it is, its metrics, ranks by relation, files, relatives, log."""
 
+from functools import partial
+
 import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.ui.components import address, charts, exports, glossary, links, markup, palette, states
+from clew.ui.components import (
+    address,
+    charts,
+    exports,
+    glossary,
+    links,
+    markup,
+    palette,
+    states,
+    tables,
+)
 from clew.ui.components.runs_table import duration, utc
 from clew.ui.data.comparison import number_text
 from clew.ui.data.run_page import (
@@ -15,7 +27,6 @@ from clew.ui.data.run_page import (
 )
 from clew.ui.data.runs import RunRecord, headline_key, state_of, variants_of
 
-ROW_HEIGHT = 36
 MAX_HEIGHT = 430
 FACTS = (
     ("Kind", names.TAG_KIND),
@@ -118,14 +129,8 @@ def _first_curve(shown: pd.DataFrame) -> str:
 
 
 def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
-    keys = list(shown.index)
-    key = f"metrics-{hash(tuple(keys))}-{chosen}"
-
-    def choose() -> None:
-        rows = st.session_state[key].selection.rows
-        address.write("metric", keys[rows[0]] if rows else None)
-
-    st.dataframe(
+    keys = [str(key) for key in shown.index]
+    tables.tick_one(
         pd.DataFrame(
             {
                 "Metric": [glossary.label(name) for name in keys],
@@ -135,12 +140,11 @@ def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
                 "Of": list(shown["group"]),
             }
         ),
-        key=key,
+        keys,
+        key=f"metrics-{hash(tuple(keys))}-{chosen}",
+        chosen=chosen,
+        take=partial(address.write, "metric"),
         alt="Metrics of the run",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={"selection": {"rows": [keys.index(chosen)], "columns": [], "cells": []}},
         column_config={
             "Metric": st.column_config.TextColumn(width="medium"),
             "Best": st.column_config.TextColumn(
@@ -150,8 +154,8 @@ def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
             "Trend": st.column_config.LineChartColumn(width="small"),
             "Of": st.column_config.TextColumn(width="small"),
         },
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(keys), MAX_HEIGHT),
+        row_height=tables.ROW_HEIGHT,
+        most=MAX_HEIGHT,
     )
 
 
@@ -193,14 +197,8 @@ def relations(frame: pd.DataFrame) -> None:
         columns[name] = st.column_config.NumberColumn(label, format="%.3f", width="small")
     headings = {name: str(config["label"]) for name, config in columns.items()}
     shown = frame[[*columns]].rename(columns=headings)
-    st.dataframe(
-        shown,
-        alt="Ranks by relation",
-        hide_index=True,
-        column_config={headings[name]: config for name, config in columns.items()},
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(shown), MAX_HEIGHT),
-    )
+    configured = {headings[name]: config for name, config in columns.items()}
+    tables.show(shown, alt="Ranks by relation", column_config=configured, most=MAX_HEIGHT)
     exports.table(shown, "ranks_by_relation.csv")
 
 
@@ -233,17 +231,11 @@ def files(found: list[RunFile]) -> None:
     frame = pd.DataFrame(
         {"File": [f.path for f in found], "Size [KiB]": [f.size_bytes / 1024 for f in found]}
     )
-    st.dataframe(
-        frame,
-        alt="Files of the run",
-        hide_index=True,
-        column_config={
-            "File": st.column_config.TextColumn(width="large"),
-            "Size [KiB]": st.column_config.NumberColumn(format="%.1f", width="small"),
-        },
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(found), MAX_HEIGHT),
-    )
+    columns = {
+        "File": st.column_config.TextColumn(width="large"),
+        "Size [KiB]": st.column_config.NumberColumn(format="%.1f", width="small"),
+    }
+    tables.show(frame, alt="Files of the run", column_config=columns, most=MAX_HEIGHT)
 
 
 def configuration(run: RunRecord) -> None:
@@ -258,13 +250,7 @@ def configuration(run: RunRecord) -> None:
     if frame.empty:
         states.note("This run has no configuration; the run of its model has one.")
         return
-    st.dataframe(
-        frame,
-        alt="Configuration of the run",
-        hide_index=True,
-        row_height=ROW_HEIGHT,
-        height=min(38 + ROW_HEIGHT * len(frame), MAX_HEIGHT),
-    )
+    tables.show(frame, alt="Configuration of the run", most=MAX_HEIGHT)
 
 
 def log(text: str) -> None:

@@ -8,11 +8,21 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.ui.components import glossary, palette
+from clew.ui.components import glossary, palette, states, tables
 from clew.ui.data.comparison import number_text
-from clew.ui.data.runs import RunPage, RunRecord, headline_key, state_of, variants_of
+from clew.ui.data.runs import (
+    RunPage,
+    RunQuery,
+    RunRecord,
+    headline_key,
+    number_of_runs,
+    runs_page,
+    sparklines,
+    state_of,
+    variants_of,
+)
 
-ROW_HEIGHT = 36
+MAX_HEIGHT = 560
 NUMBERS = {
     names.TIME_EPOCH_SECONDS: "Epoch [s]",
     names.EXAMPLES_PER_SECOND: "Examples/s",
@@ -119,30 +129,34 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def choose(
-    runs: Sequence[RunRecord],
-    *,
-    key: str,
-    lines: Mapping[str, Sequence[float]] | None = None,
-    several: bool = True,
-) -> list[str]:
-    """Show a table of runs and return the ids of those that a person has ticked."""
-    frame = frame_of(runs, lines).dropna(axis="columns", how="all")
-    event = st.dataframe(
+    query: RunQuery, *, key: str, trends: bool = False, several: bool = True
+) -> list[str] | None:
+    """Show the runs that match, a page at a time; return the ids of those that are ticked.
+
+    None, and a message, where no run matches.
+    """
+    page = runs_page(query, _current_page(key, query))
+    if not page.runs:
+        states.nothing("Nothing matches", "No run matches these filters; clear one of them.")
+        return None
+    frame = frame_of(page.runs, sparklines(page.runs) if trends else None)
+    frame = frame.dropna(axis="columns", how="all")
+    ids = [run.run_id for run in page.runs]
+    ticked = tables.ticked(
         frame,
+        ids,
         alt="Runs",
-        key=f"{key}-{hash(tuple(run.run_id for run in runs))}",
-        hide_index=True,
-        on_select="rerun",
-        selection_mode="multi-row" if several else "single-row",
+        key=f"{key}-{hash(tuple(ids))}",
+        several=several,
         column_config=columns(frame),
-        row_height=ROW_HEIGHT,
         placeholder="–",
-        height=min(38 + ROW_HEIGHT * max(len(frame), 1), 560),
+        most=MAX_HEIGHT,
     )
-    return [runs[place].run_id for place in event.selection.rows if place < len(runs)]
+    _pager(page, number_of_runs(query), key=key)
+    return ticked
 
 
-def pager(page: RunPage, total: int, *, key: str) -> None:
+def _pager(page: RunPage, total: int, *, key: str) -> None:
     """Show which runs of how many are on the page, and buttons to the pages beside."""
     state = f"{key}-page"
 
@@ -158,7 +172,7 @@ def pager(page: RunPage, total: int, *, key: str) -> None:
         st.caption(f"{first:,} to {last:,} of {total:,} runs", width="content")
 
 
-def current_page(key: str, filters: object) -> int:
+def _current_page(key: str, filters: object) -> int:
     """Return the page a person is on; other filters begin at the first."""
     if st.session_state.get(f"{key}-filters") != filters:
         st.session_state[f"{key}-filters"] = filters

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.ui.components import exports, glossary, markup, palette, prediction, states
-from clew.ui.data.sequences import SequenceInfluenceReport, windows_of
+from clew.ui.data.windows import SequenceInfluenceReport, sequence_windows
 
 FRAMES = "Frames of the window, then of those behind it."
 _CARD = (
@@ -29,7 +29,7 @@ def show(report: SequenceInfluenceReport, picture: Path | None) -> None:
         count=f"{report.num_windows:,}",
     )
     numbers(report)
-    windows = windows_of(report)
+    windows = sequence_windows(report)
     headings = {str(name): exports.heading(str(name)) for name in windows}
     headings["target"] = exports.heading("target", report.unit)
     windows = windows.rename(columns=headings)

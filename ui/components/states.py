@@ -60,12 +60,12 @@ def nothing(title: str, message: str, *, commands: str = "") -> None:
             st.code(commands, language="bash", wrap_lines=True)
 
 
-def empty_store(shown_uri: str) -> None:
+def empty_store() -> None:
     """Say that there are no runs, with the command that changes it."""
     in_a_clone = (store.project_root() / store.PROJECT_FILE).is_file()
     nothing(
         "No runs yet",
-        f"The tracking store {shown_uri} holds no runs. This command trains two models on a small "
-        "bundled graph, explains predictions and compares the runs.",
+        f"The tracking store {store.shown(store.tracking_uri())} holds no runs. This command "
+        "trains two models on a small bundled graph, explains predictions and compares the runs.",
         commands="make demo" if in_a_clone else "clew demo",
     )

@@ -4,6 +4,7 @@ The window that is read is in the address under `fact`, by its rank, as a select
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -15,24 +16,23 @@ from clew.ui.components import (
     facts,
     glossary,
     influence_charts,
+    influence_controls,
     markup,
     palette,
     prediction,
     states,
+    tables,
 )
-from clew.ui.components.influence_controls import SIDES
-from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import FactFilter, value_column
-from clew.ui.data.texts import (
+from clew.ui.data.windows import (
     TextInfluenceReport,
     filter_windows,
     shared_passages,
     windows_of,
 )
 
-ROW_HEIGHT = 34
 EXCERPT_CHARACTERS = 140
-HEIGHT = 37 + 14 * ROW_HEIGHT
+HEIGHT = 513
 _CARD = (
     '<div class="clew-card"><div class="clew-text">{prompt}<mark>{continuation}</mark></div>'
     "<p>Explained: how likely the model finds the <b>marked</b> text after the words before it.</p>"
@@ -40,9 +40,7 @@ _CARD = (
 )
 _WINDOW = (
     '<div class="clew-card"><h2>Window {window}</h2>'
-    '<p><b class="{kind}">{symbol} {effect}</b> '
-    '<span class="clew-muted">· {column} {value} · rank {rank}</span></p>'
-    '<p class="clew-muted">{place}</p>'
+    '{effect}<p class="clew-muted">{place}</p>'
     '<div class="clew-text clew-window" tabindex="0" role="region" aria-label="Its text">'
     "{text}</div></div>"
 )
@@ -119,17 +117,11 @@ def window_filter(windows: pd.DataFrame) -> FactFilter:
         type="search",
         placeholder="part of the text",
     )
-    side = second.segmented_control(
-        "Side", list(SIDES), key="side", default="all", required=True, bind="query-params"
-    )
-    cosine = third.toggle(
-        "Cosine",
-        key="cosine",
-        bind="query-params",
-        disabled="cosine" not in windows,
-        help=glossary.COSINE,
-    )
-    return FactFilter(text=text, side=SIDES[side or "all"], cosine=cosine)
+    with second:
+        side = influence_controls.side()
+    with third:
+        cosine = influence_controls.cosine(windows)
+    return FactFilter(text=text, side=side, cosine=cosine)
 
 
 def _chosen(windows: pd.DataFrame) -> pd.Series:
@@ -142,23 +134,15 @@ def _chosen(windows: pd.DataFrame) -> pd.Series:
 def table(windows: pd.DataFrame, column: str, *, key: str) -> None:
     """Show the windows in a table; a click on a row opens its text."""
     ranks = [int(rank) for rank in windows["rank"]]
-    rank = facts.selected(windows) or ranks[0]
-
-    def choose() -> None:
-        rows = st.session_state[f"{key}-windows"].selection.rows
-        address.write("fact", ranks[rows[0]] if rows and rows[0] < len(ranks) else None)
-
-    st.dataframe(
+    tables.tick_one(
         _frame(windows, column),
+        ranks,
         key=f"{key}-windows",
+        chosen=facts.selected(windows) or ranks[0],
+        take=partial(address.write, "fact"),
         alt="Training windows by their influence",
-        hide_index=True,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default={"selection": {"rows": [ranks.index(rank)], "columns": [], "cells": []}},
         column_config=_columns(column),
-        row_height=ROW_HEIGHT,
-        height=min(37 + ROW_HEIGHT * len(windows), HEIGHT),
+        most=HEIGHT,
     )
 
 
@@ -195,18 +179,12 @@ def _columns(column: str) -> dict[str, Any]:
 
 def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
     """Show a window's whole text, where it stands, and what it has in common with the test."""
-    value = float(row[column])
     text = str(row["text"])
     passages = shared_passages(text, report.prompt + report.continuation)
     markup.show(
         _WINDOW,
         window=f"{int(row['window']):,}",
-        kind="clew-for" if value > 0 else "clew-against",
-        symbol=palette.sign_symbol(value),
-        effect="made the continuation more likely" if value > 0 else "made it less likely",
-        column=column,
-        value=number_text(value),
-        rank=f"{int(row['rank']):,}",
+        effect=facts.effect(row, column, of="continuation"),
         place=_place(report, row, len(passages)),
         text=markup.marked(text, passages),
     )

@@ -60,7 +60,7 @@ def bar(found: SavedViews, view: SavedView | None, runs: Sequence[RunRecord]) ->
                 items = [
                     markup.fill(_ITEM, name=each.name, origin=_origin(each)) for each in found.views
                 ]
-                markup.show('<ul class="clew-checks">{items}</ul>', items=markup.join(items))
+                markup.show_list(items)
         if runs or view is not None:
             with st.popover("Save this view" if view is None else f"View {view.name}"):
                 _form(view)
@@ -69,7 +69,7 @@ def bar(found: SavedViews, view: SavedView | None, runs: Sequence[RunRecord]) ->
 
 
 def _origin(view: SavedView) -> str:
-    return f"by {view.person or 'somebody'}, {view.created[:16].replace('T', ' ')}"
+    return f"by {view.person or 'somebody'}, {markup.minute(view.created)}"
 
 
 def _form(view: SavedView | None) -> None:

@@ -40,7 +40,6 @@ from clew.runs.reading.tables import (
 from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
 
 __all__ = [
-    "COST_METRICS",
     "IGNORED_PARAMETERS",
     "Cell",
     "Comparison",

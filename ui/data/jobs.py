@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +87,13 @@ class Job:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the JSON objects that it printed, one per line."""
-        return list(_objects(self.output().splitlines()))
+        found = []
+        for line in self.output().splitlines():
+            with suppress(ValueError):
+                content = json.loads(line) if line.startswith("{") else None
+                if isinstance(content, dict):
+                    found.append(content)
+        return found
 
     def result(self) -> dict[str, Any] | None:
         """Return the JSON object that it printed as a whole, None if it printed none."""
@@ -160,7 +166,9 @@ class Jobs:
                 data = content.encode() if isinstance(content, str) else content
                 (folder / name).write_bytes(data)
             placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
-            process = self._warm.start(job_id, placed, folder, _environment(person))
+            environment = {"MLFLOW_TRACKING_URI": store.tracking_uri()}
+            environment |= {store.PERSON_VARIABLE: person} if person else {}
+            process = self._warm.start(job_id, placed, folder, environment)
             job = Job(job_id, title, folder, process)
             self._jobs[job_id] = job
             self._forget_old()
@@ -195,17 +203,3 @@ def jobs() -> Jobs:
 def find(job_id: str) -> Job | None:
     """Return a job of this server, None if it does not know it (any more)."""
     return jobs().find(job_id)
-
-
-def _environment(person: str) -> dict[str, str]:
-    person_too = {store.PERSON_VARIABLE: person} if person else {}
-    return {"MLFLOW_TRACKING_URI": store.tracking_uri()} | person_too
-
-
-def _objects(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith("{"):
-            with suppress(ValueError):
-                content = json.loads(line)
-                if isinstance(content, dict):
-                    yield content

@@ -12,7 +12,6 @@ from clew.runs.reading.models import (
     Entry,
     ModelNames,
     RegisteredModel,
-    Terms,
     Version,
     complete,
     list_models,
@@ -24,7 +23,7 @@ from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 from clew.ui.data.runs import store_exists
 
-__all__ = ["Entry", "ModelNames", "RegisteredModel", "Terms", "Version", "complete"]
+__all__ = ["Entry", "ModelNames", "RegisteredModel", "Version", "complete"]
 
 
 @st.cache_data(ttl=5, max_entries=8, show_spinner=False)
@@ -67,18 +66,23 @@ def forget() -> None:
     _versions.clear()
 
 
+def champion(model: RegisteredModel) -> Version | None:
+    """Return the version that has the alias `champion`, None if none has."""
+    found = (version for version in versions(model) if version.version == model.champion)
+    return next(found, None)
+
+
 def task(model: RegisteredModel) -> str:
     """Return the task of the champion; of versions that do not say it, link prediction."""
-    found = (version for version in versions(model) if version.version == model.champion)
-    tags = next((version.tags for version in found), {})
+    version = champion(model)
+    tags = version.tags if version is not None else {}
     return tags.get(names.TAG_TASK, names.TASK_LINK_PREDICTION)
 
 
 def champion_run(model: RegisteredModel) -> str:
-    """Return the training run of the version that has the alias `champion`, empty if none has."""
-    champion = model.champion
-    found = (version for version in versions(model) if version.version == champion)
-    return next((version.run_id for version in found), "")
+    """Return the champion's training run, empty if there is no champion."""
+    version = champion(model)
+    return version.run_id if version is not None else ""
 
 
 def champion_uri(model: RegisteredModel) -> str:

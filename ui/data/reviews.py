@@ -20,7 +20,7 @@ from clew.runs.reading.decisions import (
     settled,
 )
 from clew.runs.reading.disagreements import Disagreement, Opinion, find_disagreements
-from clew.runs.reading.reviewer_agreement import ReviewerAgreement, reviewer_agreement
+from clew.runs.reading.reviewer_agreement import reviewer_agreement
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
@@ -42,13 +42,10 @@ __all__ = [
     "CHOICES",
     "VERDICTS",
     "Decision",
-    "Decisions",
     "Disagreement",
     "Fact",
     "Opinion",
     "Review",
-    "ReviewerAgreement",
-    "Reviews",
     "Verdict",
     "VerdictCount",
     "WrongFact",

@@ -18,7 +18,6 @@ from clew.runs.reading.search import (
     Experiment,
     RunPage,
     RunQuery,
-    State,
     find_runs,
     last_sign_of_life,
     list_experiments,
@@ -28,11 +27,9 @@ from clew.runs.reading.search import (
 
 __all__ = [
     "EpochProgress",
-    "Experiment",
     "RunPage",
     "RunQuery",
     "RunRecord",
-    "State",
     "headline_key",
     "last_sign_of_life",
     "state_of",
@@ -133,6 +130,11 @@ def number_of_runs(query: RunQuery) -> int:
 def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
     """Return runs in the order given; those that are gone are left out."""
     return _runs(store.tracking_uri(), tuple(run_ids)) if run_ids and store_exists() else []
+
+
+def run_by_id(run_id: str) -> RunRecord | None:
+    """Return a run; None if it is gone, or no id is given."""
+    return next(iter(runs_by_id([run_id])), None) if run_id else None
 
 
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:

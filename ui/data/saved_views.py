@@ -8,13 +8,12 @@ from clew.runs import store
 from clew.runs.reading.saved_views import (
     SavedView,
     SavedViews,
-    check_name,
     delete_view,
     list_views,
     save_view,
 )
 
-__all__ = ["SavedView", "SavedViews", "check_name"]
+__all__ = ["SavedView", "SavedViews"]
 
 
 @st.cache_data(ttl=5, max_entries=16, show_spinner=False)

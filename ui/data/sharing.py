@@ -7,7 +7,7 @@ import pandas as pd
 
 from clew import names
 from clew.errors import ClewError
-from clew.runs.reading.kinds import PLAIN, Look, looks
+from clew.runs.reading.kinds import PLAIN, looks
 from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
@@ -15,12 +15,11 @@ from clew.ui.data.influence import ReportHead
 from clew.ui.data.models import vocabulary
 from clew.ui.data.paths import FactPath
 from clew.ui.data.reviews import decision_on, decisions_of_all, reviews_of
-from clew.ui.data.runs import runs_by_id
+from clew.ui.data.runs import run_by_id
 
 __all__ = [
     "NO_KINDS",
     "PLAIN",
-    "Look",
     "SharedExplanation",
     "html_report",
     "looks",
@@ -46,9 +45,8 @@ def shared(
     paths: Sequence[FactPath],
 ) -> SharedExplanation:
     """Return what is told of an explanation; `run_id` is empty for files from the disk."""
-    run = next(iter(runs_by_id([run_id])), None) if run_id else None
+    run = run_by_id(run_id)
     source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
-    model = next(iter(runs_by_id([source])), None) if source else None
     triple = triple_of(test)
     reviews = reviews_of(run_id).reviews if run else ()
     return SharedExplanation(
@@ -57,7 +55,7 @@ def shared(
         tuple(paths),
         head,
         run,
-        model,
+        run_by_id(source),
         kinds=kinds_of(head),
         reviews=tuple(review for review in reviews if review.test.triple == triple),
         decision=decision_on(triple, decisions_of_all([run_id]).decisions) if run else None,

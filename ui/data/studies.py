@@ -52,23 +52,9 @@ def _study(uri: str, run_id: str) -> StudyResult | None:
 
 def claims_frame(found: list[StudyResult]) -> pd.DataFrame:
     """Return a row for each claim on each machine."""
-    return pd.DataFrame(
-        [
-            {
-                "study": claim.study,
-                "claim": claim.claim,
-                "measured": claim.measured,
-                "low": claim.low,
-                "high": claim.high,
-                "verdict": claim.verdict,
-                "source": claim.source,
-                "machine": claim.machine,
-            }
-            for study in found
-            for claim in study.claims
-        ],
-        columns=["study", "claim", "measured", "low", "high", "verdict", "source", "machine"],
-    )
+    claims = [claim for study in found for claim in study.claims]
+    columns = ["study", "claim", "measured", "low", "high", "verdict", "source", "machine"]
+    return pd.DataFrame(claims, columns=columns)
 
 
 def configurations() -> list[str]:

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 import streamlit as st
 
 from clew import names
-from clew.runs import store
 from clew.ui.components import (
     address,
     charts,
     compare_controls,
     comparison_table,
-    exports,
     glossary,
     markup,
     run_filters,
@@ -31,7 +29,7 @@ from clew.ui.data.comparison import (
     points,
     preset,
 )
-from clew.ui.data.runs import RunRecord, has_runs, number_of_runs, runs_by_id, runs_page
+from clew.ui.data.runs import RunRecord, has_runs, runs_by_id
 
 MAX_RUNS = 60
 
@@ -43,7 +41,7 @@ def render() -> None:
     place = st.container()
     with states.guarded("The comparison"):
         if not has_runs():
-            states.empty_store(store.shown(store.tracking_uri()))
+            states.empty_store()
             return
         saved = saved_views.views()
         view = view_controls.opened(saved)
@@ -63,13 +61,9 @@ def _choose(runs: Sequence[RunRecord]) -> None:
     compare_controls.preset_button(preset())
     with st.expander("Choose runs", expanded=not runs):
         query = run_filters.run_query(run_filters.experiment(), kinds=False)
-        page = runs_page(query, runs_table.current_page("compare", query))
-        if not page.runs:
-            states.nothing("Nothing matches", "No run matches these filters; clear one of them.")
-            return
-        ticked = runs_table.choose(page.runs, key="compare")
-        runs_table.pager(page, number_of_runs(query), key="compare")
-        compare_controls.take_over(ticked, [run.run_id for run in runs])
+        ticked = runs_table.choose(query, key="compare")
+        if ticked is not None:
+            compare_controls.take_over(ticked, [run.run_id for run in runs])
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
@@ -77,9 +71,7 @@ def _comparison(runs: Sequence[RunRecord]) -> None:
     setting = compare_controls.setting(runs)
     comparison = compared(runs, setting)
     change = compare_controls.change()
-    picked = picked_texts(setting)
-    st.html(comparison_table.html(comparison, change, picked))
-    exports.comparison(comparison, picked)
+    comparison_table.show(comparison, change, picked_texts(setting))
     with states.guarded("The pictures of cost and quality"):
         _costs(comparison, setting)
     with states.guarded("The curves"):

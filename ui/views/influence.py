@@ -19,11 +19,9 @@ from clew.ui.components import (
     review_queue,
     sequence_report,
     states,
-    take_away,
     text_report,
 )
 from clew.ui.components import paths as paths_view
-from clew.ui.data import sequences, texts
 from clew.ui.data.influence import (
     ReportFiles,
     agreement,
@@ -43,6 +41,7 @@ from clew.ui.data.influence import (
 )
 from clew.ui.data.runs import RunRecord, variants_of
 from clew.ui.data.sharing import kinds_of, shared
+from clew.ui.data.windows import SequenceInfluenceReport, text_report_of
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
 
@@ -76,10 +75,10 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     `run_id` is empty for files from the disk.
     """
     if files.text is not None:
-        text_report.show(texts.text_report(files), key=run_id)
+        text_report.show(text_report_of(files), key=run_id)
         return
     if files.sequence is not None:
-        sequence_report.show(sequences.sequence_report(files.sequence), files.picture)
+        sequence_report.show(SequenceInfluenceReport.read(files.sequence), files.picture)
         return
     head = report_head(files)
     if run_id:
@@ -97,7 +96,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     prediction.card(test, found, paths, head, kinds)
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), states.guarded("What can be shared"):
-        take_away.explanation(shared(run_id, head, test, found, paths))
+        prediction.share(shared(run_id, head, test, found, paths))
     with left:
         section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
     with states.guarded(section):

@@ -14,7 +14,7 @@ from clew.ui.components import (
 )
 from clew.ui.data import models
 from clew.ui.data.models import RegisteredModel, Version
-from clew.ui.data.runs import runs_by_id
+from clew.ui.data.runs import run_by_id
 
 REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
@@ -44,13 +44,11 @@ def render() -> None:
 
 def _model(model: RegisteredModel) -> None:
     """Show a model's versions, and offer to roll back."""
-    versions = models.versions(model)
-    if model.champion is not None:
-        current = next((v for v in versions if v.version == model.champion), None)
-        if current is not None:
-            model_tables.champion(model, current)
+    current = models.champion(model)
+    if current is not None:
+        model_tables.champion(model, current)
     st.header("Versions", anchor=False)
-    ticked = model_tables.versions(versions)
+    ticked = model_tables.versions(models.versions(model))
     if ticked is not None:
         _version(ticked)
     if model_controls.roll_back(model):
@@ -73,7 +71,7 @@ def _promote() -> None:
     wanted = model_controls.promotion()
     if wanted is None:
         return
-    if not runs_by_id([wanted.run_id]):
+    if run_by_id(wanted.run_id) is None:
         message = f"no run {wanted.run_id} in the store; it may have been deleted"
         states.problem("The run", message, done="promoted")
         return

@@ -3,17 +3,8 @@
 import streamlit as st
 
 from clew import names
-from clew.runs import store
 from clew.ui.components import links, live, markup, run_filters, runs_table, states
-from clew.ui.data.runs import (
-    RunQuery,
-    counts,
-    has_runs,
-    number_of_runs,
-    runs_by_id,
-    runs_page,
-    sparklines,
-)
+from clew.ui.data.runs import counts, has_runs, runs_by_id
 
 
 def render() -> None:
@@ -23,14 +14,17 @@ def render() -> None:
     title.title("Overview", anchor=False)
     with states.guarded("The overview"):
         if not has_runs():
-            states.empty_store(store.shown(store.tracking_uri()))
+            states.empty_store()
             return
         with experiment:
             experiment_ids = run_filters.experiment()
         _numbers(experiment_ids)
         live.section(experiment_ids)
         st.header("Runs", anchor=False)
-        _latest(run_filters.run_query(experiment_ids))
+        query = run_filters.run_query(experiment_ids)
+        chosen = runs_table.choose(query, key="overview", trends=True)
+        if chosen is not None:
+            _actions(chosen)
 
 
 def _numbers(experiment_ids: tuple[str, ...]) -> None:
@@ -46,17 +40,6 @@ def _numbers(experiment_ids: tuple[str, ...]) -> None:
     with st.container(horizontal=True):
         for label, value, explanation in shown:
             st.metric(label, f"{value:,}", help=explanation, border=True)
-
-
-def _latest(query: RunQuery) -> None:
-    """Show the runs that match, a page at a time, and what can be done with those ticked."""
-    page = runs_page(query, runs_table.current_page("overview", query))
-    if not page.runs:
-        states.nothing("Nothing matches", "No run matches these filters; clear one of them.")
-        return
-    chosen = runs_table.choose(page.runs, key="overview", lines=sparklines(page.runs))
-    runs_table.pager(page, number_of_runs(query), key="overview")
-    _actions(chosen)
 
 
 def _actions(run_ids: list[str]) -> None:

@@ -13,7 +13,6 @@ from clew.ui.components import (
     links,
     markup,
     retraining,
-    review_controls,
     review_queue,
     review_tables,
     states,
@@ -40,7 +39,7 @@ from clew.ui.data.reviews import (
     wrong_facts,
     wrong_facts_tsv,
 )
-from clew.ui.data.runs import RunRecord, runs_by_id
+from clew.ui.data.runs import RunRecord, run_by_id
 
 
 def render() -> None:
@@ -58,7 +57,7 @@ def render() -> None:
             )
             return
         runs = _with_run_of_address(runs)
-        chosen = review_controls.run_filter(runs)
+        chosen = review_tables.run_filter(runs)
         ids = [run.run_id for run in chosen]
         found = reviews_of_all(ids)
         if len(chosen) == 1:
@@ -105,12 +104,14 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     wanted = address.text("run")
     if not wanted or wanted in [run.run_id for run in runs]:
         return runs
-    older = runs_by_id([wanted])
-    if not older:
+    older = run_by_id(wanted)
+    if older is not None and explains_triples(older):
+        return [older, *runs]
+    if older is None:
         states.warning(f"No run {wanted} is in the store; it may have been deleted.")
-    elif not explains_triples(older[0]):
+    else:
         states.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
-    return [*filter(explains_triples, older), *runs]
+    return runs
 
 
 def _summary(
@@ -121,7 +122,7 @@ def _summary(
     counted = settled(reviews, [each for each in decisions if each.run_id in chosen])
     review_tables.numbers(reviews, counted)
     st.header("Verdicts", anchor=False)
-    by = review_controls.verdict_grouping()
+    by = review_tables.verdict_grouping()
     labels = run_labels(runs)
     frame = review_tables.verdict_frame(count_verdicts(counted, by), labels)
     alt = f"Bars: number of reviews of each verdict, by {by}"

@@ -3,7 +3,6 @@
 import streamlit as st
 
 from clew import names
-from clew.runs import store
 from clew.ui.components import address, links, markup, run_filters, run_report, runs_table, states
 from clew.ui.data.run_page import (
     by_relation,
@@ -17,7 +16,7 @@ from clew.ui.data.run_page import (
     repeating_commands,
     splits_by_relation,
 )
-from clew.ui.data.runs import RunRecord, has_runs, number_of_runs, runs_by_id, runs_page
+from clew.ui.data.runs import RunRecord, has_runs, run_by_id
 
 
 def render() -> None:
@@ -25,13 +24,13 @@ def render() -> None:
     markup.style()
     with states.guarded("The run"):
         wanted = address.text("id")
-        found = runs_by_id([wanted])
-        if found:
-            _run(found[0])
+        found = run_by_id(wanted)
+        if found is not None:
+            _run(found)
             return
         st.title("Run", anchor=False)
         if not has_runs():
-            states.empty_store(store.shown(store.tracking_uri()))
+            states.empty_store()
             return
         if wanted:
             states.warning(f"No run {wanted} is in the store; it may have been deleted.")
@@ -41,12 +40,7 @@ def render() -> None:
 def _choose() -> None:
     """Let a person choose a run."""
     query = run_filters.run_query(run_filters.experiment())
-    page = runs_page(query, runs_table.current_page("run", query))
-    if not page.runs:
-        states.nothing("Nothing matches", "No run matches these filters; clear one of them.")
-        return
-    chosen = runs_table.choose(page.runs, key="run", several=False)
-    runs_table.pager(page, number_of_runs(query), key="run")
+    chosen = runs_table.choose(query, key="run", several=False)
     if chosen:
         address.write("id", chosen[0])
         st.rerun()

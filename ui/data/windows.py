@@ -1,4 +1,4 @@
-"""Explanations of texts for the pages: the continuation, and training windows as a frame."""
+"""Explanations of texts and image sequences for the pages: their training windows as frames."""
 
 import numpy as np
 import pandas as pd
@@ -6,10 +6,10 @@ import streamlit as st
 
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.texts import read_text_report, windows_of
-from clew.runs.window_report import TextInfluenceReport
+from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
 from clew.ui.data.influence import FactFilter, Identity
 
-__all__ = ["TextInfluenceReport", "windows_of"]
+__all__ = ["SequenceInfluenceReport", "TextInfluenceReport", "windows_of"]
 
 MIN_SHARED_CHARACTERS = 8
 Passage = tuple[int, int]
@@ -20,9 +20,21 @@ def _report(_files: ReportFiles, identity: Identity) -> TextInfluenceReport:
     return read_text_report(_files)
 
 
-def text_report(files: ReportFiles) -> TextInfluenceReport:
+def text_report_of(files: ReportFiles) -> TextInfluenceReport:
     """Return the explanation of a text."""
     return _report(files, files.identity)
+
+
+def sequence_windows(report: SequenceInfluenceReport) -> pd.DataFrame:
+    """Return the training windows behind a prediction from frames, most helpful first.
+
+    Columns: `influence`, `cosine`, `last_frame`, `group`, `target`.
+    """
+    entries = (*report.proponents, *reversed(report.opponents))
+    return pd.DataFrame(
+        [(e.influence, e.cosine, e.last_frame, e.group, e.target) for e in entries],
+        columns=["influence", "cosine", "last_frame", "group", "target"],
+    )
 
 
 def filter_windows(windows: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:

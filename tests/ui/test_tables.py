@@ -1,0 +1,55 @@
+"""Tables to tick rows in: what is ticked is told by what its row stands for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import streamlit as st
+
+from clew.ui.components import tables
+
+FRAME = pd.DataFrame({"Run": ["first", "second", "third"]})
+IDS = ("a", "b", "c")
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return how Streamlit is asked to show the last table."""
+    options: dict[str, Any] = {}
+
+    def dataframe(frame: pd.DataFrame, **given: Any) -> SimpleNamespace:
+        options.update(given)
+        return SimpleNamespace(selection=SimpleNamespace(rows=[2, 0, 3]))
+
+    monkeypatch.setattr(st, "dataframe", dataframe)
+    return options
+
+
+def test_ticked_rows_of_a_table_that_has_become_shorter_are_left_out(
+    shown: dict[str, Any],
+) -> None:
+    assert tables.ticked(FRAME, IDS, key="t", several=True, alt="Runs") == ["c", "a"]
+    assert (shown["selection_mode"], shown["height"], shown["alt"]) == ("multi-row", "auto", "Runs")
+
+
+@pytest.mark.parametrize(("rows", "taken"), [([1], "b"), ([], None), ([3], None)])
+def test_what_a_person_ticks_is_taken(
+    shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch, rows: list[int], taken: str | None
+) -> None:
+    found: list[str | None] = []
+    tables.tick_one(FRAME, IDS, key="t", chosen="b", take=found.append)
+    assert shown["selection_default"]["selection"]["rows"] == [1]
+    monkeypatch.setattr(
+        st, "session_state", {"t": SimpleNamespace(selection=SimpleNamespace(rows=rows))}
+    )
+    shown["on_select"]()
+    assert found == [taken]
+
+
+def test_a_table_is_as_high_as_its_rows_up_to_a_limit(shown: dict[str, Any]) -> None:
+    tables.tick_one(FRAME, IDS, key="t", chosen=None, take=print, row_height=30, most=200)
+    assert shown["selection_default"]["selection"]["rows"] == []
+    assert shown["height"] == 38 + 3 * 30
+    tables.show(FRAME, most=100)
+    assert shown["height"] == 100
