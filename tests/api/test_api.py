@@ -1,6 +1,7 @@
 """The Python API says what the commands say, in types that a notebook shows well."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,3 +213,33 @@ def test_a_search_says_what_its_command_says(tmp_path: Path) -> None:
     settings = load_config(found.config)
     assert settings.optimizer.learning_rate == found.settings["optimizer.learning_rate"]
     assert settings.evaluation.test_after_training, "of trials alone it is left out"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: clew.train(5), r"config is 5; expected str \| Path \| Mapping"),
+        (lambda: clew.plan(None), "config is None; expected str"),
+        (lambda: clew.train("umls", epochs="x"), "epochs is 'x'; expected a whole number"),
+        (lambda: clew.train("umls", overrides=["a.b=3"]), "overrides is .*; expected keys with"),
+        (lambda: clew.tune("umls", minutes=-1), "minutes is -1; expected more than 0"),
+        (lambda: clew.tune("umls", trials=0), "trials is 0; expected at least 1"),
+        (lambda: clew.load(None), "model is None; expected a loaded model, a run"),
+        (lambda: clew.value_facts(3), "model is 3; expected a loaded model, a run"),
+    ],
+)
+def test_arguments_of_wrong_types_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_what_is_missing_or_unknown_is_for_python_to_say() -> None:
+    with pytest.raises(TypeError, match="missing a required argument: 'config'"):
+        clew.train()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+        clew.train("umls", epoch=3)
+
+
+def test_a_whole_triple_is_for_place(champion: str) -> None:
+    with pytest.raises(ConfigError, match=r"leave one out, .* model\.place"):
+        clew.load(champion).predict(head="virus", relation="causes", tail="cell")

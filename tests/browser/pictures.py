@@ -40,7 +40,7 @@ def addresses() -> dict[str, str]:
 def ask(dashboard: Dashboard) -> None:
     """Ask the first example, and why its first answer is one."""
     dashboard.page.get_by_test_id("stMain").get_by_role("button", name="what?").first.click()
-    dashboard.shows("Tick an answer to ask why", seconds=SECONDS)
+    dashboard.shows("to ask why", seconds=SECONDS)
     dashboard.settle().tick(0, 0).press("Why?")
     dashboard.shows("Read the explanation", seconds=SECONDS)
 

@@ -164,6 +164,13 @@ def test_the_set_of_a_query_equals_the_plain_loop() -> None:
     assert known.place.in_set == (plain_surprise(0, 1, 5) <= threshold)
     best = [a.name for a in new.answers if not a.known][: new.answer_set.size]
     assert best == [a.name for a in new.answers if a.in_set]
+    assert new.answer_set.num_shown == new.answer_set.size
+    assert "among these answers" not in new.answer_set.sentence
+    (short,) = asked.predict(queries[:1], top_k=len(expected) - 1, level=0.8)
+    assert short.answer_set is not None
+    inside = sum(bool(a.in_set) for a in short.answers)
+    assert 0 < inside == short.answer_set.num_shown < short.answer_set.size == len(expected)
+    assert f"; {inside} of them are among these answers" in short.answer_set.sentence
 
 
 def test_sets_cover_what_they_promise_and_say_what_they_cover() -> None:

@@ -157,6 +157,20 @@ def test_a_folder_in_which_another_process_trains_is_refused(
     resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
 
 
+def test_an_output_folder_that_another_process_will_fill_is_refused_at_the_start(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    with (
+        FileLock(lock_of(folder)),
+        pytest.raises(ConfigError, match=r"--output-dir .*out: another process trains there"),
+    ):
+        train(config_of(), output_dir=folder)
+    assert "train/loss" not in find_run(newest_run()).metrics
+    train(config_of(training__num_epochs=1), output_dir=folder)
+    assert (folder / "config.yaml").is_file()
+
+
 def test_one_folder_is_not_both(tracking_store: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"are both .*; name two folders"):
         train(config_of(), output_dir=tmp_path / "new", checkpoint_dir=tmp_path / "a/../new")

@@ -179,7 +179,7 @@ def test_own_files_with_dictionaries(clew: Clew, store: Path, tmp_path: Path) ->
     [
         (["--train", "nowhere.txt", "--valid", "valid.txt"], {}, "nowhere.txt"),
         (OWN_FILES, {"train": ""}, "train.txt"),
-        (OWN_FILES[:2], {}, "no validation examples, but evaluation.enabled is true"),
+        (OWN_FILES[:2], {}, "is true; give data.valid, a file of triples, or set"),
         (OWN_FILES, {"train": "a\tr\tb\na\tr\n"}, "train.txt, line 2"),
         (OWN_FILES, {"valid": b"a0\tr0\tb\xff\n"}, "valid.txt, line 1"),
         ([*OWN_FILES, *DICTIONARIES], {"test": "a0\tr0\tnobody\n"}, "nobody"),

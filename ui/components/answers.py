@@ -20,7 +20,10 @@ PROBABILITY = (
     "Of being the answer, if none of the known ones is; fitted on the validation data. Known "
     "answers have none."
 )
-ABOUT = "{name} is {place} of {candidates:,} candidates{probability}{in_set}; {known}."
+ABOUT = (
+    "{name} is {place} of {candidates:,} candidates (all entities but the other known answers)"
+    "{probability}{in_set}; {known}."
+)
 
 Explain = Callable[[Why], None]
 
@@ -65,19 +68,20 @@ def _prediction(
     if isinstance(asked, dict):
         _about(asked, end)
         with beside:
-            why_button("Why this rank?", why(asked), explain, key=f"why-rank-{key}")
+            why_button(f"Why this rank as {end}?", why(asked), explain, key=f"why-rank-{key}")
     found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
     ticked = _table(found, end, key)
     with beside:
         if ticked:
             why_button("Why?", why(ticked[0]), explain, key=f"why-{key}")
         else:
-            st.caption("Tick an answer to ask why.")
+            st.caption(f"Tick a {end} to ask why.")
 
 
 def _about(asked: dict[str, Any], end: str) -> None:
     """Say where the model puts the entity that was asked about."""
     probability = asked.get("probability")
+    known = asked.get("known")
     told = {
         True: "the training data say so already",
         False: "the training data do not say so",
@@ -88,12 +92,18 @@ def _about(asked: dict[str, Any], end: str) -> None:
         place=place_text(float(asked["rank"])),
         candidates=int(asked["num_candidates"]),
         probability="" if probability is None else f", probability {percent(probability)}",
-        in_set={True: ", in the answer set", False: ", not in the answer set", None: ""}[
-            asked.get("in_set")
-        ],
-        known=told[asked.get("known")],
+        in_set=_in_set(asked.get("in_set"), known),
+        known=told[known],
     )
     st.markdown(markup.markdown(text))
+
+
+def _in_set(in_set: bool | None, known: bool | None) -> str:
+    """Say whether the answer set holds an entity; a known one is no candidate of it."""
+    if in_set is None:
+        return ""
+    said = "in the answer set" if in_set else "not in the answer set"
+    return f", would be {said} if it were new" if known else f", {said}"
 
 
 def percent(probability: float) -> str:

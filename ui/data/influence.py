@@ -33,8 +33,10 @@ Identity = tuple[tuple[str, int, int], ...]
 
 
 def trace_runs() -> list[RunRecord]:
-    """Return the latest trace runs."""
-    return list(runs_page(RunQuery(kind=names.KIND_TRACE), size=NUM_TRACE_RUNS).runs)
+    """Return the latest trace runs that are not at work any more, finished ones first."""
+    found = runs_page(RunQuery(kind=names.KIND_TRACE), size=NUM_TRACE_RUNS).runs
+    ended = [run for run in found if run.status != "RUNNING"]
+    return sorted(ended, key=lambda run: run.status != "FINISHED")
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)

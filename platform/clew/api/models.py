@@ -16,7 +16,7 @@ from clew.api.predictions import (
     question,
 )
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError, UsageError
+from clew.errors import ConfigError, UsageError, quoted
 from clew.image_sequences.errors import CONFIDENCE
 from clew.language_modeling.generation import Sampling
 from clew.language_modeling.model_folder import TextModel
@@ -104,7 +104,8 @@ class Model:
                 number of answers; `filter_known`, to leave out those that training holds;
                 `conformal`, to add the column `in_set`: whether an answer is in the set that holds
                 a new one with this probability (0.9 for 90 %). `frame.attrs["answer_set"]` says how
-                large the set is, what it was calibrated on, and its coverage of test triples.
+                large the set is, how many of it are in the table, what it was calibrated on, and
+                its coverage of test triples.
 
                 Of text: `prompt`, to continue; `max_tokens` to write; `temperature`, with 0 always
                 the likeliest token and with 1 as the model says; `top_p`, to draw only from the
@@ -151,8 +152,15 @@ class Model:
         columns = ANSWER_COLUMNS if level is None else [*ANSWER_COLUMNS, "in_set"]
         frame = pd.DataFrame(rows, columns=columns)
         frame = frame.astype({"score": float, "probability": float})
-        if found.answer_set is not None:
-            frame.attrs["answer_set"] = found.answer_set.as_dict()
+        if (answer_set := found.answer_set) is not None:
+            frame.attrs["answer_set"] = answer_set.as_dict()
+            if answer_set.num_shown < answer_set.size:
+                logger.warning(
+                    "%d of the %d answers in the set are in the table; ask for more with top_k, or "
+                    "for new ones only with filter_known=True",
+                    answer_set.num_shown,
+                    answer_set.size,
+                )
         return frame
 
     def place(self, head: str, relation: str, tail: str) -> pd.DataFrame:
@@ -252,6 +260,11 @@ def reference_of(model: Model | Recorded | str | Path) -> str:
         return run_meant(str(model), names.KIND_TRAIN)
     if isinstance(model, Model):
         return model.reference
+    if not hasattr(model, "run_id"):
+        raise ConfigError(
+            f"model is {quoted(model)}; expected a loaded model, a run, a run id, 'newest', "
+            "'models:/name@alias' or a folder of checkpoints"
+        )
     if model.run_id is None:
         raise UsageError(
             "this run has no id: the tracking store did not answer, or another process of the "

@@ -72,6 +72,11 @@ def question(
     if foreign or main not in given:
         wrong = f"{' and '.join(foreign)} given" if foreign else f"no {main} given"
         raise ConfigError(f"{title} is a {task} model, {wrong}; expected {expected}")
+    if {"head", "tail"} <= given.keys():
+        raise ConfigError(
+            "head and tail are both given, so nothing is asked for; leave one out, or ask where "
+            "the model puts the triple with model.place(head, relation, tail)"
+        )
     try:
         asked = kind.model_validate(given)
     except ValidationError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from clew import names
+from clew.api.arguments import checked
 from clew.api.models import Model, load, reference_of
 from clew.config.load import from_mapping
 from clew.config.load import load as load_config
@@ -58,6 +59,7 @@ class Run:
         return load(reference_of(self))
 
 
+@checked
 def train(
     config: Configuration,
     *,
@@ -89,6 +91,7 @@ def train(
     return Run(result.run_id, result.variant, result.metrics)
 
 
+@checked
 def plan(
     config: Configuration,
     *,

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
+from pydantic import Field
 
+from clew.api.arguments import checked
 from clew.api.training import Configuration, read_configuration
 
 
@@ -29,13 +32,14 @@ class Search:
     """One row for each trial, one column for each setting."""
 
 
+@checked
 def tune(
     config: Configuration,
     *,
     space: str | Path = "",
-    minutes: float = 60.0,
-    trials: int | None = None,
-    seed: int = 0,
+    minutes: Annotated[float, Field(gt=0)] = 60.0,
+    trials: Annotated[int | None, Field(ge=1)] = None,
+    seed: Annotated[int, Field(ge=0)] = 0,
     overrides: Mapping[str, object] | None = None,
     output_dir: str | Path | None = None,
 ) -> Search:

@@ -106,13 +106,22 @@ class AnswerSet:
     size: int
     num_candidates: int
     guarantee: Guarantee
+    num_shown: int
+    """How many of its entities are among the answers."""
 
     @property
     def sentence(self) -> str:
         """Its size, and what is promised of it, in words."""
+        shown = ""
+        if self.num_shown < self.size:
+            count = f"{self.num_shown:,} of them are" if self.num_shown else "none of them is"
+            shown = (
+                f"; {count} among these answers: ask for more answers, or for new ones only, to "
+                "see the others"
+            )
         return (
-            f"The answer set is the best {self.size:,} of {self.num_candidates:,} new candidates. "
-            f"{self.guarantee.sentence}"
+            f"The answer set is the best {self.size:,} of {self.num_candidates:,} new candidates"
+            f"{shown}. {self.guarantee.sentence}"
         )
 
     def as_dict(self) -> dict[str, float | int | str | None]:
@@ -121,6 +130,7 @@ class AnswerSet:
         return {
             "level": promised.level,
             "size": self.size,
+            "num_shown": self.num_shown,
             "num_candidates": self.num_candidates,
             "num_valid": promised.num_valid,
             "num_valid_of_relation": promised.num_own,

@@ -135,7 +135,8 @@ class Predictor(QueryScores):
             place = replace(place, in_set=normaliser - place.score <= guarantee.threshold)
         counts = torch.stack([inside.sum(), is_candidate.sum()])
         size, num_candidates = self.rows.sum(counts, "answers").tolist()
-        answer_set = AnswerSet(size, num_candidates, guarantee)
+        num_shown = sum(bool(answer.in_set) for answer in answers)
+        answer_set = AnswerSet(size, num_candidates, guarantee, num_shown)
         return replace(prediction, answers=answers, place=place, answer_set=answer_set)
 
     def _best(

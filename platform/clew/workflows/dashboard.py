@@ -1,9 +1,10 @@
 """Serves the dashboard as a child process over the same tracking store."""
 
+import socket
 import sys
 from importlib.util import find_spec
 
-from clew.errors import UsageError
+from clew.errors import UsageError, described
 from clew.processes import run_child
 from clew.runs.store import tracking_uri
 
@@ -12,15 +13,30 @@ def serve_dashboard(*, port: int, address: str) -> int:
     """Run Streamlit until it is stopped; return its exit code.
 
     Raises:
-        UsageError: Streamlit is not there.
+        UsageError: Streamlit is not there, or the address and port cannot be used.
     """
     if find_spec("streamlit") is None:
         raise UsageError(
             "the package streamlit is not installed; install it with pip install 'clew[ui]'"
         )
+    _require_free(address, port)
     command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", str(port), "--server.address", address]
     try:
         return run_child(command, environment={"MLFLOW_TRACKING_URI": tracking_uri()})[0]
     except KeyboardInterrupt:
         return 130
+
+
+def _require_free(address: str, port: int) -> None:
+    """Refuse a port on which something listens already, or that may not be used."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise UsageError(
+                f"--port {port} at {address} cannot be used ({described(error)}); if a dashboard "
+                "runs there already, open it, else give another --port"
+            ) from None

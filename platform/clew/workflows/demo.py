@@ -11,6 +11,8 @@ from clew.files import working_folder
 from clew.link_prediction.sources import load_graph
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.best_run import value_at_best
+from clew.runs.reading.runs import find_run
 from clew.runs.store import PROJECT_FILE, project_root, shown, tracking_uri
 from clew.workflows.child import train_in_child
 from clew.workflows.explaining.tracin import SHOWN_PROPONENTS, in_words, tracin
@@ -20,6 +22,7 @@ from clew.workflows.train import TrainResult
 NUM_EXPLAINED = 10
 EXAMPLE = ("acquired_abnormality", "location_of")
 CONFIG = "umls"
+VALIDATION = "valid/mrr"
 VARIANTS: tuple[dict[str, bool], ...] = ({}, {"optimizations.use_mixed_precision": True})
 
 COLUMNS = (
@@ -74,7 +77,7 @@ def record(tracker: Tracker, configs: Sequence[RunConfig], results: Sequence[Tra
 
 def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[str]:
     """Explain ten test triples by the better model; show the best-ranked one's proponents."""
-    better = max(results, key=lambda result: result.metrics["valid/mrr"])
+    better = max(results, key=lambda result: result.metrics[VALIDATION])
     if better.run_id is None or not isinstance(config.data, TripleData):
         return
     graph = load_graph(config.data)
@@ -104,6 +107,12 @@ def promotion(results: Sequence[TrainResult]) -> Iterator[str]:
         yield f"not promoted: {refusal}"
         return
     better = next(result for result in results if result.run_id == promoted.run_id)
+    values = " against ".join(
+        f"{result.variant} {value_at_best(find_run(result.run_id), VALIDATION):.5f}"
+        for result in results
+        if result.run_id is not None
+    )
+    yield f"validation MRR decides, the test split chooses nothing: {values}"
     yield f"{better.variant} is {promoted.uri}; ask it with"
     yield f"  clew predict --model {promoted.uri} --head {EXAMPLE[0]} --relation {EXAMPLE[1]}"
 

@@ -195,7 +195,11 @@ def _train(
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
             watch=watch,
         )
-        with only_training_in(checkpoint_dir, world):
+        with (
+            only_training_in("--checkpoint-dir", checkpoint_dir, world),
+            only_training_in("--output-dir", output_dir, world),
+        ):
+            check_new_folder("--output-dir", output_dir)  # another one may just have filled it
             return _run(trainer, config, point, output_dir, memory)
 
 
@@ -225,9 +229,14 @@ def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> No
 def _check_validation(config: RunConfig, task: Task[Any]) -> None:
     """Refuse, before anything trains, data that leave nothing to validate with."""
     if config.evaluation.enabled and not task.has_examples("valid"):
+        given = {
+            "triples": "give data.valid, a file of triples",
+            "tokens": "set data.valid_fraction to more than 0",
+            "image_sequences": "set data.hold_out_validation=true",
+        }[config.data.kind]
         raise ConfigError(
-            f"{task.dataset}: no validation examples, but evaluation.enabled is true; give "
-            "data.valid or a data.valid_fraction above 0, or set evaluation.enabled=false"
+            f"{config.data.source}: no validation examples, but evaluation.enabled is true; "
+            f"{given}, or set evaluation.enabled=false"
         )
 
 

@@ -127,8 +127,13 @@ def lock_of(folder: Path) -> Path:
 
 
 @contextmanager
-def only_training_in(folder: Path | None, world: World) -> Iterator[None]:
-    """Hold a folder of a person's, so that no second training of this machine writes into it.
+def only_training_in(option: str, folder: Path | None, world: World) -> Iterator[None]:
+    """Hold a person's folder, so that no second training of this machine writes into it.
+
+    Args:
+        option: The option that named it.
+        folder: The folder, which need not be there yet; None: there is none to hold.
+        world: Only the main process holds it.
 
     Raises:
         ConfigError: another process trains there.
@@ -141,8 +146,8 @@ def only_training_in(folder: Path | None, world: World) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise ConfigError(
-            f"--checkpoint-dir {folder}: another process trains there; wait until it ends, or "
-            "name another folder"
+            f"{option} {folder}: another process trains there; wait until it ends, or name another "
+            "folder"
         ) from None
     try:
         yield
