@@ -232,7 +232,7 @@ def assert_parts_agree(
 def test_every_part_agrees_with_whole_gradients(form, directions):
     model = network()
     trunk, train, test = build(model, form, directions)
-    ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+    ours = Kernel(trunk, trunk.parts(3))(Grid, train, test)
     a = [triple_gradient(model, form, t, TRAIN, directions) for t in TRAIN]
     b = [triple_gradient(model, form, t, None, directions) for t in TEST]
     assert_parts_agree(by_triple(ours, directions), brute_force(a, b, None))
@@ -242,7 +242,7 @@ def test_every_part_agrees_with_whole_gradients(form, directions):
 def test_every_part_agrees_with_whole_gradients_of_smooth_activations(keep):
     model, form = network(activation="silu"), FORMS[2]
     trunk, train, test = build(model, form, 2, keep=keep)
-    ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+    ours = Kernel(trunk, trunk.parts(3))(Grid, train, test)
     assert_parts_agree(by_triple(ours, 2), brute_force(*both_gradients(model, form, 2), None))
 
 
@@ -273,7 +273,7 @@ def even(kind: int, form: int) -> bool:
 def test_every_graph_model_has_exact_parts(kind, form, directions):
     model = simple(kind)
     trunk, train, test = build(model, form, directions)
-    ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+    ours = Kernel(trunk, trunk.parts(3))(Grid, train, test)
     expected = brute_force(*both_gradients(model, form, directions), None)
     assert len(trunk.parts(3)) == len(parts_of(kind))
     assert_parts_agree(by_triple(ours, directions), expected, parts_of(kind))
@@ -293,10 +293,10 @@ def test_aligned_and_preconditioned_pairs_of_every_kind(kind, form):
     trunk, train, test = build(model, form, 2)
     preconditioner = Preconditioner.from_moments(moments, trunk.layout, epsilon=epsilon)
     kernel = Kernel(trunk, trunk.parts(3), preconditioner)
-    grid = kernel(Grid(trunk, train, test), train, test)
+    grid = kernel(Grid, train, test)
     expected = brute_force(*both_gradients(model, form, 2), scale)
     assert_parts_agree(by_triple(grid, 2), expected, parts_of(kind))
-    same, own = (kernel(meet(trunk, train, train), train, train) for meet in (Grid, Aligned))
+    same, own = (kernel(meet, train, train) for meet in (Grid, Aligned))
     torch.testing.assert_close(own, same.diagonal(dim1=1, dim2=2), rtol=1e-11, atol=1e-9)
 
 
@@ -304,10 +304,10 @@ def test_aligned_and_preconditioned_pairs_of_every_kind(kind, form):
 def test_the_trunk_of_tucker_agrees_with_the_one_for_every_model(form):
     model = simple("tucker")
     generic, train, test = build(model, form, 2, trunk=Trunk(model))
-    ours = Kernel(generic, generic.parts(3))(Grid(generic, train, test), train, test)
+    ours = Kernel(generic, generic.parts(3))(Grid, train, test)
     for keep in (True, False):
         trunk, train, test = build(model, form, 2, keep=keep)
-        expected = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+        expected = Kernel(trunk, trunk.parts(3))(Grid, train, test)
         joined = torch.cat([expected[:4], expected[4:].sum(0, keepdim=True)])
         torch.testing.assert_close(ours, joined, rtol=1e-10, atol=1e-10)
 
@@ -317,12 +317,12 @@ def test_the_trunk_for_every_model_agrees_with_the_fast_one_of_conve(form):
     model = network()
     trunk = Trunk(model)
     generic, train, test = build(model, form, 2, trunk=trunk)
-    ours = Kernel(generic, generic.parts(3))(Grid(generic, train, test), train, test)
-    aligned = Kernel(generic, generic.parts(3))(Aligned(generic, train, train), train, train)
+    ours = Kernel(generic, generic.parts(3))(Grid, train, test)
+    aligned = Kernel(generic, generic.parts(3))(Aligned, train, train)
     fast, train, test = build(model, form, 2)
     kernel = Kernel(fast, CONVE_PARTS)
-    expected = kernel(Grid(fast, train, test), train, test)
-    own = kernel(Aligned(fast, train, train), train, train)
+    expected = kernel(Grid, train, test)
+    own = kernel(Aligned, train, train)
     assert generic.parts(3) == (*SCORER_PARTS, NETWORK_PART)
     for few, whole in ((ours, expected), (aligned, own)):
         joined = torch.cat([whole[:4], whole[4:].sum(0, keepdim=True)])
@@ -342,7 +342,7 @@ def test_other_shapes(overrides):
     model, form = network(**overrides), FORMS[2]
     for keep in (True, False):
         trunk, train, test = build(model, form, 2, keep=keep)
-        ours = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+        ours = Kernel(trunk, trunk.parts(3))(Grid, train, test)
         a = [triple_gradient(model, form, t, TRAIN, 2) for t in TRAIN[:5]]
         b = [triple_gradient(model, form, t, None, 2) for t in TEST]
         assert_parts_agree(by_triple(ours, 2)[:, :5], brute_force(a, b, None))
@@ -355,8 +355,8 @@ def test_aligned_pairs_are_the_grid_s_diagonal(form, keep):
     trunk, train, _ = build(model, form, 2, keep=keep)
     test = build(model, form, 2)[1]
     kernel = Kernel(trunk, trunk.parts(3))
-    grid = kernel(Grid(trunk, train, test), train, test)
-    aligned = kernel(Aligned(trunk, train, test), train, test)
+    grid = kernel(Grid, train, test)
+    aligned = kernel(Aligned, train, test)
     torch.testing.assert_close(aligned, grid.diagonal(dim1=1, dim2=2), rtol=1e-11, atol=1e-12)
 
 
@@ -379,7 +379,7 @@ def test_preconditioned_second_side(form, biased):
     scale |= {n: torch.zeros_like(scale[n]) for n in ConvETrunk.layout.without_effect if n in scale}
     trunk, train, test = build(model, form, 2)
     preconditioner = Preconditioner.from_moments(moments, ConvETrunk.layout, epsilon=epsilon)
-    ours = Kernel(trunk, CONVE_PARTS, preconditioner)(Grid(trunk, train, test), train, test)
+    ours = Kernel(trunk, CONVE_PARTS, preconditioner)(Grid, train, test)
     a = [triple_gradient(model, form, t, TRAIN, 2) for t in TRAIN[:6]]
     b = [triple_gradient(model, form, t, None, 2) for t in TEST]
     assert_parts_agree(by_triple(ours, 2)[:, :6], brute_force(a, b, scale))
@@ -391,19 +391,19 @@ def test_preconditioned_second_side(form, biased):
 def test_last_layers_alone_are_the_same_numbers(depth, parts):
     model, form = network(), FORMS[2]
     trunk, train, test = build(model, form, 2)
-    whole = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+    whole = Kernel(trunk, trunk.parts(3))(Grid, train, test)
     trunk, train, test = build(model, form, 2, depth=depth)
-    few = Kernel(trunk, parts)(Grid(trunk, train, test), train, test)
+    few = Kernel(trunk, parts)(Grid, train, test)
     torch.testing.assert_close(few, whole[[CONVE_PARTS.index(part) for part in parts]])
 
 
 def test_subset_of_rows_gives_a_subset_of_the_grid():
     model, form = network(), FORMS[3]
     trunk, train, test = build(model, form, 2)
-    whole = Kernel(trunk, trunk.parts(3))(Grid(trunk, train, test), train, test)
+    whole = Kernel(trunk, trunk.parts(3))(Grid, train, test)
     picked = torch.tensor([3, 17, 4])
     rows = RowBuilder(trunk, Scorer(model, MatrixProduct()), form).build(train.rows.of(picked))
-    few = Kernel(trunk, trunk.parts(3))(Grid(trunk, rows, test), rows, test)
+    few = Kernel(trunk, trunk.parts(3))(Grid, rows, test)
     expected = whole[:, torch.cat([picked, picked + len(TRAIN)])]
     torch.testing.assert_close(few, expected, rtol=1e-11, atol=1e-12)
 

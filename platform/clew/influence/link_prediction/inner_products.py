@@ -212,7 +212,9 @@ class Kernel:
     scale: Preconditioner | None = None
     features: Change = unchanged
 
-    def __call__(self, meeting: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
+    def __call__(
+        self, meeting: type[Grid] | type[Aligned], a: FactoredRows, b: FactoredRows
+    ) -> Tensor:
         """Return the inner products of each selected part, `(part, *pairs)`."""
         compute = {
             "entity_output": self._entity_output,
@@ -222,28 +224,30 @@ class Kernel:
             "dense": self._dense,
             **dict.fromkeys(OTHERS, self._small),
         }
-        return torch.stack([compute[part](meeting, a, b) for part in self.parts])
+        meet = meeting(self.trunk, a, b)
+        return torch.stack([compute[part](meet) for part in self.parts])
 
-    def _entity_output(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
-        hidden, has_bias = b.queries.hidden, self.trunk.model.entity_bias is not None
+    def _entity_output(self, meet: Meeting) -> Tensor:
+        hidden_a, hidden_b = meet.left.queries.hidden, meet.right.queries.hidden
+        has_bias = self.trunk.model.entity_bias is not None
         if self.scale is None:
-            dot = meet.query_dot(a.queries.hidden, hidden).add_(float(has_bias))
-            products = self._delta_dot(meet, a, b, None) * dot
+            dot = meet.query_dot(hidden_a, hidden_b).add_(float(has_bias))
+            products = _delta_dot(meet, None) * dot
         else:
-            dot = meet.query_dot(a.queries.hidden, hidden * self.scale.table.columns)
-            products = self._delta_dot(meet, a, b, self.scale.table.rows) * dot
+            dot = meet.query_dot(hidden_a, hidden_b * self.scale.table.columns)
+            products = _delta_dot(meet, self.scale.table.rows) * dot
             if has_bias:
-                products += self._delta_dot(meet, a, b, self.scale.vectors["entity_bias"])
+                products += _delta_dot(meet, self.scale.vectors["entity_bias"])
         if self.trunk.model.squared_distance:
-            products += self._from_lengths(meet, a, b)
+            products += self._from_lengths(meet)
         return products
 
-    def _from_lengths(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
+    def _from_lengths(self, meet: Meeting) -> Tensor:
         """Return what the bias -|W_e|^2 of a squared distance adds to `entity_output`."""
-        weighted_a, weighted_b = self._weighted(a, 0.0), self._weighted(b, 4.0)
         rows = None if self.scale is None else self.scale.table.rows
-        products = self._delta_dot(replace(meet, left=weighted_a), weighted_a, b, rows)
-        return products.add_(self._delta_dot(meet, a, weighted_b, rows))
+        products = _delta_dot(replace(meet, left=self._weighted(meet.left, 0.0)), rows)
+        weighted_b = replace(meet, right=self._weighted(meet.right, 4.0))
+        return products.add_(_delta_dot(weighted_b, rows))
 
     def _weighted(self, rows: FactoredRows, factor: float) -> FactoredRows:
         """Return rows whose delta of entity e is multiplied by factor |W_e|^2 - 2 h . W_e."""
@@ -262,30 +266,8 @@ class Kernel:
             queries=replace(queries, base=base),
         )
 
-    def _delta_dot(
-        self, meet: Meeting, a: FactoredRows, b: FactoredRows, scale: Tensor | None
-    ) -> Tensor:
-        """Return de_a . (scale de_b)."""
-        base = b.queries.base if scale is None else b.queries.base * scale
-        beta_b = b.rows.beta if scale is None else b.rows.beta * scale[b.rows.tail]
-        alpha_b = meet.b(b.rows.alpha)
-        products = meet.a(a.rows.alpha) * alpha_b * meet.base_dot(base)
-        products -= meet.a(a.rows.beta) * alpha_b * meet.base_b_at(base, a.rows.tail)
-        return products.sub_(meet.b(beta_b) * self._delta_a_at(meet, a, b.rows.tail))
-
-    def _delta_a_at(self, meet: Meeting, a: FactoredRows, entity_b: Tensor) -> Tensor:
-        """Return de_a[entity of b]."""
-        hit = meet.a(a.rows.tail) == meet.b(entity_b)
-        base = meet.a(a.rows.alpha) * meet.base_a_at(entity_b)
-        return base.sub_(meet.a(a.rows.beta) * hit)
-
-    def _delta_b_at(self, meet: Meeting, b: FactoredRows, entity_a: Tensor) -> Tensor:
-        """Return de_b[entity of a]."""
-        hit = meet.b(b.rows.tail) == meet.a(entity_a)
-        base = meet.b(b.rows.alpha) * meet.base_b_at(b.queries.base, entity_a)
-        return base.sub_(meet.b(b.rows.beta) * hit)
-
-    def _entity_cross(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
+    def _entity_cross(self, meet: Meeting) -> Tensor:
+        a, b = meet.left, meet.right
         table = None if self.scale is None else self.scale.table
         hidden_a, hidden_b = a.queries.hidden[a.query], b.queries.hidden[b.query]
         if table is not None:
@@ -293,7 +275,7 @@ class Kernel:
         products = meet.a(torch.zeros_like(a.rows.beta)) * meet.b(torch.zeros_like(b.rows.beta))
         for entity, values in self._entity_lookups(b):
             scaled = values if table is None else values * table.columns
-            delta = self._delta_a_at(meet, a, entity)
+            delta = _delta_a_at(meet, entity)
             delta = delta if table is None else delta * meet.b(table.rows[entity])
             dot = meet.dot(hidden_a, scaled)
             if self.trunk.model.squared_distance:
@@ -301,7 +283,7 @@ class Kernel:
             products += delta.mul_(dot)
         for entity, values in self._entity_lookups(a):
             scaled = values if table is None else values * table.columns
-            delta = self._delta_b_at(meet, b, entity)
+            delta = _delta_b_at(meet, entity)
             delta = delta if table is None else delta * meet.a(table.rows[entity])
             dot = meet.dot(values, hidden_b)
             if self.trunk.model.squared_distance:
@@ -320,8 +302,8 @@ class Kernel:
         rows: Tensor = self.trunk.model.entity(entity).detach()
         return 2.0 * (rows * values).sum(1)
 
-    def _entity_input(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
-        model, scale = self.trunk.model, self.scale
+    def _entity_input(self, meet: Meeting) -> Tensor:
+        a, b, model, scale = meet.left, meet.right, self.trunk.model, self.scale
         table = None if scale is None else scale.table
         pairs = product(self._entity_lookups(a), self._entity_lookups(b))
         products = [self._lookup_dot(meet, x, y, table) for x, y in pairs]
@@ -339,7 +321,8 @@ class Kernel:
             values_b = values_b * scale.columns * scale.rows[row_b, None]
         return meet.dot(values_a, values_b).mul_(meet.a(row_a) == meet.b(row_b))
 
-    def _relation(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
+    def _relation(self, meet: Meeting) -> Tensor:
+        a, b = meet.left, meet.right
         relation_a, relation_b = a.gradients.relation, b.gradients.relation
         assert relation_a is not None
         assert relation_b is not None
@@ -359,8 +342,8 @@ class Kernel:
                 products += meet.dot(delta_a, delta_b) * meet.dot(query_a, query_b)
         return products
 
-    def _dense(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
-        projected_a, projected = a.gradients.projected, b.gradients.projected
+    def _dense(self, meet: Meeting) -> Tensor:
+        projected_a, projected = meet.left.gradients.projected, meet.right.gradients.projected
         assert projected_a is not None
         assert projected is not None
         has_bias = self.trunk.dense_bias is not None
@@ -376,13 +359,40 @@ class Kernel:
             products += meet.dot(projected_a, scaled)
         return products
 
-    def _small(self, meet: Meeting, a: FactoredRows, b: FactoredRows) -> Tensor:
-        small_a, small_b = a.gradients.small, b.gradients.small
+    def _small(self, meet: Meeting) -> Tensor:
+        small_a, small_b = meet.left.gradients.small, meet.right.gradients.small
         assert small_a is not None
         assert small_b is not None
         if self.scale is not None:
             small_b = small_b * self.scale.small
         return meet.dot(small_a, small_b)
+
+
+def _delta_dot(meet: Meeting, scale: Tensor | None) -> Tensor:
+    """Return de_a . (scale de_b)."""
+    a, b = meet.left, meet.right
+    base = b.queries.base if scale is None else b.queries.base * scale
+    beta_b = b.rows.beta if scale is None else b.rows.beta * scale[b.rows.tail]
+    alpha_b = meet.b(b.rows.alpha)
+    products = meet.a(a.rows.alpha) * alpha_b * meet.base_dot(base)
+    products -= meet.a(a.rows.beta) * alpha_b * meet.base_b_at(base, a.rows.tail)
+    return products.sub_(meet.b(beta_b) * _delta_a_at(meet, b.rows.tail))
+
+
+def _delta_a_at(meet: Meeting, entity_b: Tensor) -> Tensor:
+    """Return de_a[entity of b]."""
+    a = meet.left.rows
+    hit = meet.a(a.tail) == meet.b(entity_b)
+    base = meet.a(a.alpha) * meet.base_a_at(entity_b)
+    return base.sub_(meet.a(a.beta) * hit)
+
+
+def _delta_b_at(meet: Meeting, entity_a: Tensor) -> Tensor:
+    """Return de_b[entity of a]."""
+    b = meet.right.rows
+    hit = meet.b(b.tail) == meet.a(entity_a)
+    base = meet.b(b.alpha) * meet.base_b_at(meet.right.queries.base, entity_a)
+    return base.sub_(meet.b(b.beta) * hit)
 
 
 def _head(rows: FactoredRows) -> Tensor:

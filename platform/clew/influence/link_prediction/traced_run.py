@@ -115,7 +115,7 @@ class GraphModelCheckpoint:
     def products(self, train: np.ndarray, *, norms: bool) -> Products:
         """Return the products of training triples, by index, with all test triples."""
         rows = self._build(train)
-        pairs = self._kernel(Grid(self._trunk, rows, self.tests), rows, self.tests)
+        pairs = self._kernel(Grid, rows, self.tests)
         ours, theirs = rows.rows.num_directions, self.tests.rows.num_directions
         tests = self.tests.rows.num_triples
         pairs = pairs.view(len(self.parts), ours, len(train), theirs, tests)
@@ -136,11 +136,10 @@ class GraphModelCheckpoint:
 
     def _norms(self, rows: FactoredRows) -> Tensor:
         """Return |g|^2 of triples: of the sum of their rows' gradients."""
-        own = self._kernel(Aligned(self._trunk, rows, rows), rows, rows).sum(0)
+        own = self._kernel(Aligned, rows, rows).sum(0)
         if rows.rows.num_directions == 1:
             return own
-        forward, inverse = rows.direction(0), rows.direction(1)
-        cross = self._kernel(Aligned(self._trunk, forward, inverse), forward, inverse).sum(0)
+        cross = self._kernel(Aligned, rows.direction(0), rows.direction(1)).sum(0)
         return own.view(2, -1).sum(0).add_(cross, alpha=2.0)
 
 
