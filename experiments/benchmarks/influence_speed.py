@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from clew.config.graph_models import ConvEModel
-from clew.influence.link_prediction.deltas import Directions, LossForm, own_rows, training_rows
+from clew.influence.link_prediction.rows import Directions, LossForm, own_rows, training_rows
 from clew.influence.link_prediction.traced_run import (
     GraphModelCheckpoint,
     KernelOptions,

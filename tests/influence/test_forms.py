@@ -5,7 +5,7 @@ import pytest
 from clew.config.load import load
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
-from clew.influence.link_prediction.geometry import require_defined, with_chosen_form
+from clew.influence.link_prediction.verification import require_defined, with_chosen_form
 from clew.link_prediction.task import LinkPrediction
 from tests.oracles.test_influence_sum import random_graph
 
@@ -36,3 +36,10 @@ def test_a_form_that_was_asked_for_is_kept():
     task = LinkPrediction(random_graph(), config)
     asked = InfluenceConfig(score="raw")
     assert with_chosen_form(asked, task) is asked
+
+
+def test_the_preconditioned_form_needs_the_moments_of_adam():
+    config = load("experiments/link_prediction/umls.yaml", {"optimizer.kind": "sgd"})
+    task, asked = LinkPrediction(random_graph(), config), InfluenceConfig(score="preconditioned")
+    with pytest.raises(ConfigError, match="trained with sgd; it needs adam or adamw"):
+        require_defined(asked, task, config)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.influence.factors import Factors, inner_products
-from clew.influence.kernel import FactoredGradients, InfluenceError, squared_norm
-from clew.influence.reference import example_gradients, influence_by_parameter, tracin_reference
+from clew.influence.kernel import FactoredGradients, InfluenceError, example_gradients, squared_norm
 from clew.training.task import LossSum, Task
+from tests.oracles.plain_tracin import influence_by_parameter, tracin_reference
 
 
 @dataclass

@@ -16,19 +16,19 @@ from torch.nn import functional as F
 
 from clew.config.graph_models import ComplExModel, ConvEModel, DistMultModel
 from clew.errors import ConfigError
-from clew.influence.link_prediction.deltas import (
-    Directions,
-    LossForm,
-    known_tails,
-    own_rows,
-    training_rows,
-)
 from clew.influence.link_prediction.geometry import Geometry
 from clew.influence.link_prediction.moments import (
     MomentSettings,
     deflated,
     drawn_delta,
     kronecker,
+)
+from clew.influence.link_prediction.rows import (
+    Directions,
+    LossForm,
+    known_tails,
+    own_rows,
+    training_rows,
 )
 from clew.influence.link_prediction.traced_run import (
     GraphModelCheckpoint,

@@ -25,16 +25,17 @@ from clew.config.graph_models import (
     TuckERModel,
 )
 from clew.influence.link_prediction.conve_trunk import ConvETrunk
-from clew.influence.link_prediction.deltas import (
+from clew.influence.link_prediction.geometry import Preconditioner
+from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
+from clew.influence.link_prediction.rows import (
     Directions,
+    FactoredRows,
     LossForm,
+    RowBuilder,
     known_tails,
     own_rows,
     training_rows,
 )
-from clew.influence.link_prediction.inner_products import Aligned, Grid, Kernel
-from clew.influence.link_prediction.preconditioner import Preconditioner
-from clew.influence.link_prediction.rows import FactoredRows, RowBuilder
 from clew.influence.link_prediction.traced_run import build_trunk
 from clew.influence.link_prediction.trunk import (
     NETWORK_PART,

@@ -16,9 +16,8 @@ from clew.config.graph_models import GRAPH_MODELS
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
-from clew.influence.kernel import FactoredGradients, InfluenceError
+from clew.influence.kernel import FactoredGradients, InfluenceError, example_gradients
 from clew.influence.link_prediction.tracin import Tracer, tiles
-from clew.influence.reference import example_gradients, tracin_reference
 from clew.influence.scores import Everything, Explanation, Strongest
 from clew.influence.windows.checkpoint import WindowCheckpoint, last_layers
 from clew.layers.products import MatrixProduct
@@ -33,6 +32,7 @@ from clew.training.manifest import MODEL_FILE, Manifest, list_checkpoints
 from clew.training.progress import TrainingValues
 from clew.training.task import LossSum
 from tests.edited import edit_manifest, edit_weights
+from tests.oracles.plain_tracin import tracin_reference
 
 CPU = torch.device("cpu")
 ENTITIES, RELATIONS, TRIPLES = 14, 3, 60

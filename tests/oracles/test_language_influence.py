@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from clew.config.load import from_mapping
-from clew.influence.kernel import FactoredGradients
-from clew.influence.reference import example_gradients
+from clew.influence.kernel import FactoredGradients, example_gradients
 from clew.influence.windows.checkpoint import WindowCheckpoint
 from clew.language_modeling.task import LanguageModeling
 from clew.layers.products import MatrixProduct

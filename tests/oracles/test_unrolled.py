@@ -16,7 +16,7 @@ from clew.errors import CheckpointError, ConfigError
 from clew.influence.link_prediction.unrolled import TripleFacts, UnrolledTracer, triples_loss
 from clew.influence.unrolled.engine import Unrolling
 from clew.influence.unrolled.facts import ExampleFacts
-from clew.influence.unrolled.progress_files import KeptInFile, Nowhere
+from clew.influence.unrolled.progress_files import KeptInFile
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples
@@ -116,7 +116,7 @@ def unroll(
 ) -> np.ndarray:
     replay = Replay(run.config, run.task, run.records, CPU)
     objective = loss_of(run, run.task.graph.test[:1], np.ones(1))
-    unrolling = Unrolling(replay, facts(run), budget, kept or Nowhere())
+    unrolling = Unrolling(replay, facts(run), budget, kept)
     return unrolling.explain([objective], progress=progress)[:, 0]
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from clew.influence.factors import Explicit, Outer, TableRows, explicit
-from clew.influence.reference import tracin_reference
 from clew.influence.windows.condensing import in_full, is_cheaper_in_full
 from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.index_files import FOLDER, INDEX_FILE, WINDOWS_FILE
@@ -20,6 +19,7 @@ from clew.language_modeling.tokens import TokenBatch, continuation_batch
 from clew.layers import products
 from clew.layers.products import MatrixProduct
 from clew.training.manifest import list_checkpoints
+from tests.oracles.plain_tracin import tracin_reference
 from tests.oracles.test_text_influence import CPU, trained
 
 pytestmark = pytest.mark.slow

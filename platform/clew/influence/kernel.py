@@ -24,7 +24,6 @@ from clew.influence.factors import (
     explicit_sum,
     squared_norms,
 )
-from clew.influence.reference import example_gradients
 from clew.layers.products import products_in
 from clew.training.loaders import ExampleSource
 from clew.training.task import B, Task
@@ -218,6 +217,24 @@ class FactoredGradients(Generic[B]):
             f"gradients of {', '.join(wrong)} differ between a batch and its single examples; the "
             "examples of a batch must not influence each other in evaluation mode"
         )
+
+
+def example_gradients(task: Task[B], model: nn.Module, batch: B) -> dict[str, Tensor]:
+    """Return each trainable parameter's gradient for each example, `(example, *parameter)`.
+
+    Every example's loss gets its own backward pass; a parameter that a loss does not depend on
+    has gradient zero.
+    """
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    losses = task.example_losses(model, batch)
+    rows = [
+        torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
+        for loss in losses
+    ]
+    return {
+        name: torch.stack([torch.zeros_like(p) if row[i] is None else row[i] for row in rows])
+        for i, (name, p) in enumerate(named.items())
+    }
 
 
 def squared_norm(factors: Factors) -> Tensor:

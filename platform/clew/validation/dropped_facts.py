@@ -17,7 +17,7 @@ from clew.config.schema import RunConfig
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, add_inverses
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
 from clew.training.task import LossSum
 
 Facts = Int[np.ndarray, " dropped"]
@@ -40,9 +40,7 @@ class FactKeys:
     def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> "FactKeys":
         """Index the training triples of a graph."""
         directions = 1 + inverse_relations
-        rows = graph.train
-        if inverse_relations:
-            rows = add_inverses(rows, graph.num_relations)
+        rows = graph.with_inverses(graph.train) if inverse_relations else graph.train
         head, relation, tail = (
             rows[:, column].astype(np.int64) for column in (HEAD, RELATION, TAIL)
         )

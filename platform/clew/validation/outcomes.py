@@ -19,14 +19,7 @@ from clew.link_prediction.losses.one_vs_all import (
     smoothed_targets,
 )
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.triples import (
-    HEAD,
-    RELATION,
-    TAIL,
-    KnowledgeGraph,
-    Triples,
-    add_inverses,
-)
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 
 QUERIES_AT_ONCE = 256
 Answers = Float[np.ndarray, "direction test"]
@@ -70,7 +63,7 @@ class Examiner:
         assert isinstance(config.data, TripleData)
         both = config.data.inverse_relations
         self._directions = 1 + both
-        self._rows = add_inverses(tests, graph.num_relations) if both else tests
+        self._rows = graph.with_inverses(tests) if both else tests
         self._known = FilterIndex.from_graph(graph)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ A row's gradient is a sum of outer products, one for each use of a parameter:
     lookup, relation      e_relation gr^T                             relation
     fully connected       gq f^T             and its bias, gq         dense
 
-Both forms leave all other parameters out: convolution and normalisation of ConvE, the network of
+Two forms leave all other parameters out: convolution and normalisation of ConvE, the network of
 other models. They replace factors, and the inner products are those of the formula in
 `inner_products` with the new factors, cross terms included.
 
@@ -23,27 +23,42 @@ other models. They replace factors, and the inner products are those of the form
 C is damped by .1 times its mean eigenvalue. The gradients behind gq, ga and gr are those of labels
 drawn from the model (the Fisher matrix, not the empirical one); delta's diagonal is the mean of
 p (1 - p) over rows, which is what drawing labels would estimate.
+
+A third form, `preconditioned`, scales gradients as Adam does. Adam moves a parameter along D g with
+D = 1 / (sqrt(v) + eps), v the second moment, and the form is the one-sided <D g_train, g_test>. For
+the two large matrices, the entity table and the projection, v is replaced by the rank-1 matrix of
+its row and column means (Shazeer and Stern, 2018, arXiv 1804.04235, algorithm 1), so that D = r c^T
+scales both factors of an outer product; for everything else D is exact, element by element. The
+biases before a batch normalisation are left out, D = 0: in training the normalisation cancels them,
+so their gradient is rounding noise, and dividing by its size would let noise outweigh every other
+parameter.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clew.config.loss import EntityLoss
-from clew.config.schema import RunConfig
-from clew.config.services import InfluenceConfig
-from clew.errors import ConfigError
+from clew.config.optimizer import Adam
+from clew.errors import CheckpointError
 from clew.influence.link_prediction.rows import FactoredRows
-from clew.influence.link_prediction.trunk import SCORER_PARTS, Queries, Trunk
-from clew.link_prediction.models.base import model_class
-from clew.link_prediction.task import LinkPrediction
+from clew.influence.link_prediction.trunk import (
+    HEAD_TABLE,
+    SCORER_PARTS,
+    ParameterLayout,
+    Queries,
+    Trunk,
+)
+from clew.training.checkpoints import OPTIMIZER_FILE, load_tensors
+from clew.training.manifest import CheckpointRecord
 
 WHITENED = ("deflated", "kronecker")
 """Forms that change the factors of a gradient."""
 COVERED_PARTS = (*SCORER_PARTS, "dense")
 """Parts that have a form beside the raw one."""
+SECOND_MOMENT = "exp_avg_sq"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,52 +154,76 @@ def _at(factors: Tensor | None, index: Tensor) -> Tensor | None:
     return None if factors is None else factors[index]
 
 
-def with_chosen_form(settings: InfluenceConfig, task: LinkPrediction) -> InfluenceConfig:
-    """Return the settings with `auto` replaced by the form that it means for this model.
+@dataclass(frozen=True, eq=False)
+class RankOne:
+    """D of a matrix as an outer product."""
 
-    That is `kronecker`, which predicts retraining best (docs/trust.md); `cosine` for the models
-    and losses that it is not defined for.
-    """
-    if settings.score != "auto":
-        return settings
-    chosen = "cosine" if _why_not_whitened(task) else "kronecker"
-    return settings.model_copy(update={"score": chosen})
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, moment: Tensor, epsilon: float) -> "RankOne":
+        """Factor 1 / sqrt of the rank-1 second moment; `epsilon` bounds each factor."""
+        mean = moment.mean().clamp_min(epsilon**2)
+        rows = 1.0 / (moment.mean(1) / mean.sqrt()).sqrt().add(epsilon)
+        columns = 1.0 / (moment.mean(0) / mean.sqrt()).sqrt().add(epsilon)
+        return cls(rows, columns)
 
 
-def require_defined(settings: InfluenceConfig, task: LinkPrediction, config: RunConfig) -> None:
-    """Refuse what this model cannot give.
+@dataclass(frozen=True, eq=False)
+class Preconditioner:
+    """D of every parameter of a graph model."""
 
-    Raises:
-        ConfigError: it has no such question, or its gradients no such form.
-    """
-    if settings.direction == "head" and not task.inverse_relations:
-        raise ConfigError(
-            "influence.direction is head, but the model was trained with "
-            "data.inverse_relations=false and has no question for heads; use tail"
+    table: RankOne
+    head_table: RankOne
+    """D of the table of heads; the same as `table` unless a model has two."""
+    dense: RankOne | None
+    """D of the fully connected layer, if the model has one."""
+    relation: Tensor
+    small: Tensor
+    vectors: Mapping[str, Tensor]
+    """D of the biases of entities and projection, if the model has them."""
+
+    @classmethod
+    def from_moments(
+        cls, moments: Mapping[str, Tensor], layout: ParameterLayout, *, epsilon: float
+    ) -> "Preconditioner":
+        """Build from second moments by parameter name."""
+        factored = {"entity.weight", "relation.weight", HEAD_TABLE, layout.dense}
+        exact = {
+            name: torch.zeros_like(v).flatten()
+            if name in layout.without_effect
+            else 1.0 / (v.flatten().sqrt() + epsilon)
+            for name, v in moments.items()
+            if name not in factored
+        }
+        table = RankOne.of(moments["entity.weight"], epsilon)
+        small = [exact[name] for name in layout.small if name in exact]
+        return cls(
+            table=table,
+            head_table=RankOne.of(moments[HEAD_TABLE], epsilon) if HEAD_TABLE in moments else table,
+            dense=None if layout.dense is None else RankOne.of(moments[layout.dense], epsilon),
+            relation=1.0 / (moments["relation.weight"].sqrt() + epsilon),
+            small=torch.cat(small) if small else moments["entity.weight"].new_empty(0),
+            vectors={n: v for n, v in exact.items() if n not in layout.small},
         )
-    reason = _why_not_whitened(task)
-    if settings.score in WHITENED and reason:
-        raise ConfigError(f"influence.score is {settings.score}, but {reason}; use raw or cosine")
-    assert isinstance(config.loss, EntityLoss)
-    weight = config.loss.relation_prediction_weight
-    if settings.score == "preconditioned" and weight:
-        raise ConfigError(
-            "influence.score is preconditioned, but the gradient of "
-            f"loss.relation_prediction_weight={weight} has no factored form in that geometry; use "
-            "raw or cosine"
-        )
 
 
-def _why_not_whitened(task: LinkPrediction) -> str:
-    """Return why the whitened forms are not defined for a model; empty if they are."""
-    if model_class(task.model_config).squared_distance:
-        return (
-            f"{task.model_config.kind} scores by a squared distance, whose gradient of an entity "
-            "is no outer product"
-        )
-    if task.terms is not None:
-        return (
-            "it is not defined for what the loss adds for each triple (loss.regularizer, "
-            "loss.relation_prediction_weight)"
-        )
-    return ""
+def read_preconditioner(record: CheckpointRecord, trunk: Trunk, optimizer: Adam) -> Preconditioner:
+    """Read Adam's second moments from a checkpoint, corrected for their start at zero."""
+    moments = {}
+    path, layout = record.path / OPTIMIZER_FILE, trunk.layout
+    tensors = load_tensors(path)
+    for name, parameter in trunk.model.named_parameters():
+        key = f"{name}/{SECOND_MOMENT}"
+        if name in layout.without_effect:
+            moments[name] = torch.zeros_like(parameter)
+            continue
+        if key not in tensors:
+            raise CheckpointError(
+                f"{path}: no {key}; preconditioned influence needs a model "
+                "trained with adam or adamw, and checkpoints that keep the optimizer's state"
+            )
+        moment = tensors[key].to(parameter.device, parameter.dtype)
+        moments[name] = moment.reshape(parameter.shape) / (1.0 - optimizer.beta2**record.step)
+    return Preconditioner.from_moments(moments, layout, epsilon=optimizer.epsilon)

@@ -34,8 +34,7 @@ from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import one_hot
 
-from clew.influence.link_prediction.geometry import Metric
-from clew.influence.link_prediction.preconditioner import Preconditioner, RankOne
+from clew.influence.link_prediction.geometry import Metric, Preconditioner, RankOne
 from clew.influence.link_prediction.rows import FactoredRows
 from clew.influence.link_prediction.trunk import EVERY, NETWORK_PART, QUERY_CHUNK, Trunk
 
@@ -212,9 +211,7 @@ class Kernel:
     scale: Preconditioner | None = None
     features: Change = unchanged
 
-    def __call__(
-        self, meeting: type[Grid] | type[Aligned], a: FactoredRows, b: FactoredRows
-    ) -> Tensor:
+    def __call__(self, meeting: type[Meeting], a: FactoredRows, b: FactoredRows) -> Tensor:
         """Return the inner products of each selected part, `(part, *pairs)`."""
         compute = {
             "entity_output": self._entity_output,

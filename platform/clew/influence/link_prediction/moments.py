@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clew.influence.link_prediction.deltas import DeltaRows
 from clew.influence.link_prediction.geometry import Geometry, Metric
-from clew.influence.link_prediction.rows import ROW_CHUNK
+from clew.influence.link_prediction.rows import ROW_CHUNK, DeltaRows, distinct_queries
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.training.sharding.rows import OwnRows
@@ -227,9 +226,7 @@ def _sample(trunk: Trunk, rows: DeltaRows, size: int) -> tuple[Tensor, Tensor]:
 
 def _queries(trunk: Trunk, sample: tuple[Tensor, Tensor]) -> tuple[Queries, Int[Tensor, "row"]]:
     """Return the distinct queries of rows without their deltas, and the query of each row."""
-    num_relations = trunk.model.relation.num_embeddings
-    distinct, query = torch.unique(sample[0] * num_relations + sample[1], return_inverse=True)
-    head, relation = distinct // num_relations, distinct % num_relations
+    head, relation, query = distinct_queries(trunk.model, *sample)
     activations, hidden = trunk.forward(head, relation)
     base = hidden.new_empty(0, len(trunk.model.entity.weight))
     unused = torch.zeros_like(head), head[:0], torch.zeros_like(hidden)

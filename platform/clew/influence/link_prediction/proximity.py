@@ -92,11 +92,6 @@ class Neighbourhood:
             np.savez(file, offsets=index._offsets, neighbours=index._neighbours, edges=index._edges)
         return index
 
-    @property
-    def num_entities(self) -> int:
-        """Number of entities."""
-        return len(self._offsets) - 1
-
     def degree(self, entity: int) -> int:
         """Return the number of edges at an entity; a self-loop counts twice."""
         return int(self._offsets[entity + 1] - self._offsets[entity])

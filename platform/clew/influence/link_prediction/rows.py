@@ -1,19 +1,220 @@
-"""Rows of triples with all the factors of their gradients."""
+r"""Rows of triples: the slopes of their losses at the scores, and the factors of their gradients.
 
+A triple has one row per direction: (head, r) -> tail and, with inverse relations, (tail, r + R) ->
+head. In every case a row's contribution to the slope at the scores, `delta = dL / ds`, has the form
+
+    delta = alpha B - beta e_t,        B = P or Y
+
+with e_t the unit vector of the tail, P the loss's own part that does not depend on the tail
+(`sigmoid(s) - eps / E` or `softmax(s) - eps / E`, eps the label smoothing, E entities) and Y the
+indicator of all n known tails of the query.
+
+    a row of its own (one_vs_all, a test triple,
+    or the only tail of its query)                   alpha = 1               beta = 1 - eps       P
+    kvs_all, binary cross entropy, n > 1             alpha = 0               beta = 1 - eps
+    kvs_all, softmax, n > 1                          alpha = beta / n  beta = (1-eps)/(n-1)       Y
+
+The last two are the change of the query's gradient if the triple is deleted: labels are linear in
+binary cross entropy, and normalised by row in softmax cross entropy.
+
+The *filtered* loss of a test triple has no smoothing and leaves the query's other known answers
+out, as the filtered rank does. With F = P (eps 0) of the entities that are no known answer of the
+query, zero elsewhere, and for softmax normalised over them, B = F and
+
+    a known tail, binary cross entropy               alpha = 1               beta = 1 - sigmoid(s_t)
+    a known tail, softmax                            alpha = beta = 1 - softmax(s)_t
+    a tail that is not known                         alpha = 1               beta = 1
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from clew.influence.link_prediction.deltas import DeltaRows, LossForm
-from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, Trunk
+from clew.config.loss import KvsAllLoss, OneVsAllLoss
+from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, Trunk, with_terms
 from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.losses.triple_terms import TripleTerms
-from clew.link_prediction.models.base import Factorization, GraphModel
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
+from clew.training.sharding.rows import OwnRows
 
 ROW_CHUNK = 256
 """Rows per backward pass through the convolution; few enough that feature maps stay in cache."""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """How triples become rows."""
+
+    num_relations: int
+    inverse_relations: bool
+
+    @property
+    def num_directions(self) -> int:
+        """Number of rows per triple."""
+        return 1 + self.inverse_relations
+
+    @property
+    def num_model_relations(self) -> int:
+        """Number of relations of rows, including inverses."""
+        return self.num_directions * self.num_relations
+
+    def rows(self, triples: Triples) -> Triples:
+        """Return triples, followed by their inverses if the model has them."""
+        return add_inverses(triples, self.num_relations) if self.inverse_relations else triples
+
+
+@dataclass(frozen=True)
+class LossForm:
+    """The loss that the model was trained with, as far as influence needs it."""
+
+    function: LossFunction
+    label_smoothing: float
+    one_query_a_row: bool
+    """Whether a training row was a query with all its tails (kvs_all)."""
+
+    @classmethod
+    def from_config(cls, loss: OneVsAllLoss | KvsAllLoss) -> "LossForm":
+        """Read the form from the configuration of the training run."""
+        return cls(loss.function, loss.label_smoothing, loss.kind == "kvs_all")
+
+    def base_(
+        self, scores: Float[Tensor, "query own"], entities: OwnRows
+    ) -> Float[Tensor, "query own"]:
+        """Turn scores of the entities that this process has into P, in place."""
+        if self.function == "binary_cross_entropy":
+            scores.sigmoid_()
+        else:
+            scores.sub_(entities.log_sum(scores.logsumexp(1))[:, None]).exp_()
+        if self.label_smoothing:
+            scores.sub_(self.label_smoothing / entities.num_rows)
+        return scores
+
+    def filtered(
+        self,
+        scores: Float[Tensor, "query own"],
+        entities: OwnRows,
+        known: tuple[Tensor, Tensor],
+        query: Int[Tensor, "row"],
+        rows: "DeltaRows",
+    ) -> tuple[Float[Tensor, "query own"], "DeltaRows"]:
+        """Return F of queries, and their rows with the coefficients of the filtered loss.
+
+        Args:
+            scores: Scores of the queries.
+            entities: The entities that this process has.
+            known: Their known answers, as query and entity.
+            query: Query of each row.
+            rows: The rows.
+        """
+        own = entities.at(scores, query, rows.tail)
+        others = scores.index_put(entities.own(*known), scores.new_tensor(-torch.inf))
+        is_known = entities.at(others, query, rows.tail) == -torch.inf
+        one = torch.ones_like(own)
+        if self.function == "binary_cross_entropy":
+            beta = torch.where(is_known, 1.0 - own.sigmoid(), one)
+            return others.sigmoid(), replace(rows, alpha=one, beta=beta)
+        total = entities.log_sum(others.logsumexp(1))
+        beta = torch.where(is_known, (total[query] - own).sigmoid(), one)
+        base = (others - total[:, None]).exp()
+        base[total == -torch.inf] = 0.0  # every entity is a known answer
+        return base, replace(rows, alpha=beta, beta=beta)
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaRows:
+    """Rows of triples with the coefficients of their deltas.
+
+    Row `i` of `n` triples is the triple itself; with inverse relations, row `i + n` is its inverse.
+    """
+
+    head: Int[Tensor, "row"]
+    relation: Int[Tensor, "row"]
+    tail: Int[Tensor, "row"]
+    alpha: Float[Tensor, "row"]
+    beta: Float[Tensor, "row"]
+    num_directions: int
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+    @property
+    def num_triples(self) -> int:
+        """Number of triples; each has one row per direction."""
+        return len(self.head) // self.num_directions
+
+    def of(self, triples: Int[Tensor, "triple"]) -> "DeltaRows":
+        """Return the rows of some of the triples, forward rows first."""
+        index = torch.cat([triples + d * self.num_triples for d in range(self.num_directions)])
+        return self._map(lambda column: column[index])
+
+    def direction(self, index: int) -> "DeltaRows":
+        """Return the rows of one direction, as triples of a single row."""
+        part = slice(index * self.num_triples, (index + 1) * self.num_triples)
+        return replace(self._map(lambda column: column[part]), num_directions=1)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "DeltaRows":
+        """Return the rows on a device, coefficients in a floating-point type."""
+        moved = self._map(lambda column: column.to(device))
+        return replace(moved, alpha=moved.alpha.to(dtype), beta=moved.beta.to(dtype))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "DeltaRows":
+        return DeltaRows(
+            head=change(self.head),
+            relation=change(self.relation),
+            tail=change(self.tail),
+            alpha=change(self.alpha),
+            beta=change(self.beta),
+            num_directions=self.num_directions,
+        )
+
+
+def own_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRows:
+    """Return one separate row per triple and direction, for the loss with a single positive."""
+    rows = kind.rows(triples)
+    alpha = np.ones(len(rows))
+    return _rows(rows, alpha, (1.0 - form.label_smoothing) * alpha, kind)
+
+
+def training_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRows:
+    """Return the rows of training triples, as the loss that trained the model defines them."""
+    if not form.one_query_a_row:
+        return own_rows(triples, form, kind)
+    rows = kind.rows(triples)
+    count = _tails_of_query(rows, kind.num_model_relations)
+    keep = 1.0 - form.label_smoothing
+    alone = count == 1
+    if form.function == "binary_cross_entropy":
+        return _rows(rows, alone.astype(float), np.full(len(rows), keep), kind)
+    beta = np.where(alone, keep, keep / np.maximum(count - 1, 1))
+    return _rows(rows, np.where(alone, 1.0, beta / count), beta, kind)
+
+
+def known_tails(triples: Triples, kind: Directions) -> FilterIndex:
+    """Return the tails of every training query: the indicator Y of softmax with kvs_all."""
+    rows = kind.rows(triples)
+    return FilterIndex.from_triples(rows, kind.num_model_relations)
+
+
+def _rows(rows: Triples, alpha: np.ndarray, beta: np.ndarray, kind: Directions) -> DeltaRows:
+    head, relation, tail = (
+        torch.from_numpy(rows[:, column].astype(np.int64)) for column in (HEAD, RELATION, TAIL)
+    )
+    coefficients = torch.from_numpy(alpha), torch.from_numpy(beta)
+    return DeltaRows(head, relation, tail, *coefficients, kind.num_directions)
+
+
+def _tails_of_query(rows: Triples, num_relations: int) -> np.ndarray:
+    """Return the number of distinct tails of each row's query, `(row,)`."""
+    index = FilterIndex.from_triples(rows, num_relations)
+    keys = rows[:, HEAD].astype(np.int64) * num_relations + rows[:, RELATION]
+    counts: np.ndarray = np.diff(index.offsets)
+    return np.asarray(counts[np.searchsorted(index.keys, keys)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +246,7 @@ class RowBuilder:
         depth: 1: only the scorer, 2: also the projection, 3: everything.
         known: Tails of training queries, if their deltas need them (softmax with kvs_all).
         terms: What the loss adds for each triple; for training rows.
-        answers: All known answers, if rows are those of the filtered loss (see `deltas`).
+        answers: All known answers, if rows are those of the filtered loss.
         small: Whether gradients of convolution and normalisation, or of the network, are needed.
     """
 
@@ -60,13 +261,8 @@ class RowBuilder:
 
     def build(self, rows: DeltaRows) -> FactoredRows:
         """Compute each query once, then rows in chunks."""
-        num_relations = self.trunk.model.relation.num_embeddings
-        key = rows.head * num_relations + rows.relation
-        distinct, query = torch.unique(key, return_inverse=True)
-        dense = torch.zeros(len(distinct), dtype=torch.bool, device=key.device)
-        dense[query[rows.alpha != 0]] = True
-        head, relation = distinct // num_relations, distinct % num_relations
-        queries, rows = self._queries(head, relation, dense, query, rows)
+        head, relation, query = distinct_queries(self.trunk.model, rows.head, rows.relation)
+        queries, rows = self._queries(head, relation, query, rows)
         chunks = [
             self._gradients(queries, query[start : start + ROW_CHUNK], rows, start)
             for start in range(0, len(rows) if self.depth > 1 else 0, ROW_CHUNK)
@@ -75,11 +271,11 @@ class RowBuilder:
         return FactoredRows(rows, query, queries, RowGradients.joined(chunks) if chunks else none)
 
     def _queries(
-        self, head: Tensor, relation: Tensor, dense: Tensor, query: Tensor, rows: DeltaRows
+        self, head: Tensor, relation: Tensor, query: Tensor, rows: DeltaRows
     ) -> tuple[Queries, DeltaRows]:
         """Return the queries, and the rows with the coefficients that depend on scores."""
         activations, hidden = self.trunk.forward(head, relation)
-        needed = dense.nonzero().flatten()
+        needed = torch.unique(query[rows.alpha != 0])
         base_row = torch.zeros(len(head), dtype=torch.long, device=head.device)
         base_row[needed] = torch.arange(len(needed), device=head.device)
         scores = self.scorer.scores(hidden[needed])
@@ -119,51 +315,23 @@ class RowBuilder:
         found = self.trunk.backward(queries, query, grad_hidden, deep=deep, small=self.small)
         if self.terms is None or not deep:
             return found
-        return _with_terms(found, self.trunk.model, rows, part, self.terms)
+        return with_terms(
+            found,
+            self.trunk.model,
+            self.terms,
+            head_id=rows.head[part],
+            relation_id=rows.relation[part],
+            tail_id=rows.tail[part],
+        )
 
 
-def _with_terms(
-    gradients: RowGradients, model: GraphModel, rows: DeltaRows, part: slice, terms: TripleTerms
-) -> RowGradients:
-    """Add the terms of some training rows to the gradients of their predictions.
-
-    The terms belong to the loss that trained the model, so they are part of a training triple's
-    gradient. What is explained is the prediction of a test triple: its gradient has none of them.
-
-    Args:
-        gradients: Of the rows in `part`, of every layer.
-        model: The frozen model.
-        rows: All rows.
-        part: Which rows.
-        terms: What the loss adds.
-    """
-    assert isinstance(model, Factorization)
-    relation_id = rows.relation[part]
-    looked_up = (
-        model.head_table(rows.head[part]),
-        model.relation(relation_id),
-        model.entity(rows.tail[part]),
-    )
-    leaves = [values.detach().requires_grad_() for values in looked_up]
-    with torch.enable_grad():
-        total = terms.losses(model, leaves[0], leaves[1], leaves[2], relation_id).sum()
-        head, relation, tail = torch.autograd.grad(total, leaves, materialize_grads=True)
-    assert gradients.head is not None
-    assert gradients.relation is not None
-    found = replace(
-        gradients,
-        head=gradients.head + head,
-        relation=gradients.relation + relation,
-        tail=tail,
-    )
-    if not terms.relation_prediction_weight:
-        return found
-    query = model.relation_queries(leaves[0], leaves[2]).detach()
-    delta = (query @ model.relation.weight.detach().T).softmax(1)
-    delta[torch.arange(len(delta), device=delta.device), relation_id] -= 1.0
-    return replace(
-        found, relation_delta=terms.relation_prediction_weight * delta, relation_query=query
-    )
+def distinct_queries(
+    model: GraphModel, head: Tensor, relation: Tensor
+) -> tuple[Tensor, Tensor, Int[Tensor, "row"]]:
+    """Return heads and relations of the distinct queries of rows, and the query of each row."""
+    num_relations = model.relation.num_embeddings
+    distinct, query = torch.unique(head * num_relations + relation, return_inverse=True)
+    return distinct // num_relations, distinct % num_relations, query
 
 
 def _coordinates(known: FilterIndex, head: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:

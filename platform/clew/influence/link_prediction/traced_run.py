@@ -6,15 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clew.config.optimizer import Adam
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
-from clew.errors import ConfigError
 from clew.influence.link_prediction.conve_trunk import ConvETrunk
-from clew.influence.link_prediction.deltas import DeltaRows, LossForm
-from clew.influence.link_prediction.geometry import COVERED_PARTS, WHITENED, Geometry
+from clew.influence.link_prediction.geometry import (
+    COVERED_PARTS,
+    WHITENED,
+    Geometry,
+    Preconditioner,
+    read_preconditioner,
+)
 from clew.influence.link_prediction.inner_products import (
     OTHERS,
     Aligned,
@@ -25,8 +30,7 @@ from clew.influence.link_prediction.inner_products import (
 )
 from clew.influence.link_prediction.kept_geometries import kept
 from clew.influence.link_prediction.moments import MomentSettings, deflated, kronecker
-from clew.influence.link_prediction.preconditioner import Preconditioner, read_preconditioner
-from clew.influence.link_prediction.rows import FactoredRows, RowBuilder
+from clew.influence.link_prediction.rows import DeltaRows, FactoredRows, LossForm, RowBuilder
 from clew.influence.link_prediction.trunk import Scorer, Trunk
 from clew.influence.link_prediction.tucker_trunk import TuckERTrunk
 from clew.influence.summation import Norms, Products, checked_weights
@@ -44,6 +48,8 @@ from clew.training.precision import half_precision_type
 EVERY_LAYER = 3
 """This many layers, counted from the end, are the whole model."""
 MOMENTS = MomentSettings()
+RANKED_ROWS = 16
+"""Number of rows whose scores of all entities are held at once."""
 DIVIDED_BY: dict[str, Norms] = {"cosine": "both", "deflated": "train", "kronecker": "train"}
 """Norms that a form is divided by, where it is."""
 
@@ -174,7 +180,11 @@ class TracedRun:
         self.models = [self._load(task, record) for record in checkpoints]
         self._forms: list[Preconditioner | Geometry | None] = []
         if settings.score == "preconditioned":
-            self._forms = [*map(self._preconditioner, self.models, checkpoints)]
+            assert isinstance(config.optimizer, Adam)
+            self._forms = [
+                read_preconditioner(record, build_trunk(model), config.optimizer)
+                for model, record in zip(self.models, checkpoints, strict=True)
+            ]
 
     @property
     def steps(self) -> list[int]:
@@ -184,8 +194,9 @@ class TracedRun:
     @property
     def depth(self) -> int:
         """Number of selected layers, counted from the output."""
-        settings = self.settings
-        return settings.num_last_layers if settings.use_last_layers_only else EVERY_LAYER
+        if not self.settings.use_last_layers_only:
+            return EVERY_LAYER
+        return min(self.settings.num_last_layers, EVERY_LAYER)
 
     def kernels(self, rows: TripleRows, *, half: bool = True) -> list[GraphModelCheckpoint]:
         """Return the inner products at each checkpoint; `half` allows half precision."""
@@ -194,7 +205,7 @@ class TracedRun:
             self._forms = [self._geometry(model, record, rows) for model, record in records]
         forms = self._forms or [None] * len(self.models)
         options = KernelOptions(
-            min(self.depth, EVERY_LAYER),
+            self.depth,
             MatrixProduct(self.operand if half else None),
             keep_features=not self.settings.use_gradient_checkpointing,
         )
@@ -202,6 +213,18 @@ class TracedRun:
             GraphModelCheckpoint(model, rows, options, form)
             for model, form in zip(self.models, forms, strict=True)
         ]
+
+    @torch.no_grad()
+    def answers(self, rows: DeltaRows, known: FilterIndex) -> Float[np.ndarray, "2 direction test"]:
+        """Return the score of each row's tail at the last checkpoint, and its filtered rank.
+
+        Known answers of a row's query are left out; ties count half.
+        """
+        found = np.empty((2, len(rows)))
+        for start in range(0, len(rows), RANKED_ROWS):
+            part = slice(start, start + RANKED_ROWS)
+            found[:, part] = _scores_and_ranks(self.models[-1], rows, part, known)
+        return found.reshape(2, rows.num_directions, rows.num_triples)
 
     def _load(self, task: LinkPrediction, record: CheckpointRecord) -> GraphModel:
         model = task.build_model()
@@ -230,22 +253,6 @@ class TracedRun:
         }
         return kept(self._cache, depends_on, estimate, self.device)
 
-    def _preconditioner(self, model: GraphModel, record: CheckpointRecord) -> Preconditioner:
-        optimizer = self.config.optimizer
-        if not isinstance(optimizer, Adam):
-            raise ConfigError(
-                f"influence.score is preconditioned, but the model was trained with "
-                f"{optimizer.kind}; it needs adam or adamw. Use raw or cosine"
-            )
-        return read_preconditioner(
-            record.path,
-            model,
-            build_trunk(model).layout,
-            step=record.step,
-            beta2=optimizer.beta2,
-            epsilon=optimizer.epsilon,
-        )
-
 
 def build_trunk(
     model: GraphModel, product: MatrixProduct | None = None, *, keep_features: bool = True
@@ -257,3 +264,18 @@ def build_trunk(
     if isinstance(model, TuckER):
         return TuckERTrunk(model, product, keep_features)
     return Trunk(model, product, keep_features)
+
+
+def _scores_and_ranks(
+    model: GraphModel, rows: DeltaRows, part: slice, known: FilterIndex
+) -> tuple[np.ndarray, np.ndarray]:
+    head, relation, tail = rows.head[part], rows.relation[part], rows.tail[part].cpu()
+    every = model.scores(model.queries(head, relation)).double().cpu()
+    entities, row = model.table_rows, torch.arange(len(every))
+    own = entities.at(every, row, tail)
+    known_row, answer = known.lookup(head.cpu().numpy(), relation.cpu().numpy())
+    every[entities.own(torch.from_numpy(known_row), torch.from_numpy(answer))] = -torch.inf
+    every[entities.own(row, tail)] = -torch.inf
+    compared = every > own[:, None], every == own[:, None]
+    better, equal = entities.sum(torch.stack([found.sum(1) for found in compared]), "ranks")
+    return own.numpy(), (1.0 + better + 0.5 * equal).numpy()

@@ -22,8 +22,7 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
-from clew.influence.link_prediction.answers import scores_and_ranks
-from clew.influence.link_prediction.deltas import (
+from clew.influence.link_prediction.rows import (
     DeltaRows,
     Directions,
     LossForm,
@@ -31,19 +30,20 @@ from clew.influence.link_prediction.deltas import (
     own_rows,
     training_rows,
 )
-from clew.influence.link_prediction.geometry import require_defined, with_chosen_form
 from clew.influence.link_prediction.traced_run import (
     DIVIDED_BY,
-    EVERY_LAYER,
     TracedRun,
     TripleRows,
     build_trunk,
 )
-from clew.influence.link_prediction.verification import verify_task
+from clew.influence.link_prediction.verification import (
+    require_defined,
+    verify_task,
+    with_chosen_form,
+)
 from clew.influence.scores import Explanation, deviation
 from clew.influence.summation import MeanOfRuns, Summation, explain_in_tiles, self_influence
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
@@ -103,10 +103,8 @@ class Tracer:
             )
             for records in (checkpoints, *further_runs)
         ]
-        loss = config.loss
-        if not isinstance(loss, OneVsAllLoss | KvsAllLoss):
-            raise ConfigError(f"loss.kind is {loss.kind}, expected one_vs_all or kvs_all")
-        self.form, self._terms = LossForm.from_config(loss), TripleTerms.from_config(loss)
+        assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)  # the task refuses others
+        self.form, self._terms = LossForm.from_config(config.loss), task.terms
         self._kind = Directions(task.graph.num_relations, task.inverse_relations)
         several = self.form.one_query_a_row and self.form.function == "softmax_cross_entropy"
         self._known = known_tails(self.graph.train, self._kind) if several else None
@@ -132,7 +130,7 @@ class Tracer:
 
     @property
     def _num_parts(self) -> int:
-        return len(build_trunk(self.models[0]).parts(min(self.runs[0].depth, EVERY_LAYER)))
+        return len(build_trunk(self.models[0]).parts(self.runs[0].depth))
 
     def plan(self, num_tests: int) -> Plan:
         """Choose the tile size and the tests per pass from the memory budget."""
@@ -246,8 +244,10 @@ class Tracer:
         Both are at the last checkpoint, and of the question that is explained: for the tail, for
         the head, or the means of both. Of an ensemble, they are means over the runs.
         """
-        models = [run.models[-1] for run in self.runs]
-        return scores_and_ranks(models, self._tests(tests), self._answers)
+        rows = self._tests(tests)
+        found = np.stack([run.answers(rows, self._answers) for run in self.runs], axis=1)
+        scores, ranks = found.mean((1, 2))
+        return scores, ranks
 
     @cached_property
     def _answers(self) -> FilterIndex:

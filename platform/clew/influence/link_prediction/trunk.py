@@ -5,16 +5,17 @@ faster subclass, which must give the same numbers: ConvE has `conve_trunk`, Tuck
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from clew.layers.products import MatrixProduct
-from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.losses.triple_terms import TripleTerms
+from clew.link_prediction.models.base import Factorization, GraphModel
 
 Activations = Mapping[str, Tensor]
 """What a trunk keeps for the backward pass of queries, by name; tensors are `(query, ...)`."""
@@ -164,34 +165,22 @@ class Trunk:
 
     @cached_property
     def _network(self) -> dict[str, Tensor]:
-        """The network's parameters, by their names in `_Encoder`."""
+        """The network's parameters, by name."""
         named = dict(self.model.named_parameters())
-        return {f"model.{name}": named[name].detach() for name in self.layout.small}
+        return {name: named[name].detach() for name in self.layout.small}
 
     @torch.no_grad()
     def _small(self, head: Tensor, relation: Tensor, grad_hidden: Tensor) -> Tensor:
         """Return each row's gradient of the network's parameters, `(row, small)`."""
-        encoder = _Encoder(self.model)
 
         def pulled(network: dict[str, Tensor], h: Tensor, r: Tensor, g: Tensor) -> Tensor:
-            hidden: Tensor = functional_call(encoder, network, (h[None], r[None]))
+            hidden: Tensor = functional_call(self.model, network, (h[None], r[None]))
             return (hidden[0] * g).sum()
 
         rows = vmap(grad(pulled), in_dims=(None, 0, 0, 0))(
             self._network, head, relation, grad_hidden
         )
         return torch.cat([rows[name].flatten(1) for name in self._network], dim=1)
-
-
-class _Encoder(nn.Module):
-    """A model whose forward pass is its `encode`, for `functional_call`."""
-
-    def __init__(self, model: GraphModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
-        return self.model.encode(head, relation)
 
 
 class Scorer:
@@ -227,3 +216,41 @@ class Scorer:
         """Return the gradient of the score of one entity a row with respect to h."""
         rows: Tensor = self._model.entity(entity).detach()
         return rows - 0.5 * hidden if self._model.squared_distance else rows
+
+
+def with_terms(
+    gradients: RowGradients,
+    model: GraphModel,
+    terms: TripleTerms,
+    *,
+    head_id: Int[Tensor, "row"],
+    relation_id: Int[Tensor, "row"],
+    tail_id: Int[Tensor, "row"],
+) -> RowGradients:
+    """Add what the loss adds for each triple to the gradients of training rows, of every layer.
+
+    The terms belong to the loss that trained the model, so they are part of a training triple's
+    gradient. What is explained is the prediction of a test triple: its gradient has none of them.
+    """
+    assert isinstance(model, Factorization)
+    looked_up = model.head_table(head_id), model.relation(relation_id), model.entity(tail_id)
+    leaves = [values.detach().requires_grad_() for values in looked_up]
+    with torch.enable_grad():
+        total = terms.losses(model, leaves[0], leaves[1], leaves[2], relation_id).sum()
+        head, relation, tail = torch.autograd.grad(total, leaves, materialize_grads=True)
+    assert gradients.head is not None
+    assert gradients.relation is not None
+    found = replace(
+        gradients,
+        head=gradients.head + head,
+        relation=gradients.relation + relation,
+        tail=tail,
+    )
+    if not terms.relation_prediction_weight:
+        return found
+    query = model.relation_queries(leaves[0], leaves[2]).detach()
+    delta = (query @ model.relation.weight.detach().T).softmax(1)
+    delta[torch.arange(len(delta), device=delta.device), relation_id] -= 1.0
+    return replace(
+        found, relation_delta=terms.relation_prediction_weight * delta, relation_query=query
+    )

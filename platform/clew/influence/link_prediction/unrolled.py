@@ -8,7 +8,7 @@ the row, the loss with it less the loss without it, and the row's loss is l + su
     softmax                  c = -(1 - eps) / (n - 1) (s_t - mean of s over the n tails)
     softmax, rows in groups  c = l / n - (1 - eps) (s_t - mean of s over the n tails)
 
-These are the deltas of `deltas`, as losses. With inverse relations a triple has two rows, and one
+These are the deltas of `rows`, as losses. With inverse relations a triple has two rows, and one
 weight.
 """
 
@@ -25,7 +25,7 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.errors import ConfigError, NonFiniteLossError
-from clew.influence.link_prediction.deltas import Directions, LossForm
+from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.scores import Explanation, Scored, strongest
 from clew.influence.unrolled.engine import Objective, Unrolling
 from clew.influence.unrolled.facts import WeightedLoss

@@ -13,7 +13,7 @@ of their number, from states kept at the beginning of each block, which takes on
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -31,7 +31,7 @@ from clew.influence.unrolled.adjoints import (
 )
 from clew.influence.unrolled.facts import Facts
 from clew.influence.unrolled.linearization import Linear, final_adjoint
-from clew.influence.unrolled.progress_files import KeptPass, Nowhere, Unfinished
+from clew.influence.unrolled.progress_files import KeptInFile, Unfinished
 from clew.training.optimizer import WithoutDecay
 from clew.training.replay import Replay, ReplayedStep, State
 from clew.training.task import B
@@ -53,8 +53,8 @@ class Unrolling(Generic[B]):
     replay: Replay[B]
     facts: Facts[B]
     budget_bytes: float
-    kept: KeptPass = field(default_factory=Nowhere)
-    """Where the adjoints go after every interval, to go on from after a kill."""
+    kept: KeptInFile | None = None
+    """Where the adjoints go after every interval, to go on from after a kill; None: nowhere."""
 
     def __post_init__(self) -> None:
         config, device = self.replay.config, self.replay.device
@@ -95,7 +95,7 @@ class Unrolling(Generic[B]):
         ]
         dtype = next(iter(adjoints[0].parameters.values())).dtype
         shape = (len(intervals), len(objectives), len(self.facts))
-        unfinished = self.kept.read() or Unfinished(
+        unfinished = (self.kept and self.kept.read()) or Unfinished(
             len(intervals), adjoints, torch.zeros(shape, dtype=dtype, device=self.replay.device)
         )
         work = _Work(intervals, state.num_bytes, self.budget_bytes, progress)
@@ -105,8 +105,10 @@ class Unrolling(Generic[B]):
             with self.replay.recorded_threads(number):
                 self._leave_interval(number, intervals[number], unfinished, work)
             unfinished.intervals_left = number
-            self.kept.write(unfinished)
-        self.kept.remove()
+            if self.kept:
+                self.kept.write(unfinished)
+        if self.kept:
+            self.kept.remove()
         return -unfinished.totals.cpu().numpy()
 
     def _last_state(self) -> State:

@@ -5,15 +5,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from clew.errors import described
 from clew.influence.unrolled.adjoints import Adjoint
+from clew.training.checkpoint_files import save_tensors
 from clew.training.manifest import MODEL_FILE, CheckpointRecord
 
 logger = logging.getLogger(__name__)
@@ -31,37 +31,6 @@ class Unfinished:
     """One for each explained loss, of the state where the last of these intervals ends."""
     totals: Tensor
     """Derivatives with respect to fact weights so far, `(interval, loss, fact)`."""
-
-
-@runtime_checkable
-class KeptPass(Protocol):
-    """Keeps an unfinished pass."""
-
-    def read(self) -> Unfinished | None:
-        """Return what an earlier process left, None if nothing."""
-        ...
-
-    def write(self, unfinished: Unfinished) -> None:
-        """Keep a pass, in the place of what was kept before."""
-        ...
-
-    def remove(self) -> None:
-        """Forget it: the pass is finished."""
-        ...
-
-
-class Nowhere:
-    """Keeps nothing."""
-
-    def read(self) -> Unfinished | None:
-        """Return None."""
-        return None
-
-    def write(self, unfinished: Unfinished) -> None:
-        """Do nothing."""
-
-    def remove(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +58,21 @@ class KeptInFile:
             return None
 
     def write(self, unfinished: Unfinished) -> None:
-        """Keep a pass, in the place of what was kept before."""
+        """Keep a pass, in the place of what was kept before.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
         tensors = {
-            f"{number}|{group}|{name}": tensor.contiguous()
+            f"{number}|{group}|{name}": tensor
             for number, adjoint in enumerate(unfinished.adjoints)
             for group in GROUPS
             for name, tensor in getattr(adjoint, group).items()
         }
         left = torch.tensor(unfinished.intervals_left)
-        save_file(tensors | {"totals": unfinished.totals, "intervals_left": left}, temporary)
+        save_tensors(tensors | {"totals": unfinished.totals, "intervals_left": left}, temporary)
         temporary.replace(self.path)
 
     def remove(self) -> None:

@@ -9,7 +9,6 @@ digest of the weights, the fingerprint of the data, and how projections were mad
 anything else is stale, and made again.
 """
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from clew.errors import CheckpointError, described
 from clew.influence.windows.projections import Projection, TwoSided, Whole
+from clew.training.checkpoint_files import sha256
 from clew.training.manifest import MODEL_FILE, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | 
     """
     manifest = read_manifest(checkpoint)
     return IndexOf(
-        weights=manifest.sha256.get(MODEL_FILE) or _sha256(checkpoint / MODEL_FILE),
+        weights=manifest.sha256.get(MODEL_FILE) or sha256(checkpoint / MODEL_FILE),
         data_fingerprint=manifest.data_fingerprint,
         config_hash=manifest.config_hash,
         num_windows=num_windows,
@@ -124,7 +124,7 @@ def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
         if manifest.sha256.keys() != {WINDOWS_FILE, DIRECTIONS_FILE}:
             raise CheckpointError(f"{INDEX_FILE} holds other digests than those of its files")
         for name, digest in manifest.sha256.items():
-            if _sha256(folder / name) != digest:
+            if sha256(folder / name) != digest:
                 raise CheckpointError(f"{name} was changed or damaged since it was written")
         return read_index(folder, manifest)
     except (OSError, ValueError, KeyError, EOFError, SafetensorError) as error:
@@ -153,7 +153,7 @@ def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
     """Write what an index says of itself, with the digests that its files have now."""
-    digests = {name: _sha256(folder / name) for name in (WINDOWS_FILE, DIRECTIONS_FILE)}
+    digests = {name: sha256(folder / name) for name in (WINDOWS_FILE, DIRECTIONS_FILE)}
     whole = IndexManifest(**{**vars(manifest), "sha256": digests})
     (folder / INDEX_FILE).write_bytes(_MANIFESTS.dump_json(whole, indent=1))
     return whole
@@ -166,8 +166,3 @@ def _difference(found: IndexOf, wanted: IndexOf) -> str:
         if value != asdict(wanted)[key]
     ]
     return f"stale: {'; '.join(other)}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

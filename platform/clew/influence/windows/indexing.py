@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor
 
 from clew.files import replacing
@@ -34,6 +33,7 @@ from clew.influence.windows.index_files import (
 )
 from clew.influence.windows.projections import Projection, SharedDirections, TwoSided
 from clew.layers.products import MatrixProduct
+from clew.training.checkpoint_files import save_tensors
 from clew.training.loaders import ExampleSource
 from clew.training.task import B
 
@@ -88,7 +88,7 @@ def make_index(
             scales[indices], norms[indices] = scale, own
             progress(int(indices[-1]) + 1)
         rows.flush()
-        save_file(
+        save_tensors(
             {SCALES: scales, SQUARED_NORMS: norms, **_directions(projections)},
             folder / DIRECTIONS_FILE,
         )
