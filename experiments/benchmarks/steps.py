@@ -10,7 +10,7 @@ import torch
 from clew.config.schema import RunConfig
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.base import MemoryTracker, Tracker
+from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
@@ -28,7 +28,7 @@ def timed_steps(
         trainer = build_trainer(
             config,
             LinkPrediction(graph, config),
-            tracker or MemoryTracker(),
+            tracker or Tracker(),
             device=torch.device("cpu"),
             world=World(),
             folder=Path(folder),

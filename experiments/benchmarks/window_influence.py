@@ -36,7 +36,7 @@ from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
-from clew.runs.base import MemoryTracker
+from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.setup import build_trainer, prepare_process
@@ -95,7 +95,7 @@ def trained(config: RunConfig, task: Any, folder: Path) -> Path:
         build_trainer(
             config,
             task,
-            MemoryTracker(),
+            Tracker(),
             device=CPU,
             world=World(),
             folder=run,

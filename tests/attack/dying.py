@@ -25,7 +25,6 @@ import torch._dynamo  # noqa: F401  # takes 2 s, and every optimizer loads it: o
 from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
-from clew.runs.base import MemoryTracker
 from clew.training.checkpointing import Checkpointer
 from clew.training.checkpoints import require_whole
 from clew.training.manifest import list_checkpoints
@@ -35,6 +34,7 @@ from clew.workflows.planning import memory_guard
 from clew.workflows.resume import ResumePoint, find_in_folder
 from clew.workflows.train import resume, train
 from tests.attack.material import SPLITS, write_graph
+from tests.memory_tracker import MemoryTracker
 
 CHANGES = """
     open mkdir rename replace unlink remove rmdir link symlink fsync ftruncate truncate write

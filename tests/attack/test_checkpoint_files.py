@@ -13,7 +13,6 @@ from hypothesis.strategies import DrawFn
 
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError
-from clew.runs.base import MemoryTracker
 from clew.training.checkpoints import (
     TRAINING_STATE_FILE,
     load_training_state,
@@ -29,6 +28,7 @@ from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import damaged_bytes, damaged_json
 from tests.attack.material import Material
 from tests.edited import edit_manifest
+from tests.memory_tracker import MemoryTracker
 from tests.workflows.trained import use_store
 
 pytestmark = pytest.mark.slow

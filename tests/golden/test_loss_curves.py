@@ -18,12 +18,12 @@ import torch
 
 from clew import names
 from clew.config.load import from_mapping
-from clew.runs.base import MemoryTracker
 from clew.runs.hardware import hardware_summary
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
 from clew.workflows.tasks import build_task
+from tests.memory_tracker import MemoryTracker
 
 STORED = Path(__file__).with_name("loss_curves.json")
 CASES: dict[str, dict[str, Any]] = {

@@ -12,13 +12,13 @@ from clew.config.load import from_mapping
 from clew.config.training import TrainingConfig
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import LossFunction, OneVsAll
-from clew.runs.base import MemoryTracker
 from clew.training.distributed import World
 from clew.training.loaders import BatchLoader
 from clew.training.manifest import Manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.setup import build_trainer, measure_before_training
 from clew.workflows.tasks import build_task
+from tests.memory_tracker import MemoryTracker
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,7 +18,6 @@ from clew.config.load import from_mapping, to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError
 from clew.image_sequences.task import SequenceRegression
-from clew.runs.base import MemoryTracker
 from clew.training.checkpoints import load_tensors
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
@@ -26,6 +25,7 @@ from clew.training.setup import build_trainer
 from clew.training.trainer import Trainer
 from clew.workflows.tasks import build_task
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
+from tests.memory_tracker import MemoryTracker
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,12 +18,12 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenBatch, continuation_batch, load_tokens
-from clew.runs.base import MemoryTracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer, measure_before_training
 from clew.training.trainer import Trainer
 from clew.workflows.tasks import build_task
+from tests.memory_tracker import MemoryTracker
 
 CPU = torch.device("cpu")
 TEXT = "".join(f"{i % 7} green bottles hanging on the wall\n" for i in range(120))

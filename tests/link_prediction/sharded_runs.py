@@ -24,13 +24,14 @@ from clew.influence.link_prediction.tracin import Tracer
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.base import MemoryTracker, Tracker
+from clew.runs.base import Tracker
 from clew.training.distributed import joined_world
 from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.peers import naming_lost_peers, require_same
 from clew.training.setup import build_trainer
 from clew.training.stopping import Watch
 from clew.workflows.explaining.trace_source import over_all_entities
+from tests.memory_tracker import MemoryTracker
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTITIES, RELATIONS = 23, 3

@@ -12,12 +12,12 @@ from clew.errors import DataError
 from clew.influence.windows.tracer import WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
-from clew.runs.base import MemoryTracker
 from clew.training.checkpoints import load_model
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.setup import build_trainer
 from clew.workflows.tasks import build_task
+from tests.memory_tracker import MemoryTracker
 
 CPU = torch.device("cpu")
 SECRET_WINDOW = 20

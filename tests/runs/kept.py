@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from mlflow import MlflowClient
 
-from clew.runs.base import MemoryTracker, Tracker
+from clew.runs.base import Tracker
 from clew.runs.mlflow_store import MlflowTracker
+from tests.memory_tracker import MemoryTracker
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from clew.runs.base import MemoryTracker
 from clew.runs.tensorboard import TensorBoardTracker
+from tests.memory_tracker import MemoryTracker
 
 
 def test_metrics_are_written_and_everything_is_passed_on(tmp_path: Path):

@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.runs.base import MemoryTracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
 from clew.training.task import LossSum
 from clew.training.trainer import Trainer
+from tests.memory_tracker import MemoryTracker
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ sys.path[:0] = [{tests!r}]
 import torch
 import conftest as toy
 from clew.training.manifest import Manifest
-from clew.runs.base import MemoryTracker, Tracker
+from clew.runs.base import Tracker
+from tests.memory_tracker import MemoryTracker
 from clew.training.distributed import joined_world
 from clew.training.setup import build_trainer
 torch.set_num_threads(1)

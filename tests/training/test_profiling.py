@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from clew.runs.base import MemoryTracker
 from clew.training.step_timing import StepProfiler
+from tests.memory_tracker import MemoryTracker
 
 
 class Kept(MemoryTracker):

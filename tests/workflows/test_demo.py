@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from clew.config.load import load
-from clew.runs.base import MemoryTracker
 from clew.runs.reading.runs import find_run
 from clew.workflows.demo import COLUMNS, CONFIG, VARIANTS, record
 from clew.workflows.train import TrainResult
+from tests.memory_tracker import MemoryTracker
 from tests.recorded import Recorded
 
 SPEED = "throughput/examples_per_second"

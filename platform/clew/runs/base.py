@@ -1,7 +1,7 @@
 """The seam of tracking: what a run tells, and to whom.
 
-`Tracker` is also the no-op: a run that nobody records uses it as it is. `MemoryTracker` serves
-tests. The MLflow adapter is `clew.runs.mlflow_store`.
+`Tracker` is also the no-op: a run that nobody records uses it as it is. The MLflow adapter is
+`clew.runs.mlflow_store`.
 """
 
 import functools
@@ -9,7 +9,6 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -134,56 +133,3 @@ class Tracker:
             self.finish("KILLED")
         else:
             self.finish("FAILED")
-
-
-@dataclass
-class MemoryTracker(Tracker):
-    """Keeps everything in memory, for tests."""
-
-    parameters: dict[str, object] = field(default_factory=dict)
-    tag_values: dict[str, str] = field(default_factory=dict)
-    metric_values: list[tuple[str, float, int]] = field(default_factory=list)
-    artifacts: list[str] = field(default_factory=list)
-    checkpoints: list[tuple[str, int, dict[str, float]]] = field(default_factory=list)
-    datasets: list[tuple[str, str, str, str]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    status: Status | None = None
-    _finite: FiniteFilter = field(default_factory=FiniteFilter)
-
-    def params(self, values: Mapping[str, object]) -> None:
-        """Keep parameters."""
-        self.parameters.update({parameter_key(key): value for key, value in values.items()})
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Keep tags."""
-        self.tag_values.update(values)
-
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Keep metric values."""
-        finite, warnings = self._finite(values, step)
-        self.metric_values.extend((key, value, step) for key, value in finite.items())
-        for message in warnings:
-            self.warn(message)
-
-    def artifact(self, path: Path, folder: str = "") -> None:
-        """Keep the artifact's name."""
-        self.artifacts.append(f"{folder}/{path.name}".lstrip("/"))
-
-    def checkpoint(
-        self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
-    ) -> None:
-        """Keep the checkpoint's folder, step and metrics."""
-        self.checkpoints.append((folder, step, dict(metrics)))
-
-    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Keep the data set."""
-        self.datasets.append((name, fingerprint, source, context))
-
-    def warn(self, message: str) -> None:
-        """Keep the warning."""
-        super().warn(message)
-        self.warnings.append(message)
-
-    def finish(self, status: Status) -> None:
-        """Keep the status."""
-        self.status = status
