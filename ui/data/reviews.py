@@ -19,8 +19,13 @@ from clew.runs.reading.decisions import (
     read_decisions,
     settled,
 )
-from clew.runs.reading.disagreements import Disagreement, Opinion, find_disagreements
-from clew.runs.reading.reviewer_agreement import ReviewerAgreement, reviewer_agreement
+from clew.runs.reading.disagreements import (
+    Disagreement,
+    Opinion,
+    ReviewerAgreement,
+    find_disagreements,
+    reviewer_agreement,
+)
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,

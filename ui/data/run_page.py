@@ -11,7 +11,7 @@ import streamlit as st
 from clew import names
 from clew.config.directions import direction_of
 from clew.runs import store
-from clew.runs.reading.lineage import Lineage, ModelVersion, Relative, lineage
+from clew.runs.reading.lineage import Lineage, Relative, lineage
 from clew.runs.reading.metrics import pick_values, run_histories
 from clew.runs.reading.run_files import (
     RunData,
@@ -24,7 +24,7 @@ from clew.runs.reading.run_files import (
 )
 from clew.ui.data.runs import RunRecord
 
-__all__ = ["Lineage", "ModelVersion", "Relative", "RunData", "RunFile", "splits_by_relation"]
+__all__ = ["Lineage", "Relative", "RunData", "RunFile", "splits_by_relation"]
 
 SECONDS_FRESH = 10
 DEFAULT_MLFLOW_ADDRESS = "http://127.0.0.1:5000"

@@ -13,7 +13,7 @@ from clew.influence.windows.estimates import Searched
 from clew.influence.windows.index_files import FOLDER
 from clew.influence.windows.tracer import WindowTracer
 from clew.runs.base import Tracker
-from clew.runs.kept_folders import keep_folder
+from clew.runs.reading.runs import keep_folder
 from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.manifest import CheckpointRecord
 from clew.training.task import B
