@@ -184,7 +184,7 @@ def _get_run(connected: MlflowClient, run_id: str) -> Run:
         try:
             run = connected.get_run(run_id)
         except MlflowException as error:
-            if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+            if error.error_code not in store.MISSING:
                 raise
             raise TrackingError(
                 f"no run {run_id} in {store.shown(connected.tracking_uri)}; take the id of a run "
