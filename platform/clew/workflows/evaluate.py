@@ -11,7 +11,7 @@ from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, DataError
 from clew.files import working_folder
 from clew.runs.base import Tracker
-from clew.runs.hardware import git_commit, hardware_summary
+from clew.runs.hardware import describe_machine, git_commit
 from clew.runs.mlflow_store import open_tracker
 from clew.training.precision import device_name
 from clew.workflows.evaluate_negatives import measure_against
@@ -123,7 +123,7 @@ def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
         names.TAG_CONFIG_HASH: source.manifest.config_hash,
         names.TAG_CHECKPOINT_STEP: str(source.manifest.step),
         names.TAG_DEVICE: device_name(loaded.device),
-        names.TAG_HARDWARE: hardware_summary(),
+        names.TAG_HARDWARE: describe_machine().summary,
         names.TAG_VERSION: __version__,
         names.TAG_COMMIT: git_commit() or "unknown",
     }

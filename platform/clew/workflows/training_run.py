@@ -10,7 +10,7 @@ from clew import __version__, names
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.runs.base import Tracker
-from clew.runs.hardware import git_commit, hardware_summary
+from clew.runs.hardware import describe_machine, git_commit
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tensorboard import TensorBoardTracker
 from clew.training.distributed import World
@@ -41,7 +41,7 @@ def open_training_run(
         names.TAG_CONFIG_HASH: config.config_hash,
         names.TAG_VARIANT: variant,
         names.TAG_DEVICE: device_name(device),
-        names.TAG_HARDWARE: hardware_summary(),
+        names.TAG_HARDWARE: describe_machine().summary,
         names.TAG_VERSION: __version__,
         names.TAG_COMMIT: git_commit() or "unknown",
     } | task.describe()
