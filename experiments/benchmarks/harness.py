@@ -134,7 +134,7 @@ def write_results(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", f"experiments.benchmarks.{name}", *sys.argv[1:]]),
         "commit": COMMIT,
-        "machine": describe_machine(torch_version=version("torch")).as_dict(),
+        "machine": describe_machine().as_dict(),
         "packages": {package: version(package) for package in packages},
         "figures": {key: spread(values) for key, values in (figures or {}).items()},
         "results": results,

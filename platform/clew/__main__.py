@@ -59,9 +59,7 @@ def _end_once(_number: int, _frame: FrameType | None) -> None:
 
 def prepare_environment() -> None:
     """Set the variables that MLflow and torch read when they are imported."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    from clew.runs.processor import prepare_threads
+    from clew.runs.processor import prepare_threads  # `clew.runs` sets those of MLflow
 
     prepare_threads(os.environ)
 

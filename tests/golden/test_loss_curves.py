@@ -18,7 +18,7 @@ import torch
 
 from clew import names
 from clew.config.load import from_mapping
-from clew.runs.hardware import hardware_summary
+from clew.runs.hardware import describe_machine
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
@@ -95,7 +95,7 @@ def test_checkpointing_moves_no_number() -> None:
 
 def store() -> None:
     content = {
-        "machine": hardware_summary(),
+        "machine": describe_machine().summary,
         "torch": torch.__version__,
         "losses": {case: first_losses(settings) for case, settings in CASES.items()},
     }

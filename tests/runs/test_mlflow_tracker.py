@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Experiment
 
 from clew import names
 from clew.config.services import TrackingConfig
@@ -24,6 +25,11 @@ from tests.runs.kept import read_mlflow, read_run
 
 ROOT = Path(__file__).resolve().parents[3]
 Open = Callable[..., MlflowTracker]
+
+
+def experiment_of(tracker: MlflowTracker) -> Experiment:
+    client = MlflowClient()
+    return client.get_experiment(client.get_run(tracker.run_id).info.experiment_id)
 
 
 def no_run_is_left_running() -> None:
@@ -46,7 +52,7 @@ def test_a_run_says_what_it_is(open_run: Open, tracking_store: Path) -> None:
     assert run.data.tags["clew.kind"] == "trace"
     assert run.data.tags["clew.source_run"] == "abc"
     assert run.data.tags["mlflow.parentRunId"] == parent.run_id
-    assert MlflowClient().get_experiment(tracker.experiment_id).name == "clew"
+    assert experiment_of(tracker).name == "clew"
     assert run.info.artifact_uri.startswith((tracking_store / "mlartifacts" / "clew").as_uri())
 
 
@@ -54,10 +60,9 @@ def test_the_experiment_is_the_configured_one_or_the_environments(
     open_run: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from the environment")
-    client = MlflowClient()
     first, second = open_run(), open_run(tracking={"experiment": "a/b: c"})
-    assert client.get_experiment(first.experiment_id).name == "from the environment"
-    assert client.get_experiment(second.experiment_id).name == "a/b: c"
+    assert experiment_of(first).name == "from the environment"
+    assert experiment_of(second).name == "a/b: c"
 
 
 def test_the_run_of_mlflow_run_is_adopted_once(
@@ -140,7 +145,7 @@ def test_a_deleted_run_is_one_line(open_run: Open) -> None:
 def test_a_deleted_experiment_is_one_line(open_run: Open) -> None:
     tracker = open_run()
     tracker.finish("FINISHED")
-    MlflowClient().delete_experiment(tracker.experiment_id)
+    MlflowClient().delete_experiment(experiment_of(tracker).experiment_id)
     with pytest.raises(TrackingError, match=r"experiment 'clew' is deleted; bring it back") as got:
         open_run()
     assert "\n" not in str(got.value)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from clew.runs.reading.kinds import COLOURS, looks
+from clew.runs.reading.layout import COLOURS, looks
 from clew.ui.components import graph, prediction
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown

@@ -188,6 +188,10 @@ def test_a_verdict_on_memory_names_the_memory() -> None:
         ),
         ({"claims": [{"variant": "mixed", "metric": SPEED, "text": "t"}]}, "at_least or at_most"),
         ({"seed": [1]}, "valid: name, command"),
+        (
+            {"measures": [{"metric": "test/mrr", "label": "MRR", "unit": "s"}]},
+            r"measures\.0\.unit: unknown key; valid: metric, label$",
+        ),
         ({"command": "tracin"}, "go together"),
         ({"command": "tracin", "tests": "t.txt"}, "variant 'mixed' sets optimizations"),
         (

@@ -19,8 +19,12 @@ from clew.runs.reading.decisions import (
     read_decisions,
     settled,
 )
-from clew.runs.reading.disagreements import Disagreement, Opinion, find_disagreements
-from clew.runs.reading.reviewer_agreement import reviewer_agreement
+from clew.runs.reading.disagreements import (
+    Disagreement,
+    Opinion,
+    find_disagreements,
+    reviewer_agreement,
+)
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,

@@ -7,7 +7,7 @@ import pandas as pd
 
 from clew import names
 from clew.errors import ClewError
-from clew.runs.reading.kinds import PLAIN, looks
+from clew.runs.reading.layout import PLAIN, looks
 from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json

@@ -1,5 +1,6 @@
 """Which kinds of the sections `data`, `model` and `loss` belong together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,12 @@ TASK_KINDS = {
 """Maps each kind of data to the kinds that fit it."""
 
 
+def fitting_kinds(content: Mapping[str, Any]) -> TaskKind | None:
+    """Return the kinds that fit the data of a raw configuration; None if it has no such data."""
+    data = content.get("data")
+    return TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
+
+
 def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
     """Return a raw configuration, completed with what its data and its model preset imply.
 
@@ -50,9 +57,7 @@ def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
     keys of other sections that a preset of the model sets.
     """
     filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
-    data = filled.get("data")
-    fitting = TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
-    if fitting is not None:
+    if (fitting := fitting_kinds(filled)) is not None:
         filled.setdefault("model", {"kind": fitting.models[0]})
         filled.setdefault("loss", {"kind": fitting.losses[0]})
         _fill(filled, "evaluation", {"metric": f"valid/{fitting.metrics[0]}"})

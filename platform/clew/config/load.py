@@ -2,20 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from clew.config.base import Section
 from clew.config.flat_keys import spread_flat_keys
-from clew.config.kinds import TASK_KINDS, TaskKind
+from clew.config.kinds import TaskKind, fitting_kinds
 from clew.config.presets import find_configuration
 from clew.config.schema import RunConfig
 from clew.config.yaml_text import parse_yaml, read_yaml
-from clew.errors import ConfigError, quoted, reason_of, similar_name, valid_names
+from clew.errors import ConfigError, described, quoted, reason_of, similar_name, valid_names
 
 Overrides = Mapping[str, Any]
+S = TypeVar("S", bound=Section)
 
 SHOWN_PROBLEMS = 8
 GRAPH_FILES = (
@@ -48,8 +50,7 @@ def from_mapping(
 ) -> RunConfig:
     """Check a nested mapping with overrides applied, as `load` does for a file."""
     merged = apply_overrides(spread_flat_keys(content), overrides or {})
-    data = merged.get("data")
-    fitting = TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
+    fitting = fitting_kinds(merged)
     for section in RunConfig.model_fields.keys() & merged.keys():
         _fill_kind(merged[section], section, fitting)
     try:
@@ -59,6 +60,24 @@ def from_mapping(
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         raise ConfigError(f"{source}: {shown}") from None
+
+
+def read_section(section: type[S], path: Path, *, source: str) -> S:
+    """Read a YAML file that holds a section of its own, such as a study.
+
+    Raises:
+        ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.
+    """
+    try:
+        return section.model_validate(read_yaml(path))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        owner: type[BaseModel] = section
+        for part in problem["loc"][:-1]:
+            if part in owner.model_fields:
+                owner = (*_model_classes(owner.model_fields[str(part)].annotation), owner)[0]
+        valid = f"; valid: {', '.join(owner.model_fields)}" if "extra" in problem["type"] else ""
+        raise ConfigError(f"{source}: {described(error)}{valid}") from None
 
 
 def with_settings(
@@ -159,14 +178,12 @@ def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> N
 
 
 def _fill_kind(target: Any, section: str, fitting: TaskKind | None) -> None:
-    """Give a section without a `kind` the one that fits the data, or the default."""
-    field, classes = RunConfig.model_fields[section], _classes_or_none(section)
+    """Give a section without a `kind` the one that fits the data, or the default, its first."""
+    classes = _classes_or_none(section)
     if not isinstance(target, dict) or "kind" in target or not classes:
         return
     implied = {"model": fitting.models[0], "loss": fitting.losses[0]} if fitting else {}
-    default = field.get_default(call_default_factory=True)
-    own = getattr(default, "kind", None) or _kind_of(classes[0])
-    target["kind"] = implied.get(section, own)
+    target["kind"] = implied.get(section, _kind_of(classes[0]))
 
 
 def _kind_of(choice: type[BaseModel]) -> str:

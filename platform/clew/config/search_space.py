@@ -4,14 +4,13 @@ import math
 from pathlib import Path
 from typing import get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from clew.config.base import Section
-from clew.config.load import with_settings
+from clew.config.load import read_section, with_settings
 from clew.config.presets import find_space
 from clew.config.schema import RunConfig
-from clew.config.yaml_text import read_yaml
-from clew.errors import ConfigError, described, printable
+from clew.errors import ConfigError, printable
 
 Value = bool | int | float | str | None
 """Of one setting."""
@@ -111,13 +110,7 @@ def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
         ConfigError: the file, a key, a range or a value is not valid.
     """
     path = find_space(given or config.data.kind)
-    try:
-        space = SearchSpace.model_validate(read_yaml(path))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        fields = Parameter if "parameters" in problem["loc"] else SearchSpace
-        extra = f"; valid: {', '.join(fields.model_fields)}" if "extra" in problem["type"] else ""
-        raise ConfigError(f"{path}: {described(error)}{extra}") from None
+    space = read_section(SearchSpace, path, source=str(path))
     for key, parameter in space.parameters.items():
         try:
             _check(key, parameter, config)

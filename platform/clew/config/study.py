@@ -5,14 +5,14 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from clew.config.base import Section
-from clew.config.load import from_mapping
+from clew.config.load import from_mapping, read_section
 from clew.config.presets import find_configuration, find_study
 from clew.config.schema import RunConfig
 from clew.config.yaml_text import read_yaml
-from clew.errors import ConfigError, described, quoted
+from clew.errors import ConfigError, quoted
 
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
@@ -196,13 +196,7 @@ def load_study(
     Raises:
         ConfigError: If the file, a key, or the configuration of a cell is not valid.
     """
-    content = read_yaml(find_study(path))
-    try:
-        study = Study.model_validate(content)
-    except ValidationError as error:
-        extra = "extra" in error.errors()[0]["type"]
-        valid = f"; valid: {', '.join(Study.model_fields)}" if extra else ""
-        raise ConfigError(f"{path}: {described(error)}{valid}") from None
+    study = read_section(Study, find_study(path), source=str(path))
     if size or QUICK in study.sizes:
         study = study.sized(size or QUICK)
     if seeds is not None:

@@ -109,18 +109,10 @@ class Delivery:
             count += len(group)
         return count
 
-    def send_now(self, message: Message) -> None:
-        """Send a message that the journal does not hold.
-
-        Raises:
-            Exception: Whatever kept the store from taking it.
-        """
-        self._send([message])
-
     def _send_or_refuse(self, messages: Sequence[Message]) -> None:
         """Send messages together; where the store refuses them, find the ones it will not take."""
         try:
-            self._send(messages)
+            self.send(messages)
         except (MlflowException, UnusableMessageError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
                 raise  # a full disk or a lost connection may be mended: it is tried again
@@ -148,7 +140,12 @@ class Delivery:
                 f"{self.run_id}`"
             )
 
-    def _send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send a group of messages, whether the journal holds them or not.
+
+        Raises:
+            Exception: Whatever kept the store from taking it.
+        """
         match messages[0]:
             case Artifact() as message:
                 path = str(self.journal.staged_path(message))

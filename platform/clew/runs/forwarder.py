@@ -93,7 +93,7 @@ class Forwarder(threading.Thread):
         """Send a message that the journal cannot take; return whether the store has it."""
         with self._attempting:
             try:
-                self._delivery.send_now(message)
+                self._delivery.send([message])
             except Exception as error:
                 logger.warning(
                     "run %s still looks alive in the store (%s); the next command like this one, "

@@ -1,4 +1,4 @@
-"""What a run ran on: machine, process memory, source commit. Without torch.
+"""What a run ran on: machine, process memory, source commit. Torch is not imported.
 
 Sizes are in GiB (2^30 bytes).
 """
@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -63,8 +64,8 @@ class Machine:
         return asdict(self)
 
 
-def describe_machine(*, torch_version: str | None = None) -> Machine:
-    """Describe this machine; the caller gives the torch version where torch is loaded."""
+def describe_machine() -> Machine:
+    """Describe this machine."""
     gpus, driver = _gpus()
     return Machine(
         cpu=_cpu_model(),
@@ -74,13 +75,8 @@ def describe_machine(*, torch_version: str | None = None) -> Machine:
         driver=driver,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        torch=torch_version,
+        torch=version("torch"),
     )
-
-
-def hardware_summary() -> str:
-    """Return the machine in one line."""
-    return describe_machine().summary
 
 
 def memory_gib() -> float:

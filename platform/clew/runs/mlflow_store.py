@@ -97,13 +97,9 @@ def open_tracker(
         if run_id is None:
             client.set_terminated(run.info.run_id, "FAILED")
         raise
-    tracker = MlflowTracker(
-        client, run, journal, log_checkpoints=tracking.log_checkpoints, pace=pace or Pace()
-    )
+    tracker = MlflowTracker(client, run, journal, tracking, pace or Pace())
     if run_id is not None:
         tracker.recall()
-    if tracking.log_system_metrics:
-        tracker.start_system_metrics()
     return tracker
 
 
@@ -118,35 +114,31 @@ class MlflowTracker(Tracker):
         client: MlflowClient,
         run: Run,
         journal: Journal,
-        *,
-        log_checkpoints: bool = True,
+        tracking: TrackingConfig,
         pace: Pace,
     ) -> None:
-        self._run = run
+        self._run_id = str(run.info.run_id)
         self._journal = journal
-        self._log_checkpoints = log_checkpoints
+        self._log_checkpoints = tracking.log_checkpoints
         self._finite = FiniteFilter()
         self._lock = threading.Lock()
         self._recorded: dict[tuple[str, int], Metrics] = {}
         """What said the values of validation, by key and step."""
         self._ended = False
         self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
-        self._system_metrics: SystemMetrics | None = None
         self._process_id = os.getpid()
         self._log = RunLog()
         self._forwarder = Forwarder(Delivery(client, journal), pace)
         self._forwarder.start()
+        self._system_metrics = SystemMetrics(self.metrics) if tracking.log_system_metrics else None
+        if self._system_metrics is not None:
+            self._system_metrics.start()
         atexit.register(self._end_with_process)
 
     @property
     def run_id(self) -> str:
         """Identity of the run in MLflow."""
-        return str(self._run.info.run_id)
-
-    @property
-    def experiment_id(self) -> str:
-        """Identity of its experiment."""
-        return str(self._run.info.experiment_id)
+        return self._run_id
 
     def params(self, values: Mapping[str, object]) -> None:
         """Record parameters; a value that MLflow would cut ends with a note on its length."""
@@ -213,11 +205,6 @@ class MlflowTracker(Tracker):
                         (key, point.step): Metrics({key: point.value}, point.step, point.timestamp)
                         for point in client.get_metric_history(self.run_id, key)
                     }
-
-    def start_system_metrics(self) -> None:
-        """Sample the machine, once the run has lasted a minute."""
-        self._system_metrics = SystemMetrics(self.metrics)
-        self._system_metrics.start()
 
     def flush(self) -> None:
         """Wait until the store has everything, or until an attempt at it has failed."""

@@ -62,7 +62,7 @@ def open_run(
         TrackingError: The run or the experiment cannot be used.
     """
     adopted = os.environ.get("MLFLOW_RUN_ID")
-    with store.using("opening the run", client.tracking_uri):
+    with store.using("opening the run"):
         if run_id is not None:
             return _continue_run(client, run_id, "run", run_name, tags)
         if adopted:
@@ -138,7 +138,7 @@ def _continue_run(
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
-        if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+        if error.error_code not in store.MISSING:
             raise
         raise TrackingError(
             f"{what} {run_id}: no such run in {store.shown(client.tracking_uri)}; take the id of a "

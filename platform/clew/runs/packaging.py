@@ -65,7 +65,7 @@ def save_servable(
             python_model=str(code),
             artifacts={"model": str(source)},
             code_paths=[str(package)],
-            signature=signature_of(task),
+            signature=SIGNATURES[task](),
             input_example=_frame([example]),
             pip_requirements=[
                 f"{name}=={_public_version(name)}" for name in (*PACKAGES, *MORE.get(task, ()))
@@ -120,11 +120,6 @@ def _pyfunc() -> Iterator[ModuleType]:
         from mlflow import pyfunc
 
         yield pyfunc
-
-
-def signature_of(task: str) -> Any:
-    """Return the MLflow signature of a task's models."""
-    return SIGNATURES[task]()
 
 
 def _queries() -> Any:
@@ -207,3 +202,4 @@ SIGNATURES: dict[str, Callable[[], Any]] = {
     names.TASK_LANGUAGE_MODELING: _prompts,
     names.TASK_SEQUENCE_REGRESSION: _windows,
 }
+"""Make the MLflow signature of each task's models."""

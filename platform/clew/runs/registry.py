@@ -23,7 +23,6 @@ SERVABLE = "servable"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. \-]{0,199}")
 _ALIAS = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 _VERSION_ALIAS = re.compile(r"v\d+", re.IGNORECASE)
-_MISSING = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class Registry:
 
     def __init__(self, client: MlflowClient) -> None:
         self.client = client
-        self.uri = str(client.tracking_uri)
 
     @classmethod
     def connect(cls) -> "Registry":
@@ -98,7 +96,7 @@ class Registry:
 
     def state(self, name: str) -> ModelState | None:
         """Return the model's aliases and tags as they are now; None if there is no such model."""
-        with store.using(f"reading model {name!r}", self.uri):
+        with store.using(f"reading model {name!r}"):
             try:
                 model = self.client.get_registered_model(name)
             except MlflowException as error:
@@ -114,14 +112,14 @@ class Registry:
         Raises:
             TrackingError: there is none.
         """
-        with store.using(f"reading version {number} of model {name!r}", self.uri):
+        with store.using(f"reading version {number} of model {name!r}"):
             try:
                 return _version_of(self.client.get_model_version(name, number))
             except MlflowException as error:
-                if error.error_code not in _MISSING:
+                if error.error_code not in store.MISSING:
                     raise
         raise TrackingError(
-            f"model {name!r} has no version {number} in {store.shown(self.uri)}; list them with "
+            f"model {name!r} has no version {number} in {store.in_use()}; list them with "
             f"the dashboard, or register one with `clew promote --name {name}`"
         )
 
@@ -133,10 +131,10 @@ class Registry:
         """
         state = self.state(name)
         if state is None:
-            with store.using("listing registered models", self.uri):
+            with store.using("listing registered models"):
                 known = [str(model.name) for model in self.client.search_registered_models()]
             raise TrackingError(
-                f"no model {name!r} is registered in {store.shown(self.uri)}; registered: "
+                f"no model {name!r} is registered in {store.in_use()}; registered: "
                 f"{', '.join(known) or 'none'}; register one with `clew promote`"
             )
         if alias not in state.aliases:
@@ -149,7 +147,7 @@ class Registry:
     def versions_of_run(self, name: str, run_id: str) -> list[RegisteredVersion]:
         """Return the model's versions that a run was the source of, the newest first."""
         query = f"name = '{name}' AND run_id = '{run_id}'"
-        with store.using(f"listing versions of model {name!r}", self.uri):
+        with store.using(f"listing versions of model {name!r}"):
             found = self.client.search_model_versions(query)
         versions = [_version_of(v) for v in found if v.status == "READY"]
         return sorted(versions, key=lambda version: int(version.number), reverse=True)
@@ -157,7 +155,7 @@ class Registry:
     def abandon(self, promote_run: str, source_run: str, reason: str) -> None:
         """Mark what a promotion that died has left: an upload without end, versions unjudged."""
         mine = f"tags.`{names.TAG_PROMOTE_RUN}` = '{promote_run}'"
-        with store.using(f"ending what promotion {promote_run} began", self.uri):
+        with store.using(f"ending what promotion {promote_run} began"):
             for model in self._uploads_of(source_run, mine):
                 if model.status == LoggedModelStatus.PENDING:
                     self.client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
@@ -174,7 +172,7 @@ class Registry:
         try:
             experiment_id = self.client.get_run(source_run).info.experiment_id
         except MlflowException as error:
-            if error.error_code not in _MISSING:
+            if error.error_code not in store.MISSING:
                 raise
             return []
         return list(self.client.search_logged_models([experiment_id], condition))
@@ -183,7 +181,7 @@ class Registry:
         self, name: str, folder: Path, *, run_id: str, tags: Mapping[str, str]
     ) -> RegisteredVersion:
         """Upload a saved model and make it a version; it is visible only when it is whole."""
-        with store.using(f"registering a version of model {name!r}", self.uri):
+        with store.using(f"registering a version of model {name!r}"):
             experiment_id = self.client.get_run(run_id).info.experiment_id
             model = self.client.create_logged_model(
                 experiment_id,
@@ -215,13 +213,13 @@ class Registry:
 
     def tag(self, version: RegisteredVersion, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
-        with store.using(f"tagging {version.uri}", self.uri):
+        with store.using(f"tagging {version.uri}"):
             for key, value in tags.items():
                 self.client.set_model_version_tag(version.name, version.number, key, value)
 
     def set_alias(self, name: str, alias: str, number: str | None) -> None:
         """Point an alias to a version, or remove it."""
-        with store.using(f"moving alias {alias!r} of model {name!r}", self.uri):
+        with store.using(f"moving alias {alias!r} of model {name!r}"):
             if number is None:
                 self.client.delete_registered_model_alias(name, alias)
             else:
@@ -229,16 +227,16 @@ class Registry:
 
     def set_model_tag(self, name: str, key: str, value: str) -> None:
         """Set a tag of the model itself."""
-        with store.using(f"tagging model {name!r}", self.uri):
+        with store.using(f"tagging model {name!r}"):
             self.client.set_registered_model_tag(name, key, value)
 
     def delete_model_tag(self, name: str, key: str) -> None:
         """Remove a tag of the model itself; one that is gone already is no error."""
-        with store.using(f"untagging model {name!r}", self.uri):
+        with store.using(f"untagging model {name!r}"):
             try:
                 self.client.delete_registered_model_tag(name, key)
             except MlflowException as error:
-                if error.error_code not in _MISSING:
+                if error.error_code not in store.MISSING:
                     raise
 
     def download(self, version: RegisteredVersion, folder: Path, part: str = "") -> Path:
@@ -248,18 +246,19 @@ class Registry:
             Where they are; nothing is there if the version has no such part.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        with store.using(f"downloading {version.uri}", self.uri):
+        uri = self.client.tracking_uri
+        with store.using(f"downloading {version.uri}"):
             # `models:/` addresses would be looked up in MLflow's global store, not in this one.
             location = self.client.get_model_version_download_uri(version.name, version.number)
             if part:
                 place, _, name = f"{location.rstrip('/')}/{part}".rpartition("/")
-                beside = artifacts.list_artifacts(artifact_uri=place, tracking_uri=self.uri)
+                beside = artifacts.list_artifacts(artifact_uri=place, tracking_uri=uri)
                 if name not in {Path(item.path).name for item in beside}:
                     return folder / name
                 location = f"{place}/{name}"
             return Path(
                 artifacts.download_artifacts(
-                    artifact_uri=location, dst_path=str(folder), tracking_uri=self.uri
+                    artifact_uri=location, dst_path=str(folder), tracking_uri=uri
                 )
             )
 

@@ -9,13 +9,13 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 class RunLog(logging.Handler):
-    """Keeps in memory what is logged under a name, until it is taken off again."""
+    """Keeps in memory what Clew logs, until it is taken off again."""
 
-    def __init__(self, name: str = "clew") -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter(FORMAT))
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
-        self._source = logging.getLogger(name)
+        self._source = logging.getLogger("clew")
         self._source.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -27,6 +27,8 @@ PERSON_VARIABLE = "CLEW_USER"
 """Environment variable: who acts, where the dashboard acts for somebody who signed in."""
 ARTIFACTS_VARIABLE = "CLEW_ARTIFACTS"
 DATABASE_SERVERS = ("postgresql", "mysql", "mssql")
+MISSING = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"})
+"""MLflow's codes for what is not there; the second for an id that can be none."""
 
 # What a person sets in the environment wins over these.
 CLIENT_ENVIRONMENT = {
@@ -123,6 +125,11 @@ def shown(text: str) -> str:
     return re.sub(r"([?&][^=&\s'\"]+)=[^&\s'\"]+", r"\1=***", text)
 
 
+def in_use() -> str:
+    """Return the address of the store in use, without secrets."""
+    return shown(tracking_uri())
+
+
 def address(uri: str) -> str:
     """Return the address by which a store is recognized: absolute, and without secrets."""
     database = database_path(uri)
@@ -187,7 +194,7 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    where = f"tracking store {shown(uri or tracking_uri())}"
+    where = f"tracking store {shown(uri) if uri else in_use()}"
     try:
         yield
     except ImportError as error:

@@ -145,10 +145,7 @@ class ValidationRecord(_Record):
     def markdown(self) -> Iterator[str]:
         """Yield the lines of two tables: datamodelling scores, and deletions if there are any."""
         columns = list(dict.fromkeys((s.drop, s.seeds) for s in self.scores))
-        heads = [
-            f"{drop:.0%} dropped, {seeds} seed{'s' * (seeds == 'other')}" for drop, seeds in columns
-        ]
-        yield from _head("form", heads)
+        yield from _head("form", [_measured(drop, seeds) for drop, seeds in columns])
         found = {(s.form, s.drop, s.seeds): _with_difference(s) for s in self.scores}
         for form in dict.fromkeys(s.form for s in self.scores):
             yield _row(form, [found[form, *column] for column in columns])
@@ -187,7 +184,7 @@ def chart(record: ValidationRecord) -> dict[str, object]:
     values = [
         {
             "form": s.form,
-            "measured": f"{s.drop:.0%} dropped, {s.seeds} seed{'s' * (s.seeds == 'other')}",
+            "measured": _measured(s.drop, s.seeds),
             "correlation": s.correlation.mean,
             "low": s.correlation.mean - (s.correlation.half_width or 0.0),
             "high": s.correlation.mean + (s.correlation.half_width or 0.0),
@@ -220,6 +217,10 @@ def chart(record: ValidationRecord) -> dict[str, object]:
             ]
         },
     }
+
+
+def _measured(drop: float, seeds: Seeds) -> str:
+    return f"{drop:.0%} dropped, {seeds} seed{'s' * (seeds == 'other')}"
 
 
 def _with_difference(score: DatamodellingScore) -> str:

@@ -10,8 +10,8 @@ from clew import __version__, names
 from clew.config.services import TrackingConfig
 from clew.runs.base import Tracker
 from clew.runs.hardware import (
+    describe_machine,
     git_commit,
-    hardware_summary,
     process_gib,
     process_peak_gib,
     reset_process_peak,
@@ -94,7 +94,7 @@ def task_tags(task: Task[Any], config_hash: str, device: torch.device) -> dict[s
         names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
         names.TAG_CONFIG_HASH: config_hash,
         names.TAG_DEVICE: device_name(device),
-        names.TAG_HARDWARE: hardware_summary(),
+        names.TAG_HARDWARE: describe_machine().summary,
         names.TAG_VERSION: __version__,
         names.TAG_COMMIT: git_commit() or "unknown",
     }

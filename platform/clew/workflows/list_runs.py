@@ -4,10 +4,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from clew import names
-from clew.errors import TrackingError
 from clew.runs.reading.metrics import headline_key
 from clew.runs.reading.runs import RunRecord
-from clew.runs.reading.search import RunQuery, list_experiments, search_runs, state_of
+from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs, state_of
 from clew.runs.reading.tables import number_text
 
 
@@ -57,12 +56,7 @@ def list_runs(*, kind: str = "", experiment: str = "", limit: int = 20) -> RunLi
     Raises:
         TrackingError: there is no such experiment, no store, or it does not answer.
     """
-    known = {found.name: found.experiment_id for found in list_experiments()}
-    if experiment and experiment not in known:
-        raise TrackingError(
-            f"no experiment {experiment!r}; there are {', '.join(map(repr, known)) or 'none'}"
-        )
-    ids = (known[experiment],) if experiment else tuple(known.values())
+    ids = (experiment_id_of(experiment),) if experiment else ()
     page = search_runs(RunQuery(ids, kind=kind), limit=limit)
     return RunList(tuple(map(_listed, page.runs)), page.more)
 

@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from clew.runs.reading.reviewer_agreement import krippendorff_alpha, reviewer_agreement
+from clew.runs.reading.disagreements import krippendorff_alpha, reviewer_agreement
 from clew.runs.reading.reviews import Fact, Review
 
 # Krippendorff (2011), section C: four observers, twelve units; a dot is a missing value.

@@ -13,13 +13,14 @@ from reasoner_pydantic import Response
 
 from clew.__main__ import run as clew
 from clew.errors import ConfigError, TrackingError
-from clew.runs.reading.kinds import NUM_LOOKS, looks
+from clew.runs.reading.layout import COLOURS, SYMBOLS, looks
 from clew.runs.sharing.explanation import SharedExplanation, open_explanation
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import PREDICTION, PROPONENTS, trapi_json
 from tests.recorded import HOSTILE, NUM_TESTS, Recorded
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
+NUM_LOOKS = len(COLOURS) * len(SYMBOLS)
 
 
 @pytest.fixture

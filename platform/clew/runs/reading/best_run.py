@@ -5,24 +5,23 @@ from collections.abc import Iterator, Sequence
 
 from clew import names
 from clew.config.directions import maximizes
-from clew.config.kinds import TASK_KINDS
 from clew.errors import TrackingError
 from clew.runs import store
+from clew.runs.reading.metrics import HEADLINES
 from clew.runs.reading.runs import RunRecord, client
-from clew.runs.reading.search import RunQuery, list_experiments, search_runs
+from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs
 
 PAGE = 100
-DEFAULT_METRICS = tuple(names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values())
-"""By which models of each task are chosen."""
 
 
 def own_metric(runs: Sequence[RunRecord]) -> str:
     """Return the metric by which runs are chosen where none is named: that of their task.
 
-    Of several tasks, the first that `DEFAULT_METRICS` knows.
+    Of several tasks, the first among `HEADLINES`.
     """
-    found = (key for key in DEFAULT_METRICS if any(key in run.metrics for run in runs))
-    return next(found, DEFAULT_METRICS[0])
+    headlines = list(HEADLINES.values())
+    found = (key for key in headlines if any(key in run.metrics for run in runs))
+    return next(found, headlines[0])
 
 
 def find_best_run(experiment: str, metric: str = "") -> RunRecord:
@@ -88,12 +87,7 @@ def value_at_best(run: RunRecord, metric: str) -> float:
 
 
 def _training_runs(experiment: str) -> Iterator[RunRecord]:
-    ids = {found.name: found.experiment_id for found in list_experiments()}
-    if experiment not in ids:
-        raise TrackingError(
-            f"no experiment {experiment!r}; there are {', '.join(map(repr, ids)) or 'none'}"
-        )
-    query = RunQuery((ids[experiment],), kind=names.KIND_TRAIN, status="FINISHED")
+    query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
     offset, more = 0, True
     while more:
         page = search_runs(query, offset=offset, limit=PAGE)

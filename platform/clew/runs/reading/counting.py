@@ -1,16 +1,17 @@
 """How many runs there are, and which values a tag has: from a database at once.
 
-MLflow's client cannot be asked either. Of a tracking server, the number of runs is found by asking
-which offsets are past the end, first near the number that it was before.
+MLflow's client cannot be asked either: a database is, through MLflow's own tables. Of a tracking
+server, the number of runs is found by asking which offsets are past the end, first near the number
+that it was before.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from mlflow.entities import ViewType
+from mlflow.entities import LifecycleStage, ViewType
 
 from clew.runs import store
-from clew.runs.reading.database import count_by_status, database_of, tag_values
-from clew.runs.reading.runs import client
+from clew.runs.reading.runs import client, database_of
 from clew.runs.reading.search import RunQuery, experiment_ids_of, filter_string, page_token
 
 MAX_COUNT = 1_000_000
@@ -27,8 +28,7 @@ def count_runs(query: RunQuery, *, near: int = 0) -> int:
         ids, text = experiment_ids_of(connected, query), filter_string(query)
         base = database_of(connected)
         if base is not None and text == filter_string(RunQuery(status=query.status)):
-            counts = count_by_status(base, ids)
-            return counts.get(query.status, 0) if query.status else sum(counts.values())
+            return _count(base, ids, query.status)
 
         def reaches(offset: int) -> bool:
             page = connected.search_runs(
@@ -37,6 +37,24 @@ def count_runs(query: RunQuery, *, near: int = 0) -> int:
             return len(page) > 0
 
         return first_unreached(reaches, near)
+
+
+def _count(base: Any, experiment_ids: Sequence[str], status: str) -> int:
+    """Count the active runs of experiments in a database; an empty status stands for each."""
+    from mlflow.store.tracking.dbmodels.models import SqlRun
+    from sqlalchemy import func
+
+    with base.ManagedSessionMaker() as session:
+        counted = session.query(func.count()).select_from(SqlRun).filter(*_active(experiment_ids))
+        return int((counted.filter(SqlRun.status == status) if status else counted).scalar())
+
+
+def _active(experiment_ids: Sequence[str]) -> tuple[Any, Any]:
+    """Return the conditions on MLflow's table of runs for the active ones of experiments."""
+    from mlflow.store.tracking.dbmodels.models import SqlRun
+
+    is_active: Any = SqlRun.lifecycle_stage == LifecycleStage.ACTIVE
+    return SqlRun.experiment_id.in_(map(int, experiment_ids)), is_active
 
 
 def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
@@ -71,4 +89,10 @@ def values_of_tag(experiment_ids: tuple[str, ...], key: str) -> set[str] | None:
         base = database_of(connected)
         if base is None:
             return None
-        return tag_values(base, experiment_ids_of(connected, RunQuery(experiment_ids)), key)
+        from mlflow.store.tracking.dbmodels.models import SqlRun, SqlTag
+
+        ids = experiment_ids_of(connected, RunQuery(experiment_ids))
+        with base.ManagedSessionMaker() as session:
+            tags = session.query(SqlTag.value).join(SqlRun, SqlRun.run_uuid == SqlTag.run_uuid)
+            rows = tags.filter(SqlTag.key == key, *_active(ids)).distinct()
+            return {value for (value,) in rows}

@@ -1,16 +1,17 @@
-"""What reviewers disagree about.
+"""What reviewers disagree about, and how far they agree beyond chance.
 
-About an explanation, if their last verdicts differ; about a training fact, if one marks it wrong
-that convinced another, in whatever explanations of models of the same data. Reviews without a name
-are left out: two of them may be from one person.
+They disagree about an explanation, if their last verdicts differ; about a training fact, if one
+marks it wrong that convinced another, in whatever explanations of models of the same data. Reviews
+without a name are left out: two of them may be from one person.
 """
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 
 from clew.runs.reading.decisions import About, Decision, Key, opinion_of
-from clew.runs.reading.reviews import Fact, Review, latest_of_each, origins_of
+from clew.runs.reading.reviews import Fact, Review, Verdict, latest_of_each, origins_of
 from clew.runs.reading.runs import RunRecord
 
 
@@ -31,7 +32,7 @@ class Disagreement:
     triple: Fact
     opinions: tuple[Opinion, ...]
     """One of each reviewer, oldest first."""
-    decisions: tuple[Decision, ...] = field(default=())
+    decisions: tuple[Decision, ...] = ()
     """All that was decided about it, oldest first: the last one counts."""
     key: str = ""
     """Short name for an address."""
@@ -106,3 +107,53 @@ def find_disagreements(
 def _spoken_of(review: Review) -> list[tuple[About, Fact]]:
     marked = dict.fromkeys((*review.wrong, *review.convincing))
     return [("explanation", review.test), *(("fact", fact) for fact in marked)]
+
+
+@dataclass(frozen=True)
+class ReviewerAgreement:
+    """Agreement over the explanations that at least two reviewers judged."""
+
+    alpha: float | None
+    """None if there are no such explanations, or if all their verdicts are the same: chance would
+    give that too."""
+    num_explanations: int
+    """Explanations with at least two verdicts."""
+
+
+def reviewer_agreement(reviews: Iterable[Review]) -> ReviewerAgreement:
+    """Return how far the last verdicts of different reviewers agree.
+
+    Reviews without a reviewer's name are left out: two of them may be from one person.
+    """
+    verdicts: dict[tuple[str, Fact], list[Verdict]] = {}
+    for review in latest_of_each(review for review in reviews if review.reviewer):
+        verdicts.setdefault((review.run_id, review.test), []).append(review.verdict)
+    judged = [found for found in verdicts.values() if len(found) > 1]
+    return ReviewerAgreement(krippendorff_alpha(judged), len(judged))
+
+
+def krippendorff_alpha(units: Sequence[Sequence[object]]) -> float | None:
+    """Return Krippendorff's alpha of nominal values; those of one thing are a list.
+
+    Reviewers may have judged different things, and any number of them. A thing with m > 1 values
+    counts each ordered pair of them with the weight 1 / (m - 1), one with fewer is left out; with n
+    values in all such things, n_c of them of kind c, and o the total weight of the pairs that
+    differ,
+
+        alpha = 1 - (n - 1) o / (n^2 - sum over c of n_c^2).
+
+    1 is perfect agreement, 0 what chance gives, below 0 is worse than chance (Krippendorff, 2011,
+    Computing Krippendorff's Alpha-Reliability, section C, nominal data). None if no thing has two
+    values, or if all values are the same.
+    """
+    paired = [Counter(unit) for unit in units if len(unit) > 1]
+    totals = sum(paired, Counter[object]())
+    count = totals.total()
+    expected = count**2 - sum(number**2 for number in totals.values())
+    if not expected:
+        return None
+    differing = sum(
+        (unit.total() ** 2 - sum(number**2 for number in unit.values())) / (unit.total() - 1)
+        for unit in paired
+    )
+    return 1 - (count - 1) * differing / expected

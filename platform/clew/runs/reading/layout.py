@@ -1,11 +1,14 @@
-"""Where the entities of an explanation stand in a picture, and how their names are broken.
+"""How the entities of an explanation look in a picture: their places, names, colours and symbols.
 
 Entities stand in columns from the test triple's head to its tail: between both what joins them by
 short paths, outside of them what is nearer to one end. The same explanation always looks the same.
+Kinds of entities are told apart by a colour and by a symbol.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 
@@ -14,6 +17,11 @@ LINE_CHARACTERS = 20
 MAX_BETWEEN = 3
 """An entity on a path of at most so many facts from head to tail stands between them."""
 Position = tuple[float, float]
+Symbol = Literal["circle", "rect", "diamond", "triangle"]
+MARKS: dict[Symbol, str] = {"circle": "●", "rect": "■", "diamond": "◆", "triangle": "▲"}
+SYMBOLS: tuple[Symbol, ...] = tuple(MARKS)
+COLOURS = ("#009E73", "#A8568A", "#4F7CAC", "#8C6D31", "#5B5EA6")
+"""Not those of influence; each at least 3 : 1 on the light page and on the dark one."""
 
 
 def node_labels(test: pd.Series, facts: pd.DataFrame) -> dict[str, str]:
@@ -89,3 +97,35 @@ def name_lines(text: str, num_lines: int) -> list[str]:
 def short_text(text: str) -> str:
     """Return a text that is cut, with a sign of it, where it is too long for a picture."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a kind is drawn."""
+
+    colour: str
+    symbol: Symbol
+
+    @property
+    def mark(self) -> str:
+        """The symbol in a text."""
+        return MARKS[self.symbol]
+
+
+PLAIN = Look("#8A959B", "circle")
+"""Of what has no kind."""
+
+
+def looks(kinds: Mapping[str, str], entities: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each kind that some entities have, in the order of the kinds' names.
+
+    A kind looks the same in every explanation of the data: its place among all kinds of the data
+    counts, not among those that are shown.
+    """
+    every = sorted(set(kinds.values()))
+    shown = {kinds[entity] for entity in entities if entity in kinds}
+    return {
+        kind: Look(COLOURS[place % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)])
+        for place, kind in enumerate(every)
+        if kind in shown
+    }

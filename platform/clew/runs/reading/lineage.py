@@ -1,12 +1,12 @@
 """Where a run comes from and what came of it: other runs, and versions of registered models."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clew import names
 from clew.runs import store
+from clew.runs.reading.models import Version, version_of
 from clew.runs.reading.runs import RunRecord, client
 from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
 
@@ -38,22 +38,13 @@ class Relative:
 
 
 @dataclass(frozen=True)
-class ModelVersion:
-    """A version of a registered model that came of a run."""
-
-    model: str
-    version: int
-    aliases: tuple[str, ...]
-    tags: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Lineage:
     """What a run comes from, and what came of it."""
 
     sources: tuple[Relative, ...]
     results: tuple[Relative, ...]
-    versions: tuple[ModelVersion, ...]
+    versions: tuple[Version, ...]
+    """Of registered models, without their run."""
 
 
 def lineage(run: RunRecord) -> Lineage:
@@ -71,7 +62,7 @@ def lineage(run: RunRecord) -> Lineage:
     return Lineage(tuple(sources), tuple(results), _versions(run.run_id))
 
 
-def _versions(run_id: str) -> tuple[ModelVersion, ...]:
+def _versions(run_id: str) -> tuple[Version, ...]:
     with store.using(f"the model versions of run {run_id}"):
         connected = client()
         found = connected.search_model_versions(f"run_id = {quoted(run_id)}")
@@ -79,16 +70,5 @@ def _versions(run_id: str) -> tuple[ModelVersion, ...]:
             name: dict(connected.get_registered_model(name).aliases)
             for name in {version.name for version in found}
         }
-    return tuple(
-        ModelVersion(
-            version.name,
-            int(version.version),
-            tuple(
-                sorted(
-                    a for a, v in aliases[version.name].items() if int(v) == int(version.version)
-                )
-            ),
-            dict(version.tags or {}),
-        )
-        for version in sorted(found, key=lambda version: (version.name, -int(version.version)))
-    )
+    versions = [version_of(version, aliases[version.name]) for version in found]
+    return tuple(sorted(versions, key=lambda version: (version.model, -version.version)))

@@ -3,6 +3,7 @@
 The curve of epochs says how far a training run is, and how long the rest takes.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +17,7 @@ from mlflow.entities import Metric
 from clew import names
 from clew.config.directions import direction_of
 from clew.runs import store
-from clew.runs.reading.database import database_of, metric_values
-from clew.runs.reading.runs import RunRecord, client
+from clew.runs.reading.runs import RunRecord, client, database_of
 
 MAX_POINTS = 600
 NUM_THREADS = 8
@@ -70,7 +70,8 @@ def _values(
     """
     if (base := database_of(connected)) is not None:
         with store.using(f"metric {key}"):
-            yield from metric_values(base, run_ids, key)
+            for found in base.get_metric_history_bulk(run_ids, key, sys.maxsize):
+                yield found.run_id, found.step, found.timestamp, found.value
         return
 
     def read(run_id: str) -> list[Metric]:

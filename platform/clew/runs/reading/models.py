@@ -43,7 +43,7 @@ class Version:
     aliases: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     run: RunRecord | None = None
-    """The training run that it came from; None when that is gone."""
+    """The training run that it came from; None where it was not asked for, or is gone."""
 
 
 @dataclass(frozen=True)
@@ -121,25 +121,25 @@ def list_versions(model: RegisteredModel) -> list[Version]:
             max_results=MAX_VERSIONS,
             order_by=["version_number DESC"],
         )
-    versions = [_version(version, model) for version in found]
-    wanted = {version.run_id for version in versions if version.run_id}
-    runs = {run.run_id: run for run in find_runs(sorted(wanted))}
-    return [
-        Version(**{**vars(version), "run": runs.get(version.run_id)})
-        for version in sorted(versions, key=lambda version: -version.version)
-    ]
+    wanted = [version.run_id for version in found if version.run_id]
+    runs = {run.run_id: run for run in find_runs(wanted)}
+    return [version_of(version, model.aliases, runs.get(version.run_id or "")) for version in found]
 
 
-def _version(found: ModelVersion, model: RegisteredModel) -> Version:
+def version_of(
+    found: ModelVersion, aliases: Mapping[str, int], run: RunRecord | None = None
+) -> Version:
+    """Return a version as MLflow has it, with its aliases among those of its model."""
     number = int(found.version)
     return Version(
-        model=model.name,
+        model=found.name,
         version=number,
         run_id=found.run_id or "",
         created_ms=int(found.creation_timestamp or 0),
         status=str(found.status or ""),
-        aliases=tuple(sorted(a for a, version in model.aliases.items() if version == number)),
+        aliases=tuple(sorted(a for a, version in aliases.items() if int(version) == number)),
         tags=dict(found.tags or {}),
+        run=run,
     )
 
 

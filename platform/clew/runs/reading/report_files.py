@@ -78,7 +78,7 @@ def report_files(run_id: str, folder: Path) -> ReportFiles:
     if not found:
         raise TrackingError(
             f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
-            f"in {store.shown(store.tracking_uri())}; it may still be working, or have "
+            f"in {store.in_use()}; it may still be working, or have "
             "failed: look at its state"
         )
     return ReportFiles(**found)

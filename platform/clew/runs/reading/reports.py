@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from clew.errors import DataError, described
-from clew.parquet import read_columns
+from clew.parquet import columns_of, read_columns
 from clew.runs.influence_columns import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
@@ -190,23 +189,19 @@ def _all_rows(files: ReportFiles) -> pd.DataFrame:
 
 def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
     """Read a test's rows, or of all tests the columns that tell them apart."""
+    expected = "an influence table"
     needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
-    try:
-        present = pq.read_schema(path).names
-        if missing := [column for column in needed if column not in present]:
-            raise DataError(f"{path}: column {missing[0]} is missing; expected an influence table")
-        if test_index is None:
-            columns = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN]
-        else:
-            kept = (PART_PREFIX, CHECKPOINT_PREFIX)
-            numbers = {RANK_COLUMN, *FURTHER_COLUMNS}
-            more = [c for c in present if c in numbers or c.startswith(kept)]
-            columns = needed + more
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
-    where = None if test_index is None else (TEST_INDEX_COLUMN, test_index)
+    present = columns_of(path, expected)
+    if missing := [column for column in needed if column not in present]:
+        raise DataError(f"{path}: column {missing[0]} is missing; expected {expected}")
+    if test_index is None:
+        columns, where = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN], None
+    else:
+        numbers, split = {RANK_COLUMN, *FURTHER_COLUMNS}, (PART_PREFIX, CHECKPOINT_PREFIX)
+        more = [column for column in present if column in numbers or column.startswith(split)]
+        columns, where = needed + more, (TEST_INDEX_COLUMN, test_index)
     types = {column: _type_of(column) for column in columns}
-    table = read_columns(path, types, "an influence table", where=where)
+    table = read_columns(path, types, expected, where=where)
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
     return rows
 

@@ -1,4 +1,7 @@
-"""Finds a run and reads what it recorded: tags, parameters, configuration, artifacts."""
+"""Finds a run and reads what it recorded: tags, parameters, configuration, artifacts.
+
+A folder can be added to its artifacts after it has ended.
+"""
 
 import functools
 import shutil
@@ -6,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import FileInfo, Run
@@ -57,6 +61,16 @@ def client() -> MlflowClient:
 @functools.lru_cache(maxsize=8)
 def _client(uri: str) -> MlflowClient:
     return MlflowClient(uri)
+
+
+def database_of(connected: MlflowClient) -> Any | None:
+    """Return MLflow's store in a database, None for a tracking server.
+
+    MLflow's client has no call that counts, none that lists the values of a tag, and one for each
+    curve of each run. A database answers each at once.
+    """
+    tracking = connected._tracking_client.store
+    return tracking if hasattr(tracking, "ManagedSessionMaker") else None
 
 
 def find_run(run_id: str) -> RunRecord:
@@ -140,6 +154,16 @@ def download_artifact(run_id: str, path: str, folder: Path) -> Path:
         ) from None
 
 
+def keep_folder(run_id: str, folder: Path, place: str) -> None:
+    """Copy a folder to `place` among the artifacts of a run, over what is there.
+
+    Raises:
+        TrackingError: the store does not take it.
+    """
+    with store.using(f"keeping {place} with run {run_id}"):
+        client().log_artifacts(run_id, str(folder), place)
+
+
 def _put(found: Path, target: Path) -> Path:
     """Move what was downloaded to its place, instead of what an earlier download left there."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +184,7 @@ def _get_run(connected: MlflowClient, run_id: str) -> Run:
         try:
             run = connected.get_run(run_id)
         except MlflowException as error:
-            if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
+            if error.error_code not in store.MISSING:
                 raise
             raise TrackingError(
                 f"no run {run_id} in {store.shown(connected.tracking_uri)}; take the id of a run "

@@ -14,8 +14,9 @@ from urllib.parse import parse_qsl, urlencode
 from pydantic import TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import ConfigError, DataError, described
+from clew.errors import ConfigError, DataError, UsageError, described
 from clew.runs import store
+from clew.runs.reading import records
 from clew.runs.reading.runs import client, find_run
 from clew.runs.reading.search import experiments_of
 
@@ -82,7 +83,7 @@ def list_views() -> SavedViews:
             name = key.removeprefix(names.TAG_VIEW_PREFIX)
             try:
                 view = _decode(name, value, str(experiment.experiment_id))
-            except DataError as error:
+            except UsageError as error:
                 problems.append(f"{name}: {error}")
                 continue
             if name not in found or found[name].created < view.created:
@@ -93,16 +94,11 @@ def list_views() -> SavedViews:
 
 def _decode(name: str, text: str, experiment_id: str) -> SavedView:
     try:
-        content: dict[str, Any] = TypeAdapter(dict[str, Any]).validate_json(text)
-        version = content.pop("schema_version", None)
-        if version != SCHEMA_VERSION:
-            raise DataError(f"no view of schema {SCHEMA_VERSION}")
-        kept = content | {"name": check_name(name), "experiment_id": experiment_id}
-        return _VIEW.validate_python(kept)
+        content = TypeAdapter(dict[str, Any]).validate_json(text)
     except ValidationError as error:
         raise DataError(f"not a whole view ({described(error)})") from None
-    except ConfigError as error:
-        raise DataError(str(error)) from None
+    kept = content | {"name": check_name(name), "experiment_id": experiment_id}
+    return records.validated(kept, _VIEW, "view", SCHEMA_VERSION)
 
 
 def check_name(name: str) -> str:

@@ -56,6 +56,8 @@ class RunQuery:
     source_run: str = ""
     parent_run: str = ""
     resumed_from: str = ""
+    cell: str = ""
+    """Of a study."""
     reviewed: bool = False
     """Only those with a review."""
     order_by: str = "attributes.start_time DESC"
@@ -75,6 +77,20 @@ def list_experiments() -> list[Experiment]:
     with store.using("the list of experiments"):
         found = experiments_of(client())
     return [Experiment(str(e.experiment_id), e.name) for e in found]
+
+
+def experiment_id_of(name: str) -> str:
+    """Return the identity of an experiment.
+
+    Raises:
+        TrackingError: there is no active one of this name.
+    """
+    known = {found.name: found.experiment_id for found in list_experiments()}
+    if name not in known:
+        raise TrackingError(
+            f"no experiment {name!r}; there are {', '.join(map(repr, known)) or 'none'}"
+        )
+    return known[name]
 
 
 def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage:
@@ -114,11 +130,7 @@ def find_cell(cell_id: str) -> RunRecord | None:
     Raises:
         TrackingError: the store does not answer.
     """
-    experiments = [experiment.experiment_id for experiment in list_experiments()]
-    condition = f"tags.`{names.TAG_CELL}` = {quoted(cell_id)} AND attributes.status = 'FINISHED'"
-    with store.using("runs of a study"):
-        found = client().search_runs(experiments, condition, max_results=1)
-    return record_of(found[0]) if found else None
+    return next(iter(search_runs(RunQuery(cell=cell_id, status="FINISHED"), limit=1).runs), None)
 
 
 def run_meant(reference: str, kind: str) -> str:
@@ -136,10 +148,9 @@ def run_meant(reference: str, kind: str) -> str:
     query = RunQuery(kind=kind, status="FINISHED", order_by="attributes.end_time DESC")
     page = search_runs(query, limit=1)
     if not page.runs:
-        where = store.shown(store.tracking_uri())
         raise TrackingError(
             f"{names.NEWEST!r} stands for the {kind} run that finished last, but no {kind} run of "
-            f"{where} has finished; `clew runs` lists the runs that there are"
+            f"{store.in_use()} has finished; `clew runs` lists the runs that there are"
         )
     run = page.runs[0]
     logger.info("%s is run %s (%s)", names.NEWEST, run.run_id, run.name)
@@ -157,6 +168,7 @@ def filter_string(query: RunQuery) -> str:
         names.TAG_SOURCE_RUN: query.source_run,
         MLFLOW_PARENT_RUN_ID: query.parent_run,
         names.TAG_RESUMED_FROM: query.resumed_from,
+        names.TAG_CELL: query.cell,
         names.TAG_REVIEWED: "true" if query.reviewed else "",
     }
     clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]

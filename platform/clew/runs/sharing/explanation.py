@@ -47,13 +47,30 @@ class SharedExplanation:
         return " ".join(str(self.test[key]) for key in ("head", "relation", "tail"))
 
 
-def explanation_of(files: ReportFiles, index: int, *, run_id: str = "") -> SharedExplanation:
-    """Return an explained triple by its place in a report.
+def open_explanation(source: str, index: int) -> SharedExplanation:
+    """Return an explained triple of a trace run, or of an `influence.json` on this disk.
 
     Args:
-        files: The report's files.
-        index: The place, from 0.
-        run_id: The run that they belong to; empty: none, so names and numbers are all there is.
+        source: The run, or the file, or its folder.
+        index: The triple's place in the report, from 0.
+
+    Raises:
+        UsageError: there is no such run, file or triple.
+    """
+    path = expanded(source)
+    if path.suffix == ".json" or path.is_dir():
+        return _explanation_in(_files_at(path), index)
+    with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
+        files = report_files(source, Path(folder))
+        if files.text is not None or files.sequence is not None:
+            raise ConfigError(
+                f"run {source} explains no triple; reports are written of explained triples"
+            )
+        return _with_run(_explanation_in(files, index), source)
+
+
+def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
+    """Return an explained triple as a report has it: names and numbers are all there is.
 
     Raises:
         ConfigError: there is no such triple in the report.
@@ -66,52 +83,27 @@ def explanation_of(files: ReportFiles, index: int, *, run_id: str = "") -> Share
         )
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
     facts = read_facts(files, index)
-    paths = tuple(find_paths(test, facts))
-    if not run_id:
-        return SharedExplanation(test, facts, paths, head)
+    return SharedExplanation(test, facts, tuple(find_paths(test, facts)), head)
+
+
+def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
+    """Add what the store knows by now: its run, the model, reviews, tests of such explanations."""
     run = find_run(run_id)
     model = _model_run(run)
-    return SharedExplanation(
-        test,
-        facts,
-        paths,
-        _with_validation(head),
-        run,
-        model,
-        kinds={} if model is None else _kinds(model),
-        reviews=_reviews(run_id, test),
-        decision=decision_on(triple_of(test), read_decisions(run_id).decisions),
+    triple, head = triple_of(explanation.test), explanation.head
+    validation = head.validation or find_validation_of_report(
+        head.run_id, head.settings, ensemble=head.runs
     )
-
-
-def _with_validation(head: ReportHead) -> ReportHead:
-    """Return a report's head with what is known by now of such explanations of its model.
-
-    Raises:
-        TrackingError: the store does not answer.
-    """
-    if head.validation is not None:
-        return head
-    found = find_validation_of_report(head.run_id, head.settings, ensemble=head.runs)
-    return replace(head, validation=found)
-
-
-def open_explanation(source: str, index: int) -> SharedExplanation:
-    """Return an explained triple of a trace run, or of an `influence.json` on this disk.
-
-    Raises:
-        UsageError: there is no such run, file or triple.
-    """
-    path = expanded(source)
-    if path.suffix == ".json" or path.is_dir():
-        return explanation_of(_files_at(path), index)
-    with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
-        files = report_files(source, Path(folder))
-        if files.text is not None or files.sequence is not None:
-            raise ConfigError(
-                f"run {source} explains no triple; reports are written of explained triples"
-            )
-        return explanation_of(files, index, run_id=source)
+    reviews = read_reviews(run_id).reviews
+    return replace(
+        explanation,
+        head=replace(head, validation=validation),
+        run=run,
+        model=model,
+        kinds={} if model is None else _kinds(model),
+        reviews=tuple(review for review in reviews if review.test.triple == triple),
+        decision=decision_on(triple, read_decisions(run_id).decisions),
+    )
 
 
 def _files_at(path: Path) -> ReportFiles:
@@ -147,8 +139,3 @@ def _kinds(model: RunRecord) -> Mapping[str, str]:
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
     """Return a row of a report's tests under the data set's own names."""
     return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
-
-
-def _reviews(run_id: str, test: pd.Series) -> tuple[Review, ...]:
-    found = read_reviews(run_id).reviews
-    return tuple(review for review in found if review.test.triple == triple_of(test))

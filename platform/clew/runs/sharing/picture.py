@@ -8,8 +8,16 @@ from dataclasses import dataclass
 import pandas as pd
 from markupsafe import Markup
 
-from clew.runs.reading.kinds import PLAIN, Look, looks
-from clew.runs.reading.layout import Position, name_lines, node_labels, positions, short_text
+from clew.runs.reading.layout import (
+    PLAIN,
+    Look,
+    Position,
+    looks,
+    name_lines,
+    node_labels,
+    positions,
+    short_text,
+)
 
 WIDTH = 960
 ROW_HEIGHT, MIN_ROWS = 58, 4

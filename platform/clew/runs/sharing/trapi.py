@@ -215,8 +215,10 @@ def _predicted(test: pd.Series, graphs: list[str]) -> Edge:
         *_origin("prediction", "computational_model"),
         *(
             Attribute(
-                attribute_type_id="biolink:has_quantitative_value", value=float(value)
-            ).model_copy(update={"original_attribute_name": name})
+                attribute_type_id="biolink:has_quantitative_value",
+                value=float(value),
+                original_attribute_name=name,
+            )
             for name, value in numbers.items()
             if pd.notna(value)
         ),

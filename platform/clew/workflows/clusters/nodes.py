@@ -117,7 +117,7 @@ def describe() -> ClusterNode:
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     code = f"Clew {digest.hexdigest()[:8]} with torch {version('torch')}, Python {python_version()}"
-    return ClusterNode(code, describe_machine(torch_version=version("torch")))
+    return ClusterNode(code, describe_machine())
 
 
 def carry_out(

@@ -15,7 +15,7 @@ from clew.influence.windows.estimates import Searched, SearchSettings
 from clew.influence.windows.index_files import FOLDER
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.influence.windows.unrolled import UnrolledWindowTracer
-from clew.runs.kept_folders import keep_folder
+from clew.runs.reading.runs import keep_folder
 from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord

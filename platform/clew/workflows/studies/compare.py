@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from clew import names
@@ -133,7 +132,7 @@ def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -
     return StudyReport(
         study=study,
         values=values,
-        machine=describe_machine(torch_version=version("torch")),
+        machine=describe_machine(),
         commit=git_commit() or "unknown",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         problems=[
