@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from clew.api.models import Model, Recorded, reference_of
-from clew.api.tables import FACT, TEST, frame_table, text_table, triple_table
+from clew.api.tables import FACT, TEST, triple_table, window_table
 from clew.errors import ConfigError
 from clew.extras import extra
 from clew.files import working_folder
@@ -147,9 +147,9 @@ def attribute(
         if prompt is not None:
             texts = [Text(prompt, continuation)]
             (text,) = trace_texts(reference, texts, settings, progress=progress)
-            return Attribution(text.report, text.run_id, text_table(text.report))
+            return Attribution(text.report, text.run_id, window_table(text.report))
         (frames,) = trace_sequences(reference, [frame], settings, progress=progress)
-        return Attribution(frames.report, frames.run_id, frame_table(frames.report))
+        return Attribution(frames.report, frames.run_id, window_table(frames.report))
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Explanations as tables: a row for each training example."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
-from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, WindowScore
+from clew.runs.window_report import SequenceInfluenceReport, WindowReport, WindowScore
 
 TEST = "test"
 """Column: number of the prediction that is explained, from 0."""
@@ -28,32 +29,21 @@ def triple_table(report: InfluenceReport) -> pd.DataFrame:
     return _table(rows, ["head", "relation", "tail"])
 
 
-def text_table(report: TextInfluenceReport) -> pd.DataFrame:
-    """Return the training windows of an explained text."""
+def window_table(report: WindowReport[Any]) -> pd.DataFrame:
+    """Return the training windows of an explained text or of an explained window of frames."""
+    own = ["window", "first_token", "text"]
+    if isinstance(report, SequenceInfluenceReport):
+        own = ["window", "last_frame", "group", "target"]
     rows: list[Row] = [
         {
-            **{TEST: 0, "side": side, FACT: report.shown(window), "window": window.window},
-            **{"first_token": window.first_token, "text": window.text},
+            **{TEST: 0, "side": side, FACT: report.shown(window)},
+            **{name: getattr(window, name) for name in own},
             **_numbers(window, report.steps),
         }
         for side, windows in (("proponent", report.proponents), ("opponent", report.opponents))
         for window in windows
     ]
-    return _table(rows, ["window", "first_token", "text"])
-
-
-def frame_table(report: SequenceInfluenceReport) -> pd.DataFrame:
-    """Return the training windows of an explained window of frames."""
-    rows: list[Row] = [
-        {
-            **{TEST: 0, "side": side, FACT: report.shown(window), "window": window.window},
-            **{"last_frame": window.last_frame, "group": window.group, "target": window.target},
-            **_numbers(window, report.steps),
-        }
-        for side, windows in (("proponent", report.proponents), ("opponent", report.opponents))
-        for window in windows
-    ]
-    return _table(rows, ["window", "last_frame", "group", "target"])
+    return _table(rows, own)
 
 
 def _words(triple: TripleRecord) -> Row:
