@@ -18,6 +18,7 @@ from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.devices import find_device
+from clew.training.distributed import World
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows.planning import memory_guard
@@ -260,10 +261,12 @@ def test_auto_trains_with_the_losses_of_the_explicit_setting(
 ) -> None:
     resolved: list[TrainingConfig] = []
 
-    def resolve(config: RunConfig, device: torch.device, world: object) -> RunConfig:
+    def resolve(config: RunConfig, device: torch.device, world: World) -> RunConfig:
         limit = total_gib(changed(training__batch_size=128, training__gradient_accumulation=4))
         limit += 1e-4
-        found = resolve_batch_size(config, device, limit=limit)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory_guard, "free_gib", lambda device: limit / memory_guard.USED_SHARE)
+            found = resolve_batch_size(config, device, world)
         resolved.append(found.training)
         return found
 
@@ -280,9 +283,10 @@ def test_auto_trains_with_the_losses_of_the_explicit_setting(
     assert len(found) == 4, "1,560 queries in steps of 512"
 
 
-def test_auto_refuses_what_cannot_fit() -> None:
+def test_auto_refuses_what_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_guard, "free_gib", lambda device: 1e-6)
     with pytest.raises(OutOfMemoryError, match=r"no microbatch of 2 .* fits into 0\.00 GiB"):
-        resolve_batch_size(changed(training__batch_size="auto"), CPU, limit=1e-6)
+        resolve_batch_size(changed(training__batch_size="auto"), CPU, World())
 
 
 @pytest.mark.parametrize(

@@ -30,26 +30,23 @@ USED_SHARE = 0.85
 """Share of the memory that is there which `auto` may use: predictions err by up to 15 %."""
 
 
-def resolve_batch_size(
-    config: RunConfig, device: torch.device, world: World | None = None, *, limit: float = 0.0
-) -> RunConfig:
+def resolve_batch_size(config: RunConfig, device: torch.device, world: World) -> RunConfig:
     """Return the configuration with numbers in place of `auto`, the same in every process.
 
     Args:
         config: As it was given.
         device: Where training will run.
         world: Processes of the run; the main one chooses for all.
-        limit: GiB that training may take; 0: a share of what is there now.
 
     Raises:
         OutOfMemoryError: not even the smallest microbatch fits.
     """
     if config.training.batch_size != AUTO_BATCH_SIZE:
         return config
-    world, chosen = world or World(), 0
+    chosen = 0
     if world.is_main:
         planner = MemoryPlanner(build_task(config), device, world.size)
-        chosen = largest_divisor(planner, config, limit or USED_SHARE * free_gib(device))
+        chosen = largest_divisor(planner, config, USED_SHARE * free_gib(device))
     chosen = int(world.broadcast({"batch_size": float(chosen)}, device)["batch_size"])
     config = with_settings(config, split(config, chosen))
     logger.info("microbatches of %d, %d in a step", chosen, config.training.gradient_accumulation)

@@ -21,17 +21,13 @@ FLOAT_BYTES = 4
 COPIES_OF_QUERIES = 4  # queries of all processes, their gradient, and both once more as sent
 
 
-@dataclass(frozen=True)
-class DeviceSpeed:
-    """What a device can do, by its data sheet."""
-
-    operations_per_second: float = 67e12
-    memory_bytes_per_second: float = 3.35e12
-    link_bytes_per_second: float = 450e9
-    """To other devices of the machine; where they are on several machines, what a network gives."""
-
-
+# What an H100 can do, by its data sheet.
+OPERATIONS_PER_SECOND = 67e12
+MEMORY_BYTES_PER_SECOND = 3.35e12
+LINK_BYTES_PER_SECOND = 450e9
+"""To other devices of the machine."""
 NETWORK_BYTES_PER_SECOND = 50e9
+"""To other machines."""
 DEVICES_PER_MACHINE = 8
 
 
@@ -95,18 +91,15 @@ class ScalePlan:
         )
 
 
-def plan_scale(
-    config: RunConfig, graph: GraphSize, processes: int, device: DeviceSpeed | None = None
-) -> ScalePlan:
-    """Return what a configuration of link prediction takes in some processes.
+def plan_scale(config: RunConfig, graph: GraphSize, processes: int) -> ScalePlan:
+    """Return what a configuration of link prediction takes in some processes, each on an H100.
 
     Args:
         config: Its batch size is that of a microbatch in each process.
         graph: Entities and training triples.
         processes: Number of processes, each with its rows of the entity table.
-        device: Speeds; unset: an H100's.
     """
-    model, loss, speed = config.model, config.loss, device or DeviceSpeed()
+    model, loss = config.model, config.loss
     assert isinstance(model, GraphModelSettings)
     assert isinstance(loss, EntityLoss)
     softmax = loss.function == "softmax_cross_entropy"
@@ -117,11 +110,10 @@ def plan_scale(
     updated = touched if config.updates_rows else rows
     state = _state_numbers(config)
     products = (4 if softmax and not loss.negatives else 3) * 2 * queries * compared * dim
-    rate = PRODUCT_SHARE * speed.operations_per_second * processes
+    rate = PRODUCT_SHARE * OPERATIONS_PER_SECOND * processes
     received = _received_bytes(processes, config)
-    link = speed.link_bytes_per_second
-    if processes > DEVICES_PER_MACHINE:
-        link = NETWORK_BYTES_PER_SECOND
+    in_one_machine = processes <= DEVICES_PER_MACHINE
+    link = LINK_BYTES_PER_SECOND if in_one_machine else NETWORK_BYTES_PER_SECOND
     row_bytes = dim * FLOAT_BYTES
     num_queries = graph.num_triples * 2
     trace = TRACE_OPERATIONS * num_queries * graph.num_entities * dim
@@ -135,7 +127,7 @@ def plan_scale(
         # Row, gradient and state are read, row and state written.
         table_seconds_per_step=updated
         * (3 * row_bytes + 2 * state * FLOAT_BYTES)
-        / speed.memory_bytes_per_second,
+        / MEMORY_BYTES_PER_SECOND,
         traffic_seconds_per_step=received / link,
         steps_per_epoch=-(-num_queries // queries),
         trace_hours=trace / rate * PRODUCT_SHARE / 3600,
