@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from clew.config.schema import RunConfig
 from clew.config.search_space import Value
@@ -31,16 +31,15 @@ class Began(BaseModel):
 class Validated(BaseModel):
     """A node tells of a validation; the answer is whether to give the trial up."""
 
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # as null it would be no value
+
     number: int
     value: float
     epoch: int
     is_last: bool
 
 
-class TrialMessage(BaseModel):
-    """What a node says."""
-
-    said: Began | Validated
+_SAID: TypeAdapter[Began | Validated] = TypeAdapter(Began | Validated)
 
 
 class NodeLine:
@@ -65,7 +64,7 @@ class NodeLine:
         return time.monotonic() >= self._ends
 
     def _ask(self, said: Began | Validated) -> str:
-        return self._channel.ask(TrialMessage(said=said).model_dump_json())
+        return self._channel.ask(said.model_dump_json())
 
 
 def try_settings(
@@ -135,7 +134,7 @@ class ClusterTrials:
             self._cluster.submit(trial.number, try_settings, *arguments)
 
     def _answer(self, question: str) -> str:
-        said = TrialMessage.model_validate_json(question).said
+        said = _SAID.validate_json(question)
         line = self._running[said.number]
         if isinstance(said, Validated):
             return str(line.give_up(said.value, said.epoch, is_last=said.is_last))
