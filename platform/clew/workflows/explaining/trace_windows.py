@@ -143,22 +143,17 @@ def explain(
 ) -> Explained:
     """Explain test windows, batches of one each."""
     top_k, num_windows = source.config.influence.top_k, len(tracer.windows)
-    settings, started = search_settings(source), time.perf_counter()
-    found = tracer.explain(tests, top_k=top_k or num_windows, settings=settings, progress=progress)
+    search, started = search_settings(source), time.perf_counter()
+    found = tracer.explain(tests, top_k=top_k or num_windows, settings=search, progress=progress)
     searched = found[0].searched
     making = searched.making_seconds if searched else 0.0
     seconds = (time.perf_counter() - started - making) / len(tests)
     deviation = tracer.half_precision_deviation(tests) if tracer.half else None
-    said: dict[str, Any] = {
-        "run_id": source.run_id or "",
-        "dataset": tracer.task.dataset,
-        "num_windows": num_windows,
-        "seconds": seconds,
-        "device": device_name(tracer.device),
-        "steps": tuple(record.step for record in tracer.checkpoints),
-        "weights": tuple(map(float, tracer.weights)),
-    }
-    said["settings"] = {
+    if source.config.influence.score == "unrolled":  # where the run keeps an average, it is of that
+        form = {"score": "unrolled"} | replay_settings(source.config, tracer.checkpoints[-1].step)
+    else:
+        form = {"score": "raw"} | average_setting(source.config)
+    settings = {
         "top_k": top_k,
         "num_last_layers": tracer.num_last_layers,
         "tests_in_this_pass": len(tests),
@@ -167,17 +162,22 @@ def explain(
         **({} if deviation is None else {"half_precision_deviation": deviation}),
         "data_fingerprint": tracer.task.data_fingerprint,
         "config_hash": source.manifest.config_hash,
-        "score": "raw",
-        **average_setting(source.config),
+        **form,
     }
-    if source.config.influence.score == "unrolled":
-        said["settings"].pop(names.SETTING_EMA_DECAY, None)  # it explains the average
-        said["settings"] |= {"score": "unrolled"}
-        said["settings"] |= replay_settings(source.config, tracer.checkpoints[-1].step)
+    said = {
+        "run_id": source.run_id or "",
+        "dataset": tracer.task.dataset,
+        "num_windows": num_windows,
+        "seconds": seconds,
+        "device": device_name(tracer.device),
+        "steps": tuple(record.step for record in tracer.checkpoints),
+        "weights": tuple(map(float, tracer.weights)),
+        "settings": settings,
+    }
     metrics = {
         names.INFLUENCE_SECONDS_PER_TEST: seconds,
         names.INFLUENCE_PAIRS_PER_SECOND: num_windows / seconds,
-        **deviation_metrics(said["settings"]),
+        **deviation_metrics(settings),
     }
     return Explained(found, said, metrics)
 
