@@ -28,7 +28,6 @@ from clew.runs.influence_report import (
     write_influence_json,
 )
 from clew.runs.reading.validations import find_validation
-from clew.training.manifest import CheckpointRecord
 from clew.training.peers import require_same
 from clew.training.precision import device_name
 from clew.workflows.explaining.given_triples import read_test_triples, usable
@@ -243,12 +242,11 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
 
 def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSource:
     """Return what all tests of the report have in common."""
-    records: tuple[CheckpointRecord, ...] = source.checkpoints
     return ReportSource(
         graph=source.task.graph,
         task=source.task.kind,
         run_id=source.model.run_id or "",
-        checkpoints=records,
+        checkpoints=source.checkpoints,
         settings=settings,
         device=device_name(source.tracer.device),
         validation=find_validation(
