@@ -77,7 +77,7 @@ class Forks:
 
     def start(self, request: Request) -> None:
         """Fork; the child runs the command, and never returns from here."""
-        # An end is reported after its beginning, and nothing begins that is not reported.
+        # Held until the fork is among the commands that run: its end may come at once.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         pid = os.fork()
         if pid == 0:
@@ -86,7 +86,6 @@ class Forks:
             become(request)
             run_and_end()
         self._running[pid] = request.job_id
-        Report(job_id=request.job_id, pid=pid).send()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
     def collect(self, number: int, frame: FrameType | None) -> None:
@@ -100,8 +99,13 @@ class Forks:
 
 
 def become(request: Request) -> None:
-    """Turn this fork into a process of its own that was asked for one command."""
+    """Turn this fork into a process of its own that was asked for one command.
+
+    It reports its beginning itself: if the process that forked it is killed at that moment, who
+    asked for the command still knows what to end.
+    """
     os.setsid()
+    Report(job_id=request.job_id, pid=os.getpid()).send()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     streams = (
         os.open(os.devnull, os.O_RDONLY),

@@ -53,11 +53,15 @@ def pipe(tmp_path: Path) -> Path:
     return tmp_path / "pipe"
 
 
-def shell(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Let jobs run a Python program in place of the command line, in forks as ever."""
+def shell(monkeypatch: pytest.MonkeyPatch, program: str, *, before: str = "") -> None:
+    """Let jobs run a Python program in place of the command line, in forks as ever.
+
+    The program `before` changes the process that forks.
+    """
     warm = f"""
 import sys
 from clew import warm
+{before}
 def run_program():
     exec({program!r})
     sys.exit()
@@ -163,6 +167,27 @@ def test_commands_start_again_after_the_warm_process_died(
     assert finished(job).exit_code == -signal.SIGTERM
     shell(monkeypatch, "print('again')")
     assert finished(jobs.start([], title="the next")).output() == "again\n"
+
+
+DIES_AFTER_ITS_FORK = """
+import os, signal
+fork = os.fork
+def fork_and_die():
+    pid = fork()
+    if pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pid
+os.fork = fork_and_die
+"""
+
+
+def test_a_command_ends_with_the_process_that_died_when_it_had_forked(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell(monkeypatch, "import time\nwhile True: time.sleep(0.1)", before=DIES_AFTER_ITS_FORK)
+    job = finished(jobs.start([], title="waits"))
+    assert job.exit_code == -signal.SIGTERM
+    assert warm_process.NEVER_BEGAN not in job.log()
 
 
 def test_a_command_knows_its_person_and_store(
