@@ -222,6 +222,7 @@ def test_a_search_says_what_its_command_says(tmp_path: Path) -> None:
         (lambda: clew.plan(None), "config is None; expected str"),
         (lambda: clew.train("umls", epochs="x"), "epochs is 'x'; expected a whole number"),
         (lambda: clew.train("umls", overrides=["a.b=3"]), "overrides is .*; expected keys with"),
+        (lambda: clew.train("umls", overrides={1: 2}), "overrides: 1 given; expected text"),
         (lambda: clew.tune("umls", minutes=-1), "minutes is -1; expected more than 0"),
         (lambda: clew.tune("umls", trials=0), "trials is 0; expected at least 1"),
         (lambda: clew.load(None), "model is None; expected a loaded model, a run"),

@@ -10,6 +10,7 @@ import pytest
 from clew import names
 from clew.errors import DataError
 from clew.runs.reading.report_files import report_files
+from clew.runs.reading.reports import read_head
 from clew.runs.reading.texts import read_text_report, windows_of
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import influence_charts, markup
@@ -169,3 +170,11 @@ def test_a_text_from_the_disk_is_recognised(
     files = report_of_upload({name: content})
     assert files.text is not None
     assert TextInfluenceReport.read(files.text) == report
+
+
+@pytest.mark.parametrize("content", [b"5", b"null", b'"prompt"', b"[" * 100_000, b"{"])
+def test_a_file_that_is_no_report_is_refused_in_words(content: bytes, tmp_path: Path) -> None:
+    files = report_of_upload({"mine.json": content})
+    assert files.json is not None
+    with pytest.raises(DataError):
+        read_head(files)

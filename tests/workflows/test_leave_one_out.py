@@ -1,6 +1,7 @@
 """Image sequences from the command line: one group held out, each group in turn, bad input."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from clew import names
 from clew.__main__ import run
 from clew.cli import cli
 from clew.config.load import load
-from clew.errors import CheckpointError
+from clew.errors import CheckpointError, Interrupted
 from clew.image_sequences.errors import RegressionResult
 from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
 from clew.runs.reading.search import RunQuery, find_cell, search_runs
@@ -98,6 +99,14 @@ class Stopping(Watch):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+class StoppingAtOnce(Watch):
+    """Ends the training before there is a checkpoint."""
+
+    def before_step(self) -> None:
+        raise Interrupted("stopped")
+
+
+@pytest.mark.parametrize("watch", [Stopping, StoppingAtOnce])
 @pytest.mark.parametrize("keeps_checkpoints", [False, True])
 def test_groups_go_on_where_they_were_stopped(
     config_file: Path,
@@ -106,6 +115,7 @@ def test_groups_go_on_where_they_were_stopped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     keeps_checkpoints: bool,
+    watch: type[Watch],
 ) -> None:
     two_epochs = {"training.num_epochs": 2, "evaluation.every_epochs": 2}
     settings = ["--config", str(config_file), *(f"{k}={v}" for k, v in two_epochs.items())]
@@ -116,12 +126,12 @@ def test_groups_go_on_where_they_were_stopped(
 
     def train_until_stopped(fold: Any, **options: Any) -> Any:
         stops = fold.data.test_group == "flight 1"
-        return train(fold, watch=Stopping() if stops else None, **options)
+        return train(fold, watch=watch() if stops else None, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(leave_one_out, "train", train_until_stopped)
         assert run(["train", *settings]) == 130
-    assert "for all groups, give the same command with --resume" in capsys.readouterr().err
+    assert "all groups go on with clew train --config FILE --resume" in capsys.readouterr().err
     query = RunQuery(kind=names.KIND_EVALUATE, status="KILLED")
     (stopped,) = search_runs(query).runs
     result = CliRunner().invoke(cli, ["train", *settings, "--resume"], catch_exceptions=False)
@@ -137,7 +147,32 @@ def test_nothing_to_resume(
     config_file: Path, tracking_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["train", "--config", str(config_file), "--resume"]) == 2
-    assert "no unfinished training of each group" in capsys.readouterr().err
+    assert "finished, or there is none" in capsys.readouterr().err
+
+
+def test_checkpoints_of_another_group_are_refused(
+    config_file: Path,
+    tracking_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = ["--config", str(config_file), f"--checkpoint-dir={tmp_path / 'kept'}"]
+    train = leave_one_out.train
+
+    def fail_after_the_first(fold: Any, **options: Any) -> Any:
+        if fold.data.test_group == "flight 0":
+            return train(fold, **options)
+        return train(fold, watch=StoppingAtOnce(), **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leave_one_out, "train", fail_after_the_first)
+        assert run(["train", *settings]) == 130
+    shutil.rmtree(tmp_path / "kept" / "group-01")
+    (tmp_path / "kept" / "group-00").rename(tmp_path / "kept" / "group-01")
+    capsys.readouterr()
+    assert run(["train", *settings, "--resume"]) == 2
+    assert "data.test_group: run" in capsys.readouterr().err
 
 
 def test_several_processes_are_refused(

@@ -171,7 +171,19 @@ def test_an_output_folder_that_another_process_will_fill_is_refused_at_the_start
     assert (folder / "config.yaml").is_file()
 
 
+def test_one_folder_in_the_other(tracking_store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    train(
+        config_of(training__num_epochs=1), output_dir=folder, checkpoint_dir=folder / "checkpoint"
+    )
+    assert (folder / "config.yaml").is_file()
+    assert (folder / "checkpoint" / "best").is_dir()
+
+
 def test_one_folder_is_not_both(tracking_store: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    with pytest.raises(ConfigError, match=r"are both .*; name two folders"):
+        resume(lambda _: find_newest(config_of(), {}, new), output_dir=new, checkpoint_dir=new)
     with pytest.raises(ConfigError, match=r"are both .*; name two folders"):
         train(config_of(), output_dir=tmp_path / "new", checkpoint_dir=tmp_path / "a/../new")
 

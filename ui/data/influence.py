@@ -90,7 +90,9 @@ def _kind_of_json(_data: bytes, digest: str) -> Literal["json", "text", "sequenc
     """Return which field of `ReportFiles` a JSON file is for, whatever its name."""
     try:
         content = json.loads(_data)
-    except ValueError:  # what reads the report says what is wrong
+    except (ValueError, RecursionError):  # what reads the report says what is wrong
+        return "json"
+    if not isinstance(content, dict):
         return "json"
     if "prompt" in content:
         return "text"

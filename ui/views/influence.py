@@ -56,8 +56,8 @@ def render() -> None:
         if not runs:
             states.nothing(
                 "No explanations yet",
-                f"The tracking store {store.shown(store.tracking_uri())} holds no trace run. This "
-                "command makes one; or ask a question on the page Ask and press why.",
+                f"The tracking store {store.in_use()} holds no finished trace run. This command "
+                "makes one; or ask a question on the page Ask and press why.",
                 commands=TRACE_COMMAND,
             )
         with states.guarded("This explanation"):

@@ -37,6 +37,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             if any(other["loc"][0] == name for other in others):  # none of several types
                 annotation = inspect.formatannotation(signature.parameters[name].annotation)
                 expected = "expected " + re.sub(r"(\w+\.)+", "", annotation)
+            elif len(problem["loc"]) > 1:  # something in it
+                raise ConfigError(f"{name}: {quoted(problem['input'])} given; {expected}") from None
             raise ConfigError(f"{name} is {quoted(given[name])}; {expected}") from None
 
     return call

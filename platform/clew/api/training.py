@@ -85,9 +85,9 @@ def train(
     given = dict(overrides or {})
     if epochs is not None:
         given["training.num_epochs"] = epochs
-    checked = read_configuration(config, given)
-    run = train_each_group if leaves_one_out(checked) else train_once
-    result = run(checked, output_dir=None if output_dir is None else Path(output_dir))
+    settings = read_configuration(config, given)
+    run = train_each_group if leaves_one_out(settings) else train_once
+    result = run(settings, output_dir=None if output_dir is None else Path(output_dir))
     return Run(result.run_id, result.variant, result.metrics)
 
 

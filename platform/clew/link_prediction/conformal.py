@@ -114,7 +114,8 @@ class AnswerSet:
         """Its size, and what is promised of it, in words."""
         shown = ""
         if self.num_shown < self.size:
-            count = f"{self.num_shown:,} of them are" if self.num_shown else "none of them is"
+            verb = "are" if self.num_shown > 1 else "is"
+            count = f"{f'{self.num_shown:,}' if self.num_shown else 'none'} of them {verb}"
             shown = (
                 f"; {count} among these answers: ask for more answers, or for new ones only, to "
                 "see the others"

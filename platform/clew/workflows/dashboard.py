@@ -35,7 +35,7 @@ def _require_free(address: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(
                 f"--port {port} at {address} cannot be used ({described(error)}); if a dashboard "
                 "runs there already, open it, else give another --port"

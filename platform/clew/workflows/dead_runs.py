@@ -25,7 +25,8 @@ def end_if_dead(run_id: str) -> None:
     if run.status == "RUNNING":
         require_dead(run)
         # What it left in the spool is sent first; its configuration may be among that.
-        open_tracker(TrackingConfig(), kind=names.KIND_TRAIN, run_id=run_id).finish("KILLED")
+        kind = run.tags.get(names.TAG_KIND, names.KIND_TRAIN)
+        open_tracker(TrackingConfig(), kind=kind, run_id=run_id).finish("KILLED")
 
 
 def require_dead(run: RunRecord) -> None:

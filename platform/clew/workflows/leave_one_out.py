@@ -12,7 +12,7 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
-from clew.files import working_folder
+from clew.files import remove, working_folder
 from clew.image_sequences.errors import RegressionResult
 from clew.image_sequences.report import predictions_file, write_regression_report
 from clew.image_sequences.splits import group_names, load_table
@@ -20,7 +20,7 @@ from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.workflows.dead_runs import require_dead
+from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.resume import ResumePoint, find_in_folder, find_resume_point, runs_with
 from clew.workflows.train import TrainResult, resume, train
@@ -64,8 +64,9 @@ def train_each_group(
 
     Args:
         config: With `data.leave_one_group_out`.
-        resumes: Continue the newest command of this configuration that did not finish: the groups
-            that it trained are not trained again, and one that it was training goes on.
+        resumes: Continue the newest run of all groups with this configuration, which did not
+            finish: groups that it trained are not trained again, and the one that it was training
+            goes on.
         output_dir: Where to copy the files of the runs of this command, one folder for each group.
         checkpoint_dir: Where the runs keep their checkpoints, one folder for each group.
         parent_run_id: Run of which this one is a part.
@@ -119,7 +120,7 @@ def train_each_group(
                 )
             except Interrupted as error:
                 raise Interrupted(
-                    f"{error}; for all groups, give the same command with --resume"
+                    f"{error}; all groups go on with clew train --config FILE --resume"
                 ) from None
             parts.append(_predictions(fold, name / str(place)))
             logger.info("group %s: %s", group, parts[-1].metrics(SPLIT))
@@ -152,12 +153,11 @@ def _unfinished(config: RunConfig, fingerprint: str) -> Iterator[RunRecord]:
     found = search_runs(query, limit=1).runs
     if not found or found[0].status == "FINISHED":
         raise TrackingError(
-            f"--resume: {store.shown(store.tracking_uri())} has no unfinished training of each "
-            "group with this configuration; leave --resume out to start one"
+            f"--resume: in {store.in_use()}, the newest training of each group with this "
+            "configuration finished, or there is none; leave --resume out to start one"
         )
     run = found[0]
-    if run.status == "RUNNING":
-        require_dead(run)
+    end_if_dead(run.run_id)
     if (before := run.tags.get(names.TAG_DATA_FINGERPRINT)) != fingerprint:
         raise CheckpointError(
             f"run {run.run_id} was trained on data {before}, the data now has fingerprint "
@@ -187,7 +187,7 @@ def _trained(
 
     def find(run_id: str, downloads: Path) -> ResumePoint:
         if checkpoint_dir is not None and checkpoint_dir.is_dir():
-            return find_in_folder(checkpoint_dir, None, {})
+            return find_in_folder(checkpoint_dir, fold, {})
         return find_resume_point(run_id, {}, downloads)
 
     for run in earlier:
@@ -201,6 +201,10 @@ def _trained(
             )
         except CheckpointError as error:
             logger.warning("%s", error)
+    if parents and checkpoint_dir is not None and checkpoint_dir.is_dir():
+        aside = checkpoint_dir.with_name(f".{checkpoint_dir.name}.aside")
+        remove(aside)
+        checkpoint_dir.rename(aside)  # no checkpoint in it can be continued
     return train(
         fold,
         output_dir=output_dir,

@@ -122,7 +122,7 @@ def resume(
         parent_run_id: Run of which this one is a part.
         tags: Further tags of the run.
     """
-    check_new_folder("--output-dir", output_dir)
+    check_folders(output_dir, checkpoint_dir, resumes=True)
     with (
         joined_world() as world,
         naming_lost_peers(world),
@@ -176,7 +176,10 @@ def _train(
         tracker,
         explaining_lack_of_memory(config, task, device),
         working_folder("train") as temporary,
+        only_training_in("--checkpoint-dir", checkpoint_dir, world),
+        only_training_in("--output-dir", output_dir, world),
     ):
+        check_new_folder("--output-dir", output_dir)  # another training may just have filled it
         tracker.tags(tags or {})
         watch.started(tracker)
         folder = checkpoint_dir or temporary
@@ -195,12 +198,7 @@ def _train(
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
             watch=watch,
         )
-        with (
-            only_training_in("--checkpoint-dir", checkpoint_dir, world),
-            only_training_in("--output-dir", output_dir, world),
-        ):
-            check_new_folder("--output-dir", output_dir)  # another one may just have filled it
-            return _run(trainer, config, point, output_dir, memory)
+        return _run(trainer, config, point, output_dir, memory)
 
 
 def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:

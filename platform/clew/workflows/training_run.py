@@ -105,14 +105,17 @@ def variant_name(config: RunConfig, precision: str) -> str:
     return "".join(parts)
 
 
-def check_folders(output_dir: Path | None, checkpoint_dir: Path | None) -> None:
-    """Refuse folders that a new training cannot fill.
+def check_folders(
+    output_dir: Path | None, checkpoint_dir: Path | None, *, resumes: bool = False
+) -> None:
+    """Refuse folders that a training cannot fill; one that resumes may have its checkpoints there.
 
     Raises:
         ConfigError: one of them holds something or cannot be written, or both are the same.
     """
     check_new_folder("--output-dir", output_dir)
-    check_new_folder("--checkpoint-dir", checkpoint_dir)
+    if not resumes:
+        check_new_folder("--checkpoint-dir", checkpoint_dir)
     if output_dir and checkpoint_dir and output_dir.resolve() == checkpoint_dir.resolve():
         raise ConfigError(
             f"--output-dir and --checkpoint-dir are both {output_dir}; name two folders, or give "
