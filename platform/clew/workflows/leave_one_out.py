@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,11 @@ from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
 from clew.files import remove, working_folder
 from clew.image_sequences.errors import RegressionResult
+from clew.image_sequences.files import FrameTable
 from clew.image_sequences.report import predictions_file, write_regression_report
 from clew.image_sequences.splits import group_names, load_table
 from clew.runs import store
+from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
@@ -90,48 +93,58 @@ def train_each_group(
     if parents:
         tags[names.TAG_RESUMED_FROM] = parents[0].run_id
     with (
-        open_tracker(
-            TrackingConfig(experiment=config.tracking.experiment),
-            kind=names.KIND_EVALUATE,
-            run_name=config.tracking.run_name or f"{Path(config.data.source).stem}, each group",
-            tags={
-                names.TAG_TASK: names.TASK_SEQUENCE_REGRESSION,
-                names.TAG_DATASET: Path(config.data.source).stem,
-                names.TAG_DATA_FINGERPRINT: table.fingerprint,
-                names.TAG_CONFIG_HASH: config.config_hash,
-                names.TAG_UNIT: table.unit,
-            }
-            | tags,
-            parent_run_id=parent_run_id,
-        ) as tracker,
-        working_folder("groups") as name,
+        _run_of_all(config, table, parent_run_id, tags) as tracker,
+        working_folder("groups") as folder,
     ):
         parts = []
         for place, group in enumerate(group_names(table)):
             part = f"group-{place:02d}"
-            try:
-                fold = _trained(
-                    _fold(config, group),
-                    parents,
-                    output_dir=output_dir / part if output_dir else None,
-                    checkpoint_dir=checkpoint_dir / part if checkpoint_dir else None,
-                    parent_run_id=tracker.run_id,
-                    tags=fold_tags,
-                )
-            except Interrupted as error:
-                raise Interrupted(
-                    f"{error}; all groups go on with clew train --config FILE --resume"
-                ) from None
-            parts.append(_predictions(fold, name / str(place)))
+            fold = _trained(
+                _fold(config, group),
+                parents,
+                output_dir=output_dir / part if output_dir else None,
+                checkpoint_dir=checkpoint_dir / part if checkpoint_dir else None,
+                parent_run_id=tracker.run_id,
+                tags=fold_tags,
+            )
+            parts.append(_predictions(fold, folder / part))
             logger.info("group %s: %s", group, parts[-1].metrics(SPLIT))
         result = RegressionResult.together(parts)
         metrics = result.metrics(SPLIT)
-        report = name / names.ARTIFACT_EVALUATION
+        report = folder / names.ARTIFACT_EVALUATION
         report.mkdir()
         write_regression_report(result, SPLIT, table.unit, report)
         tracker.metrics(metrics, 0)
         tracker.artifact(report)
         return LeaveOneOutResult(tracker.run_id, fold.variant, metrics, groups=result.by_group())
+
+
+@contextmanager
+def _run_of_all(
+    config: RunConfig, table: FrameTable, parent_run_id: str | None, tags: Mapping[str, str]
+) -> Iterator[Tracker]:
+    """Open the run that reports all groups; who stops it hears how all of them go on."""
+    source = Path(config.data.source).stem
+    with open_tracker(
+        TrackingConfig(experiment=config.tracking.experiment),
+        kind=names.KIND_EVALUATE,
+        run_name=config.tracking.run_name or f"{source}, each group",
+        tags={
+            names.TAG_TASK: names.TASK_SEQUENCE_REGRESSION,
+            names.TAG_DATASET: source,
+            names.TAG_DATA_FINGERPRINT: table.fingerprint,
+            names.TAG_CONFIG_HASH: config.config_hash,
+            names.TAG_UNIT: table.unit,
+        }
+        | dict(tags),
+        parent_run_id=parent_run_id,
+    ) as tracker:
+        try:
+            yield tracker
+        except Interrupted as error:
+            raise Interrupted(
+                f"{error}; all groups go on with clew train --config FILE --resume"
+            ) from None
 
 
 def _fold(config: RunConfig, group: str) -> RunConfig:
