@@ -109,6 +109,16 @@ def test_mistakes_are_explained_in_one_line(overrides: dict[str, Any], message: 
     assert "\n" not in str(caught.value)
 
 
+def test_only_what_the_file_says_is_blamed_on_the_file() -> None:
+    of_override = {"training.num_epochs": "0", "model.kind": "foo"}
+    message = r"^model\.kind: 'foo' is not.*; training\.num_epochs: '0'"
+    with pytest.raises(ConfigError, match=message):
+        from_mapping(MINIMAL, of_override, source="mine.yaml")
+    of_file = MINIMAL | {"training": {"seed": "x"}}
+    with pytest.raises(ConfigError, match=r"^mine\.yaml: .*training\.seed: 'x' given"):
+        from_mapping(of_file, of_override, source="mine.yaml")
+
+
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError, match=r"smothing.*; dta: unknown key"):
         from_mapping(MINIMAL | {"dta": {}, "loss": {"kind": "kvs_all", "smothing": 1}})

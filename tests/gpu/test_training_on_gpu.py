@@ -46,7 +46,7 @@ def train_on_gpu(folder: Path, **overrides: Any) -> tuple[Any, dict[str, float]]
         folder=folder,
         origin=Manifest(0, 0, 0.0, "link_prediction", {}, "hash", "0" * 16),
     )
-    measure_before_training(trainer, config)
+    measure_before_training(trainer)
     trainer.train()
     values = {key: value for key, value, _ in trainer.history.tracker.metric_values}
     return trainer, values | gpu_peaks(device)

@@ -275,7 +275,7 @@ for compiled, frames in ((True, 3), (True, 6), (False, 6)):
         config, task, Tracker(), device=torch.device("cpu"), world=World(),
         folder=Path(tempfile.mkdtemp()), origin=Manifest(0, 0, 0.0, task.kind, {}, "", ""),
     )
-    values = measure_before_training(trainer, config)
+    values = measure_before_training(trainer)
     assert ("time/compile_seconds" in values) == compiled, values
     trainer.train()
     states.append(trainer.model.state_dict())

@@ -12,10 +12,10 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.link_prediction.answers import Query
 from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     RELATIONS_FILE,
-    index_known,
     load_predictor,
     read_known,
     write_known,
@@ -64,7 +64,7 @@ def model(*, inverses: bool = True) -> ConvE:
 
 
 def predictor(**settings: object) -> Predictor:
-    known = settings.pop("known", index_known(KNOWN, NUM_RELATIONS))
+    known = settings.pop("known", FilterIndex.in_both_directions(KNOWN, NUM_RELATIONS))
     calibration = settings.pop("calibration", CALIBRATION)
     return Predictor(model(), entities(), relations(), known=known, calibration=calibration)
 

@@ -31,14 +31,14 @@ needs_compiler = pytest.mark.skipif(
 # Inductor parses with a deprecated node of Python's own ast module.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_training_is_eager_training_with_the_same_keys(
-    make_trainer: Any, toy_task: Any, config: Any
+    make_trainer: Any, toy_task: Any
 ) -> None:
     # Not Adam: it blows up the rounding of a gradient that is zero, the bias before the norm's.
     common = {"training__num_epochs": 2, "optimizer__kind": "sgd", "optimizer__learning_rate": 0.1}
     settings = common | {"optimizations__torch_compile": True}
     eager = make_trainer(toy_task(batch_norm=True), **common)
     compiled = make_trainer(toy_task(batch_norm=True), **settings)
-    values = measure_before_training(compiled, config(**settings))
+    values = measure_before_training(compiled)
     assert values[names.TIME_COMPILE_SECONDS] > 0.1
     eager.train()
     compiled.train()
@@ -52,12 +52,12 @@ def test_compiled_training_is_eager_training_with_the_same_keys(
 
 
 def test_without_a_compiler_the_error_comes_first(
-    make_trainer: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     settings = {"optimizations__torch_compile": True}
     with pytest.raises(ConfigError, match=r"none of g\+\+, c\+\+, clang\+\+ is on PATH"):
-        measure_before_training(make_trainer(**settings), config(**settings))
+        measure_before_training(make_trainer(**settings))
 
 
 @pytest.mark.parametrize(("has_instructions", "warnings"), [(True, 0), (False, 1)])
@@ -77,7 +77,7 @@ def test_bfloat16_that_a_compiler_would_not_emulate_is_warned_of(
 
 
 def test_a_compiler_that_fails_stops_training_unless_it_was_optional(
-    make_trainer: Any, toy_task: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise torch._dynamo.exc.TorchDynamoException("no such instruction")
@@ -87,10 +87,10 @@ def test_a_compiler_that_fails_stops_training_unless_it_was_optional(
     monkeypatch.setattr(compilation.shutil, "which", lambda name: name)
     settings = {"optimizations__torch_compile": True}
     with pytest.raises(ConfigError, match=r"torch\.compile failed .* no such instruction"):
-        measure_before_training(make_trainer(**settings), config(**settings))
+        measure_before_training(make_trainer(**settings))
     optional = settings | {"optimizations__torch_compile_optional": True}
     trainer = make_trainer(**optional)
-    values = measure_before_training(trainer, config(**optional))
+    values = measure_before_training(trainer)
     assert names.TIME_COMPILE_SECONDS not in values
     assert "no such instruction" in trainer.history.tracker.tag_values["clew.compile_failed"]
     trainer.train()
@@ -110,14 +110,14 @@ def test_warming_up_leaves_no_trace(make_trainer: Any, toy_task: Any) -> None:
         assert torch.equal(tensor, before[name]), name
 
 
-def test_flops_are_counted_by_tracing(make_trainer: Any, config: Any) -> None:
+def test_flops_are_counted_by_tracing(make_trainer: Any) -> None:
     """6 x 8 + 8 x 1 weights: 2 FLOP forward, and backward 2 for weights and 2 for activations.
 
     The first layer's input needs no gradient.
     """
     settings = {"tracking__log_mfu": True, "optimizations__torch_compile": False}
     trainer = make_trainer(**settings)
-    measure_before_training(trainer, config(**settings))
+    measure_before_training(trainer)
     assert trainer.throughput.flops_per_example == 2 * (2 * 48 + 3 * 8)
     assert trainer.throughput.peak_flops_per_second > 1e8
 

@@ -19,6 +19,7 @@ class CommandsHere:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.asked: list[tuple[Job, list[str]]] = []
+        self.person = ""
         monkeypatch.setattr(jobs_module, "jobs", lambda: self)
         monkeypatch.setattr(job_view, "SECONDS_AT_FIRST", 0.0)
 
@@ -44,6 +45,7 @@ class CommandsHere:
         job = Job(job_id, title, folder, Command(folder))
         placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
         self.asked.append((job, placed))
+        self.person = person
         return job
 
     def find(self, job_id: str) -> Job | None:

@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import job_view, why
+from clew.ui.components import job_view, sign_in, why
 from clew.ui.data import jobs, questions
 from clew.ui.data.questions import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
@@ -37,6 +37,7 @@ class Started:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, object]] = []
         self.prepared: set[str] = set()
+        self.people: set[str] = set()
         self.job = Job()
         monkeypatch.setattr(job_view, "show", self.show)
         monkeypatch.setattr(questions, "predict", self.start)
@@ -44,8 +45,9 @@ class Started:
         monkeypatch.setattr(questions, "prepare_reasons", lambda m, run: self.prepared.add(m))
         monkeypatch.setattr(jobs, "find", self.find)
 
-    def start(self, model: str, what: object) -> Job:
+    def start(self, model: str, what: object, *, person: str = "") -> Job:
         self.calls.append((model, what))
+        self.people.add(person)
         return self.job
 
     def find(self, job_id: str) -> Job | None:
@@ -128,9 +130,15 @@ def test_it_begins_with_three_questions_about_what_the_champion_learned(
 
 
 def test_answers_of_the_command_are_shown_and_explained_from_their_end(
-    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+    page: Open,
+    many: Recorded,
+    started: Started,
+    capsys: pytest.CaptureFixture[str],
+    use: Callable,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(many.uri)
+    monkeypatch.setattr(sign_in, "person", lambda: "ann@example.org")
     question = ["--relation=affects", "--tail=steroid"]
     started.answer(*question, capsys=capsys)
     app = page("ask", many.uri, answer="gone", r="affects", t="steroid")
@@ -148,6 +156,7 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     explained = [call for _, call in started.calls if isinstance(call, Why)]
     triple = ("eicosanoid", "affects", "steroid")
     assert explained == [Why(*triple, "tail"), Why(*triple, "head")]
+    assert "ann@example.org" in started.people
 
 
 def test_the_answer_set_is_marked_and_its_coverage_shown(

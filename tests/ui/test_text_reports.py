@@ -14,8 +14,8 @@ from clew.runs.reading.reports import read_head
 from clew.runs.reading.texts import read_text_report, windows_of
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import influence_charts, markup
-from clew.ui.data.influence import FactFilter, report_of_upload
-from clew.ui.data.windows import filter_windows, shared_passages
+from clew.ui.data.influence import FactFilter, filter_rows, report_of_upload
+from clew.ui.data.windows import shared_passages
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
 
@@ -50,12 +50,12 @@ def test_windows_are_in_order_of_their_influence(report: TextInfluenceReport) ->
 
 def test_windows_are_filtered_by_text_and_side(report: TextInfluenceReport) -> None:
     windows = windows_of(report)
-    found = filter_windows(windows, FactFilter(text="YONDER WINDOW"))
+    found = filter_rows(windows, FactFilter(text="YONDER WINDOW"), ["text"])
     assert len(found) > 0
     assert found["text"].str.contains("yonder window").all()
-    opposing = filter_windows(windows, FactFilter(side="opponents"))
+    opposing = filter_rows(windows, FactFilter(side="opponents"), ["text"])
     assert set(opposing["window"]) == {entry.window for entry in report.opponents}
-    assert len(filter_windows(windows, FactFilter())) == report.num_windows
+    assert len(filter_rows(windows, FactFilter(), ["text"])) == report.num_windows
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.errors import DataError
 from clew.runs.reading.runs import RunRecord, find_run
+from clew.ui.components import sign_in
 from clew.ui.components.retraining import NOISE
 from clew.ui.data.influence import facts_of, report_head, report_of_run
 from clew.ui.data.retraining import train_without
@@ -59,11 +60,17 @@ def left_out(run: RunRecord) -> Path:
 
 
 def test_the_model_is_trained_without_them_and_compared(
-    page: Open, store: Recorded, commands: CommandsHere, tmp_path: Path
+    page: Open,
+    store: Recorded,
+    commands: CommandsHere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sign_in, "person", lambda: "ann@example.org")
     before = find_run(store.runs["fp32 1"])
     app = press(page("reviews", store.uri))
     assert "running" in shown(app)
+    assert commands.person == "ann@example.org"
     job = commands.run_last()
     assert job.state == "done", job.log()
     app = no_surprise(app.run())

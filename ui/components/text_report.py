@@ -23,10 +23,9 @@ from clew.ui.components import (
     states,
     tables,
 )
-from clew.ui.data.influence import FactFilter, value_column
+from clew.ui.data.influence import FactFilter, filter_rows, value_column
 from clew.ui.data.windows import (
     TextInfluenceReport,
-    filter_windows,
     shared_passages,
     windows_of,
 )
@@ -55,7 +54,7 @@ def show(report: TextInfluenceReport, *, key: str) -> None:
         states.note("No training window was scored.")
         return
     wanted = window_filter(windows)
-    shown = filter_windows(windows, wanted)
+    shown = filter_rows(windows, wanted, ["text"])
     if shown.empty:
         states.note("No training window passes these filters; clear one of them.")
         return

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ __all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement", "scored"]
 
 NUM_TRACE_RUNS = 200
 Side = Literal["all", "proponents", "opponents"]
+TRIPLE_COLUMNS = ("head", "relation", "tail", "head_id", "tail_id")
 Identity = tuple[tuple[str, int, int], ...]
 
 
@@ -174,31 +175,26 @@ def filter_facts(facts: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
         keep &= ~facts["sibling"].to_numpy(bool)
     if wanted.relation:
         keep &= (facts["relation"] == wanted.relation).to_numpy(bool)
+    return filter_rows(facts[keep], wanted, TRIPLE_COLUMNS)
+
+
+def filter_rows(rows: pd.DataFrame, wanted: FactFilter, columns: Sequence[str]) -> pd.DataFrame:
+    """Return the rows on a filter's side whose columns, one after another, hold its text."""
+    keep = np.ones(len(rows), bool)
     if wanted.side != "all":
-        values = facts["influence"].to_numpy(float)
+        values = rows["influence"].to_numpy(float)
         keep &= values > 0 if wanted.side == "proponents" else values < 0
     if text := wanted.text.strip().casefold():
-        holds = np.zeros(len(facts), bool)
-        for column in ("head", "relation", "tail", "head_id", "tail_id"):
-            lowered = facts[column].astype(str).str.casefold()
-            holds |= lowered.str.contains(text, regex=False).to_numpy(bool)
-        keep &= holds
-    return facts[keep]
+        first, *others = (rows[column].astype(str) for column in columns)
+        texts = first.str.cat(others, sep=" ") if others else first
+        keep &= texts.str.casefold().str.contains(text, regex=False).to_numpy(bool)
+    return rows[keep]
 
 
 def filter_tests(tests: pd.DataFrame, *, text: str, relation: str, order: str) -> pd.DataFrame:
     """Return the test triples that a person wants to see, sorted by rank or self-influence."""
-    keep = np.ones(len(tests), bool)
-    if relation:
-        keep &= (tests["relation"] == relation).to_numpy(bool)
-    if wanted := text.strip().casefold():
-        texts = (
-            tests[["head", "relation", "tail", "head_id", "tail_id"]]
-            .astype(str)
-            .agg(" ".join, axis=1)
-        )
-        keep &= texts.str.casefold().str.contains(wanted, regex=False).to_numpy(bool)
-    found = tests[keep]
+    found = tests[tests["relation"] == relation] if relation else tests
+    found = filter_rows(found, FactFilter(text=text), TRIPLE_COLUMNS)
     if order == "file":
         return found
     return found.sort_values(order, ascending=order == "rank", kind="stable")

@@ -126,14 +126,18 @@ def predictions_of(job: Job) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
 
 
-def trace(model: str, why: Why) -> Job:
-    """Start tracing a triple to its training facts; the triple goes by file, whatever is in it."""
+def trace(model: str, why: Why, *, person: str = "") -> Job:
+    """Start tracing a triple to its training facts; the triple goes by file, whatever is in it.
+
+    The explanation's run names `person`, or else the system's user.
+    """
     triple = (why.head, why.relation, why.tail)
     arguments = [f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"]
     arguments += [f"--first-answer={{folder}}/{FIRST_ANSWER_FILE}", "--json"]
     return jobs.jobs().start(
         ["tracin", *arguments],
         title=f"Explain {' · '.join(triple)}",
+        person=person,
         files={"test.txt": "\t".join(triple) + "\n"},
     )
 

@@ -40,7 +40,7 @@ def explained_runs(things: Iterable[OfRun], runs: Iterable[RunRecord]) -> list[R
     return sorted(found, key=lambda run: -run.started_ms)
 
 
-def train_without(run: RunRecord, listed: str) -> Job:
+def train_without(run: RunRecord, listed: str, *, person: str = "") -> Job:
     """Start training a run's configuration again without the facts of a list.
 
     The list stays in a file, because whatever works on the new run reads its data again.
@@ -48,6 +48,7 @@ def train_without(run: RunRecord, listed: str) -> Job:
     Args:
         run: The training to repeat.
         listed: The list, as `data.exclude` takes it.
+        person: Whom the new run names; empty: the system's user.
 
     Raises:
         TrackingError: the run keeps no configuration.
@@ -63,6 +64,7 @@ def train_without(run: RunRecord, listed: str) -> Job:
     return jobs.jobs().start(
         ["train", f"--config={{folder}}/{CONFIG_FILE}"],
         title=f"Train {title}",
+        person=person,
         files={CONFIG_FILE: yaml.safe_dump(config, sort_keys=False)},
     )
 
@@ -70,7 +72,9 @@ def train_without(run: RunRecord, listed: str) -> Job:
 def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[str, Any]:
     section = config.get(name)
     if not isinstance(section, dict):
-        raise DataError(f"run {run.run_id}: its configuration has no section {name}; train anew")
+        raise DataError(
+            f"run {run.run_id}: its configuration has no section {name}; choose another run"
+        )
     return section
 
 

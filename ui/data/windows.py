@@ -1,13 +1,12 @@
 """Explanations of texts and image sequences for the pages: their training windows as frames."""
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.texts import read_text_report, windows_of
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
-from clew.ui.data.influence import FactFilter, Identity
+from clew.ui.data.influence import Identity
 
 __all__ = ["SequenceInfluenceReport", "TextInfluenceReport", "windows_of"]
 
@@ -35,18 +34,6 @@ def sequence_windows(report: SequenceInfluenceReport) -> pd.DataFrame:
         [(e.influence, e.cosine, e.last_frame, e.group, e.target) for e in entries],
         columns=["influence", "cosine", "last_frame", "group", "target"],
     )
-
-
-def filter_windows(windows: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
-    """Return the windows that pass a filter of side and text."""
-    keep = np.ones(len(windows), bool)
-    if wanted.side != "all":
-        values = windows["influence"].to_numpy(float)
-        keep &= values > 0 if wanted.side == "proponents" else values < 0
-    if text := wanted.text.strip().casefold():
-        lowered = windows["text"].astype(str).str.casefold()
-        keep &= lowered.str.contains(text, regex=False).to_numpy(bool)
-    return windows[keep]
 
 
 def shared_passages(text: str, other: str) -> list[Passage]:

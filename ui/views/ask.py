@@ -15,6 +15,7 @@ from clew.ui.components import (
     ask_text,
     job_view,
     markup,
+    sign_in,
     states,
     why,
 )
@@ -115,7 +116,7 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
         return
 
     def explain(meant: Why) -> None:
-        job = questions.trace(models.champion_uri(model), meant)
+        job = questions.trace(models.champion_uri(model), meant, person=sign_in.person())
         address.write("why", job.job_id)
         address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 

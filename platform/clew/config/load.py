@@ -59,7 +59,9 @@ def from_mapping(
         problems = [_describe(dict(p), first=not i) for i, p in enumerate(error.errors())]
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise ConfigError(f"{source}: {shown}") from None
+        # What an override brought is not blamed on the file.
+        is_of_file = not all(_path(dict(p)) in (overrides or {}) for p in error.errors())
+        raise ConfigError(f"{source}: {shown}" if is_of_file else shown) from None
 
 
 def read_section(section: type[S], path: Path, *, source: str) -> S:
@@ -220,11 +222,8 @@ def _describe(problem: dict[str, Any], *, first: bool) -> str:
 
     An unknown key is followed by the valid ones, if it is the `first` problem: sections have many.
     """
-    # A tagged union adds its tag to the location: data -> (triples) -> name.
     location = [quoted(str(part))[1:-1] for part in problem["loc"]]
-    section = location[0] if location else ""
-    kinds = [_kind_of(c) for c in _classes_or_none(section)]
-    path = ".".join(p for i, p in enumerate(location) if not (i == 1 and p in kinds))
+    kinds, path = _kinds_of(problem["loc"]), _path(problem)
     given = problem.get("input")
     match problem["type"]:
         case "extra_forbidden":
@@ -233,13 +232,26 @@ def _describe(problem: dict[str, Any], *, first: bool) -> str:
             return f"{path}: unknown key; {help_with(location[-1], names)}".removesuffix("; ")
         case "union_tag_invalid" | "union_tag_not_found":
             tag = given.get("kind") if isinstance(given, Mapping) else given
-            return f"{path}.kind: {quoted(tag)} is not valid; {valid_names(str(tag), kinds)}"
+            return f"{path}: {quoted(tag)} is not valid; {valid_names(str(tag), kinds)}"
         case "value_error":
             return f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
         case "missing":
             return f"{path}: missing; it has no default"
         case _:
             return f"{path}: {quoted(given)} given, {reason_of(problem)}"
+
+
+def _path(problem: dict[str, Any]) -> str:
+    """Return where a problem is as `section.key`, without the kind that a union adds to it."""
+    parts = [quoted(str(part))[1:-1] for part in problem["loc"]]
+    if problem["type"].startswith("union_tag"):
+        parts.append("kind")
+    kinds = _kinds_of(problem["loc"])
+    return ".".join(part for i, part in enumerate(parts) if not (i == 1 and part in kinds))
+
+
+def _kinds_of(location: Sequence[int | str]) -> list[str]:
+    return [_kind_of(c) for c in _classes_or_none(str(location[0]))] if location else []
 
 
 def _classes_or_none(section: str) -> list[type[BaseModel]]:

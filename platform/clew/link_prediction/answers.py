@@ -1,12 +1,11 @@
 """Queries to a link-prediction model and its answers, by name."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from clew.errors import ConfigError, quoted
 from clew.link_prediction.conformal import AnswerSet
-
-Side = Literal["head", "tail"]
+from clew.link_prediction.rank_metrics import Side
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from clew.link_prediction.triples import (
     TAIL,
     KnowledgeGraph,
     Triples,
+    add_inverses,
     row_blocks,
 )
 
@@ -50,10 +51,15 @@ class FilterIndex:
         return cls(num_relations, keys[starts], np.append(starts, len(keys)), tails)
 
     @classmethod
+    def in_both_directions(cls, triples: Triples, num_relations: int) -> Self:
+        """Index triples and their inverses: relation r + R asks for the heads of r."""
+        return cls.from_triples(add_inverses(triples, num_relations), 2 * num_relations)
+
+    @classmethod
     def from_graph(cls, graph: KnowledgeGraph) -> Self:
-        """Index all three splits in both directions: relation r + R asks for the heads of r."""
+        """Index all three splits in both directions."""
         known = np.concatenate([graph.split(split) for split in SPLITS])
-        return cls.from_triples(graph.with_inverses(known), 2 * graph.num_relations)
+        return cls.in_both_directions(known, graph.num_relations)
 
     @classmethod
     def of_questions(cls, graph: KnowledgeGraph, asked: Triples) -> Self:

@@ -26,7 +26,7 @@ from clew.link_prediction.conformal import AnswerSets
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.prediction import Predictor
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.parquet import read_columns
 from clew.training.checkpoints import copy_weights, load_model
@@ -78,7 +78,7 @@ def load_predictor(folder: Path) -> Predictor:
         load_graph_model(folder, len(entities), len(relations)),
         entities,
         relations,
-        known=None if triples is None else index_known(triples, len(relations)),
+        known=None if triples is None else FilterIndex.in_both_directions(triples, len(relations)),
         calibration=Calibration.read(calibration) if calibration.is_file() else None,
         answer_sets=AnswerSets.read(answer_sets) if answer_sets.is_file() else None,
     )
@@ -131,8 +131,3 @@ def read_known(path: Path) -> Triples:
     if any(column.null_count for column in table.columns):
         raise DataError(f"{path}: an id is missing; expected three in each row")
     return np.stack([column.to_numpy() for column in table.columns], axis=1)
-
-
-def index_known(triples: Triples, num_relations: int) -> FilterIndex:
-    """Index training triples in both directions: relation r + R asks for the heads of r."""
-    return FilterIndex.from_triples(add_inverses(triples, num_relations), 2 * num_relations)

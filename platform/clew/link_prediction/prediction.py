@@ -24,7 +24,7 @@ class Predictor(QueryScores):
         model: The model; it is set to evaluation mode.
         entities: Names of the entities.
         relations: Names of the relations, without inverses.
-        known: Index of the training triples in both directions, from `index_known`.
+        known: Index of the training triples in both directions.
         calibration: Temperature of the probabilities; None: no probabilities.
         answer_sets: What answer sets with a guarantee need; None: there are none.
     """

@@ -37,7 +37,7 @@ class QueryScores:
     Args:
         model: The model; it is set to evaluation mode.
         num_relations: Number of relations, without inverses.
-        known: Index of the training triples in both directions, from `index_known`.
+        known: Index of the training triples in both directions.
     """
 
     def __init__(self, model: GraphModel, num_relations: int, known: FilterIndex | None) -> None:

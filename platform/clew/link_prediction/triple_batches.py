@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 
 SHOWN_EXAMPLES = 8
 
@@ -164,7 +164,7 @@ def _index(triples: Triples, num_relations: int, inverse_relations: bool) -> Fil
     """Index the tails of each query, with inverse relations those of both directions."""
     if not inverse_relations:
         return FilterIndex.from_triples(triples, num_relations)
-    return FilterIndex.from_triples(add_inverses(triples, num_relations), 2 * num_relations)
+    return FilterIndex.in_both_directions(triples, num_relations)
 
 
 def _as_batch(*arrays: np.ndarray) -> TripleBatch:

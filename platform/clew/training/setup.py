@@ -148,11 +148,11 @@ def total_steps(config: RunConfig, task: Task[Any], world: World) -> int:
     return steps if training.max_steps is None else min(steps, training.max_steps)
 
 
-def measure_before_training(trainer: Trainer[Any], config: RunConfig) -> dict[str, float]:
+def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
     """Count FLOPs, then compile and pay for it, before training; return the metrics of that."""
     batches = _batches_of_each_size(trainer)
-    task, model, precision = trainer.task, trainer.model, trainer.precision
-    model.train()
+    config, task, precision = trainer.config, trainer.task, trainer.precision
+    trainer.model.train()
     values: dict[str, float] = {}
     if config.tracking.log_mfu and batches:
         peak, source = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
@@ -160,18 +160,19 @@ def measure_before_training(trainer: Trainer[Any], config: RunConfig) -> dict[st
         trainer.throughput.flops_per_example = count_flops(task, precision, batches[0])
         trainer.throughput.peak_flops_per_second = peak * trainer.world.size
     if config.optimizations.torch_compile:
-        values |= _compile(trainer, config, batches)
+        values |= _compile(trainer, batches)
     return values
 
 
-def _compile(trainer: Trainer[Any], config: RunConfig, batches: list[Any]) -> dict[str, float]:
+def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
     """Compile the model and pay for it; where that fails, stop, unless it was optional."""
     task, model, precision = trainer.task, trainer.model, trainer.precision
+    optimizations = trainer.config.optimizations
     try:
-        apply_compile(model, config.optimizations, precision.device)
+        apply_compile(model, optimizations, precision.device)
         return {names.TIME_COMPILE_SECONDS: warm_up(task, model, precision, batches)}
     except ConfigError as error:
-        if not config.optimizations.torch_compile_optional:
+        if not optimizations.torch_compile_optional:
             raise
         logger.warning("%s; training continues without it", error)
         trainer.history.tracker.tags({names.TAG_COMPILE_FAILED: str(error)})

@@ -1,6 +1,7 @@
 """Where a person wants results: what cannot be written is refused before anything is computed."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from clew.errors import ConfigError
@@ -64,5 +65,7 @@ def _check_can_hold(folder: Path, given: str) -> None:
         )
     if not nearest.is_dir():
         raise ConfigError(f"{given}: {nearest} is not a folder; name another place")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{given}: {nearest} cannot be written; name another place")
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()  # permissions alone say too little: /proc
+    except OSError:
+        raise ConfigError(f"{given}: {nearest} cannot be written; name another place") from None

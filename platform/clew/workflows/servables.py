@@ -25,10 +25,10 @@ from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.writer import continuation
 from clew.link_prediction.answers import Query
 from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.model_folder import (
     ANSWER_SETS_FILE,
     VOCABULARY_FOLDER,
-    index_known,
     load_predictor,
 )
 from clew.link_prediction.model_folder import write_model_folder as write_graph_folder
@@ -115,7 +115,7 @@ class ServedTriples:
     def calibrate(self, model: nn.Module) -> Calibration | None:
         """Fit the temperature of answers to the validation triples, on the CPU."""
         assert isinstance(model, GraphModel)
-        known = index_known(self.graph.train, self.graph.num_relations)
+        known = FilterIndex.in_both_directions(self.graph.train, self.graph.num_relations)
         predictor = Predictor(model, self.graph.entities, self.graph.relations, known=known)
         return predictor.calibrate(self.graph.valid)
 

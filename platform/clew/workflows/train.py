@@ -198,7 +198,7 @@ def _train(
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
             watch=watch,
         )
-        return _run(trainer, config, point, output_dir, memory)
+        return _run(trainer, point, output_dir, memory)
 
 
 def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:
@@ -240,22 +240,22 @@ def _check_validation(config: RunConfig, task: Task[Any]) -> None:
 
 def _run(
     trainer: Trainer[Any],
-    config: RunConfig,
     point: ResumePoint | None,
     output_dir: Path | None,
     memory: MemoryBefore,
 ) -> TrainResult:
     """Train and evaluate with everything in place; write what belongs to the whole run."""
-    tracker, folder = trainer.history.tracker, trainer.checkpointer.folder
+    config, tracker = trainer.config, trainer.history.tracker
+    folder = trainer.checkpointer.folder
     parameters = count_parameters(trainer.model)
     logger.info("%s parameters", f"{parameters:,}")
     tracker.tags({names.TAG_PARAMETERS: str(parameters)})
-    _write_run_files(trainer, config, folder)
+    _write_run_files(trainer)
     if point is None and isinstance(config.model, GraphModelSettings) and config.model.warm_start:
         tracker.tags(start_warm(trainer.model, trainer.task, config.model.warm_start).tags())
-    before = memory.predicted | measure_before_training(trainer, config)
+    before = memory.predicted | measure_before_training(trainer)
     if point is not None:
-        _require_equal_batches(trainer, config, point)
+        _require_equal_batches(trainer, point)
         trainer.checkpointer.resumable.restore(point.checkpoint)
         if trainer.world.is_main:  # the earlier checkpoints belong to this run too
             point.put_aside()
@@ -270,7 +270,7 @@ def _run(
         names.TIME_TOTAL_SECONDS: trainer.history.elapsed_seconds,
         names.TRAIN_SKIPPED_STEPS: float(progress.skipped_steps),
     }
-    metrics |= _test(trainer, config)
+    metrics |= _test(trainer)
     trainer.record(metrics)
     if progress.best_step >= 0:
         tracker.tags({names.TAG_BEST_STEP: str(progress.best_step)})
@@ -283,23 +283,23 @@ def _run(
     return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest)
 
 
-def _require_equal_batches(trainer: Trainer[Any], config: RunConfig, point: ResumePoint) -> None:
+def _require_equal_batches(trainer: Trainer[Any], point: ResumePoint) -> None:
     """Refuse other processes whose batches together are not those of the checkpoint."""
     before = point.manifest.config["training"]["batch_size"]
     processes = load_training_values(point.checkpoint).world_size
-    size = trainer.world.size
-    if before * processes != config.training.batch_size * size:
+    now, size = trainer.settings.batch_size, trainer.world.size
+    if before * processes != now * size:
         raise ConfigError(
-            f"training.batch_size is {config.training.batch_size} in {size} processes, the run had "
+            f"training.batch_size is {now} in {size} processes, the run had "
             f"{before} in {processes}; a resumed run needs the same number of examples in a step: "
             f"{before * processes} in all"
         )
 
 
-def _test(trainer: Trainer[Any], config: RunConfig) -> dict[str, float]:
+def _test(trainer: Trainer[Any]) -> dict[str, float]:
     """Evaluate the best checkpoint on the test split, on the main process."""
-    wanted = config.evaluation.enabled and config.evaluation.test_after_training
-    if not wanted or not trainer.world.evaluates:
+    evaluation = trainer.config.evaluation
+    if not (evaluation.enabled and evaluation.test_after_training) or not trainer.world.evaluates:
         return {}
     if trainer.checkpointer.best.is_dir():
         load_model(trainer.checkpointer.best, trainer.model)
@@ -315,10 +315,11 @@ def _test(trainer: Trainer[Any], config: RunConfig) -> dict[str, float]:
     return metrics
 
 
-def _write_run_files(trainer: Trainer[Any], config: RunConfig, folder: Path) -> None:
+def _write_run_files(trainer: Trainer[Any]) -> None:
     """Write configuration and names, so that the run can be repeated and read without its data."""
     if not trainer.world.is_main:
         return
+    config, folder = trainer.config, trainer.checkpointer.folder
     tracker = trainer.history.tracker
     (folder / names.ARTIFACT_CONFIG_YAML).write_text(to_yaml(config), encoding="utf-8")
     content = config.model_dump(mode="json")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from clew.errors import described
+from clew.files import replacing
 from clew.influence.unrolled.adjoints import Adjoint
 from clew.training.checkpoint_files import save_tensors
 from clew.training.manifest import MODEL_FILE, CheckpointRecord
@@ -63,8 +64,6 @@ class KeptInFile:
         Raises:
             OSError: it cannot be written.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
         tensors = {
             f"{number}|{group}|{name}": tensor
             for number, adjoint in enumerate(unfinished.adjoints)
@@ -72,8 +71,9 @@ class KeptInFile:
             for name, tensor in getattr(adjoint, group).items()
         }
         left = torch.tensor(unfinished.intervals_left)
-        save_tensors(tensors | {"totals": unfinished.totals, "intervals_left": left}, temporary)
-        temporary.replace(self.path)
+        tensors |= {"totals": unfinished.totals, "intervals_left": left}
+        with replacing(self.path) as temporary:
+            save_tensors(tensors, temporary)
 
     def remove(self) -> None:
         """Forget it: the pass is finished."""

@@ -77,17 +77,17 @@ def make_index(
     comparison = _Comparison()
     with replacing(checkpoint / FOLDER) as folder:
         folder.mkdir()
-        rows = np.lib.format.open_memmap(
-            folder / WINDOWS_FILE, "w+", np.float16, (len(windows), sum(sizes.values()))
-        )
-        for indices in tiles:
-            factors = gradients(windows.batch(indices).to(device))
-            projected, own = _projected(factors, projections, multiply, comparison)
-            scale = projected.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
-            rows[indices] = (projected / scale[:, None]).half().numpy()
-            scales[indices], norms[indices] = scale, own
-            progress(int(indices[-1]) + 1)
-        rows.flush()
+        with open(folder / WINDOWS_FILE, "wb") as file:  # a memory map dies where the disk is full
+            shape = (len(windows), sum(sizes.values()))
+            header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for indices in tiles:
+                factors = gradients(windows.batch(indices).to(device))
+                projected, own = _projected(factors, projections, multiply, comparison)
+                scale = projected.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
+                file.write((projected / scale[:, None]).half().numpy().tobytes())
+                scales[indices], norms[indices] = scale, own
+                progress(int(indices[-1]) + 1)
         save_tensors(
             {SCALES: scales, SQUARED_NORMS: norms, **_directions(projections)},
             folder / DIRECTIONS_FILE,

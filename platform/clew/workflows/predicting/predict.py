@@ -10,10 +10,10 @@ from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError
 from clew.files import working_folder
 from clew.link_prediction.answers import Answer, Place, Prediction, Query
+from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
-    index_known,
     load_graph_model,
     load_predictor,
     read_vocabularies,
@@ -153,7 +153,7 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
         model = load_graph_model(source.checkpoint, len(entities), len(relations))
         return Predictor(model, entities, relations), [f"known answers cannot be marked: {error}"]
     model = load_graph_model(source.checkpoint, graph.num_entities, graph.num_relations)
-    known = index_known(graph.train, graph.num_relations)
+    known = FilterIndex.in_both_directions(graph.train, graph.num_relations)
     return Predictor(model, graph.entities, graph.relations, known=known), []
 
 
