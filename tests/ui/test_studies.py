@@ -1,6 +1,7 @@
 """The page Studies: claims by machine, and the planner's request, job and picture."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -71,6 +72,7 @@ def test_claims_stand_beside_measurements_by_machine(page: Open, measured: Recor
     table = app.dataframe[0].value
     assert list(table["machine"])[3:] == ["old box"] * 3, "the latest of each"
     assert list(table["low"])[3:5] == [1.25, 1.25]
+    assert all(re.fullmatch(r"at (least|most) [\de.+-]+", bounds) for bounds in table["bounds"])
     assert "<b>a million</b> times as fast" in set(table["claim"])
     only = page("studies", measured.uri, machine="old box")
     assert set(only.dataframe[0].value["machine"]) == {"old box"}

@@ -3,6 +3,7 @@
 import logging
 import tempfile
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from clew.config.presets import presets
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
 from clew.runs import store
-from clew.runs.reading.studies import StudyResult, read_study, shipped_studies
+from clew.runs.reading.studies import ClaimResult, StudyResult, read_study, shipped_studies
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 from clew.ui.data.runs import RunQuery, runs_page
@@ -53,8 +54,7 @@ def _study(uri: str, run_id: str) -> StudyResult | None:
 def claims_frame(found: list[StudyResult]) -> pd.DataFrame:
     """Return a row for each claim on each machine."""
     claims = [claim for study in found for claim in study.claims]
-    columns = ["study", "claim", "measured", "low", "high", "verdict", "source", "machine"]
-    return pd.DataFrame(claims, columns=columns)
+    return pd.DataFrame(claims, columns=[field.name for field in fields(ClaimResult)])
 
 
 def configurations() -> list[str]:

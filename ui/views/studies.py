@@ -74,6 +74,7 @@ def _claims() -> None:
         column_config={
             "study": st.column_config.TextColumn("Study"),
             "claim": st.column_config.TextColumn("Claim", width="large"),
+            "bounds": st.column_config.TextColumn("Bounds"),
             "measured": st.column_config.NumberColumn("Measured", format="%.3g"),
             "low": st.column_config.NumberColumn("95 % from", format="%.3g"),
             "high": st.column_config.NumberColumn("95 % to", format="%.3g"),

@@ -19,6 +19,8 @@ class ClaimResult:
     study: str
     machine: str
     claim: str
+    bounds: str
+    """What is claimed as numbers, such as `at least 1.5`; empty in older reports."""
     measured: float | None
     """A ratio to the reference, a difference or a value, as the claim says; None: not measured."""
     low: float | None
@@ -74,5 +76,19 @@ def _claim(study: str, machine: str, claim: dict[str, Any]) -> ClaimResult:
     value, low, high = (
         None if measured[key] is None else float(measured[key]) for key in ("value", "low", "high")
     )
-    verdict, source = str(claim["verdict"]), str(claim["source"])
-    return ClaimResult(study, machine, str(claim["claim"]), value, low, high, verdict, source)
+    said = [
+        f"{key.replace('_', ' ')} {float(claim[key]):.4g}"
+        for key in ("at_least", "at_most")
+        if claim.get(key) is not None
+    ]
+    return ClaimResult(
+        study,
+        machine,
+        str(claim["claim"]),
+        ", ".join(said),
+        value,
+        low,
+        high,
+        str(claim["verdict"]),
+        str(claim["source"]),
+    )

@@ -130,6 +130,8 @@ class StudyReport:
                     "variant": found.claim.variant,
                     "metric": found.claim.metric,
                     "about": found.claim.about,
+                    "at_least": found.claim.at_least,
+                    "at_most": found.claim.at_most,
                     "measured": _as_dict(found.estimate),
                     "verdict": found.verdict,
                 }
