@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -93,6 +94,16 @@ def test_a_link_whose_answer_is_gone_asks_again(
     page("ask", many.uri, answer="gone", h="no such name", r="affects")
     page("ask", many.uri, answer="gone", r="affects")
     assert len(started.calls) == 2, "a name that the model does not know is not asked"
+
+
+def test_names_are_those_of_the_version_also_when_its_training_is_gone(
+    page: Open, fresh_many: Recorded
+) -> None:
+    trained = fresh_many.client.get_model_version_by_alias(MODEL, "champion").run_id
+    (folder,) = fresh_many.folder.glob(f"mlartifacts/*/{trained}/artifacts/vocabulary")
+    shutil.rmtree(folder)
+    app = page("ask", fresh_many.uri)
+    assert len(next(box for box in app.selectbox if box.label == "Relation").options) > 40
 
 
 def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started) -> None:

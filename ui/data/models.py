@@ -6,7 +6,7 @@ from pathlib import Path
 import streamlit as st
 
 from clew import names
-from clew.errors import ClewError
+from clew.errors import ClewError, TrackingError
 from clew.runs import store
 from clew.runs.reading.models import (
     Entry,
@@ -17,7 +17,7 @@ from clew.runs.reading.models import (
     list_models,
     list_versions,
     read_examples,
-    read_vocabulary,
+    read_version_vocabulary,
 )
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
@@ -38,9 +38,9 @@ def _versions(uri: str, model: RegisteredModel) -> list[Version]:
 
 # One vocabulary may hold a hundred thousand names: shared by all sessions, not copied.
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _vocabulary(uri: str, run_id: str) -> ModelNames:
+def _vocabulary(uri: str, model: RegisteredModel, version: int) -> ModelNames:
     with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        return read_vocabulary(run_id, Path(folder))
+        return read_version_vocabulary(model, version, Path(folder))
 
 
 # A version's triples never change; another version is another model to them.
@@ -90,9 +90,16 @@ def champion_uri(model: RegisteredModel) -> str:
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 
-def vocabulary(run_id: str) -> ModelNames:
-    """Return the names that a run's model knows."""
-    return _vocabulary(store.tracking_uri(), run_id)
+def vocabulary(model: RegisteredModel) -> ModelNames:
+    """Return the names that the champion knows.
+
+    Raises:
+        TrackingError: there is no champion, or its files are gone.
+        DataError: the files are not what they should be.
+    """
+    if model.champion is None:
+        raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
+    return _vocabulary(store.tracking_uri(), model, model.champion)
 
 
 def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:

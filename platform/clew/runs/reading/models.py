@@ -150,7 +150,25 @@ def read_vocabulary(run_id: str, folder: Path) -> ModelNames:
         TrackingError: the run is gone, or keeps no names.
         DataError: the files are not what they should be.
     """
-    path = download_artifact(run_id, VOCABULARY_FOLDER, folder)
+    return _names_in(download_artifact(run_id, VOCABULARY_FOLDER, folder))
+
+
+def read_version_vocabulary(model: RegisteredModel, version: int, folder: Path) -> ModelNames:
+    """Return the names that a registered version knows, whether or not its training is still there.
+
+    Args:
+        model: The registered model.
+        version: Which of its versions.
+        folder: An empty folder for what is fetched.
+
+    Raises:
+        TrackingError: the version is gone, or keeps no names.
+        DataError: the files are not what they should be.
+    """
+    return _names_in(_of_version(model, version, VOCABULARY_FOLDER, folder))
+
+
+def _names_in(path: Path) -> ModelNames:
     entities, relations = path / "entities.parquet", path / "relations.parquet"
     terms = _terms(entities), _terms(relations)
     synonyms = {name: tuple(text.split("|")) for name, text in _said(entities, "synonyms").items()}
@@ -159,7 +177,7 @@ def read_vocabulary(run_id: str, folder: Path) -> ModelNames:
 
 def _terms(path: Path) -> Terms:
     if not path.is_file():
-        raise TrackingError(f"{path.name} is missing from the run's {VOCABULARY_FOLDER}")
+        raise TrackingError(f"{path.name} is missing from the model's {VOCABULARY_FOLDER}")
     columns = read_columns(path, dict.fromkeys(("name", "label"), pa.string()), NAMES).to_pydict()
     pairs = ((str(n), str(label or n)) for n, label in zip(*columns.values(), strict=True))
     return tuple(sorted(pairs, key=lambda pair: pair[1].casefold()))
@@ -185,22 +203,9 @@ def read_examples(model: RegisteredModel, version: int, folder: Path) -> list[tu
         TrackingError: the version is gone, or keeps no triples.
         DataError: the files are not what they should be.
     """
-    what = f"the triples of {model.name} version {version}"
-    with store.using(what):
-        connected = client()
-        location = connected.get_model_version_download_uri(model.name, str(version))
-
-        def fetched(path: str) -> Path:
-            address = f"{location}/{MODEL_FOLDER}/{path}"
-            try:
-                found = artifacts.download_artifacts(
-                    artifact_uri=address, dst_path=str(folder), tracking_uri=connected.tracking_uri
-                )
-            except OSError as error:
-                raise TrackingError(f"{what} cannot be fetched ({error})") from None
-            return Path(found)
-
-        known, names_folder = fetched(KNOWN_FILE), fetched(VOCABULARY_FOLDER)
+    known, names_folder = (
+        _of_version(model, version, path, folder) for path in (KNOWN_FILE, VOCABULARY_FOLDER)
+    )
     ids = dict.fromkeys(("head", "relation", "tail"), pa.int32())
     triples = read_columns(known, ids, "a file of known triples")
     entities, relations = (
@@ -218,7 +223,26 @@ def read_examples(model: RegisteredModel, version: int, folder: Path) -> list[tu
             for row in rows
         ]
     except (IndexError, TypeError):
-        raise DataError(f"{what} have other names than the model; promote it again") from None
+        raise DataError(
+            f"the triples of {model.name} version {version} have other names than the model; "
+            "promote it again"
+        ) from None
+
+
+def _of_version(model: RegisteredModel, version: int, path: str, folder: Path) -> Path:
+    """Return a file or folder of a version's model, fetched into `folder`."""
+    what = f"{path} of {model.name} version {version}"
+    with store.using(what):
+        connected = client()
+        location = connected.get_model_version_download_uri(model.name, str(version))
+        address = f"{location}/{MODEL_FOLDER}/{path}"
+        try:
+            found = artifacts.download_artifacts(
+                artifact_uri=address, dst_path=str(folder), tracking_uri=connected.tracking_uri
+            )
+        except OSError as error:
+            raise TrackingError(f"{what} cannot be fetched ({error})") from None
+    return Path(found)
 
 
 def _example_rows(relation: np.ndarray) -> list[int]:
