@@ -108,6 +108,7 @@ def test_a_table_of_a_batch_whose_pages_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(40), b"", b"\x93NUMPY\x01\x00"])
 def test_retrainings_that_are_none(tmp_path: Path, content: bytes) -> None:
     retraining, kept = Retraining(0, np.array([1])), KeptRetrainings(tmp_path / "a", "of this")
+    (tmp_path / "a").mkdir()
     (tmp_path / f"a/{retraining.key}.npz").write_bytes(content)
     refused(lambda: kept.read(retraining), "delete it")
     (tmp_path / "a" / IDENTITY_FILE).write_bytes(b"\xff{")

@@ -37,6 +37,7 @@ from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
 from clew.training.history import last_step
 from clew.validation.experiment import Retraining
+from clew.validation.outcomes import Outcomes
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,
@@ -104,8 +105,7 @@ def test_results_of_a_batch(material: Material, place: Path) -> None:
 
 def test_retrainings(place: Path) -> None:
     folder, retraining = place / "retrainings", Retraining(0, np.array([1, 2]))
-    written = io.BytesIO()
-    np.savez(written, **{name: np.zeros(3) for name in ("loss", "log_probability", "rank")})
+    outcomes = Outcomes(*np.zeros((3, 2, 1)))
     other = io.BytesIO()
     np.savez(other, loss=np.array([{}], object))
 
@@ -116,9 +116,10 @@ def test_retrainings(place: Path) -> None:
 
     def case(draw: DrawFn) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        KeptRetrainings(folder, "of this")
-        content = draw(st.sampled_from([written.getvalue(), other.getvalue()]))
-        (folder / f"{retraining.key}.npz").write_bytes(draw(damaged_bytes(content, most=2)))
+        KeptRetrainings(folder, "of this").write(retraining, outcomes)
+        written = folder / f"{retraining.key}.npz"
+        content = draw(st.sampled_from([written.read_bytes(), other.getvalue()]))
+        written.write_bytes(draw(damaged_bytes(content, most=2)))
         if draw(st.booleans()):
             path = folder / IDENTITY_FILE
             path.write_bytes(draw(damaged_bytes(path.read_bytes())))

@@ -160,6 +160,16 @@ def test_cells_of_another_choice_are_refused(trained: TrainedStore, tmp_path: Pa
         validate_influence(request_of(trained, folder))
 
 
+def test_a_folder_of_other_files_is_refused_before_time_is_estimated(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("notes")
+    said: list[str] = []
+    with pytest.raises(ConfigError, match=r"--output-dir .* holds other files; name a new folder"):
+        validate_influence(request_of(trained, tmp_path), say=said.append)
+    assert said == []
+
+
 def test_too_many_hours_are_refused_before_anything_is_trained(
     trained: TrainedStore, tmp_path: Path
 ) -> None:

@@ -185,8 +185,7 @@ def filter_rows(rows: pd.DataFrame, wanted: FactFilter, columns: Sequence[str]) 
         values = rows["influence"].to_numpy(float)
         keep &= values > 0 if wanted.side == "proponents" else values < 0
     if text := wanted.text.strip().casefold():
-        first, *others = (rows[column].astype(str) for column in columns)
-        texts = first.str.cat(others, sep=" ") if others else first
+        texts = pd.Series("", index=rows.index).str.cat(rows[list(columns)].astype(str), sep=" ")
         keep &= texts.str.casefold().str.contains(text, regex=False).to_numpy(bool)
     return rows[keep]
 

@@ -18,6 +18,7 @@ from clew.runs.reading.models import (
     list_versions,
     read_examples,
     read_version_vocabulary,
+    read_vocabulary,
 )
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
@@ -38,7 +39,13 @@ def _versions(uri: str, model: RegisteredModel) -> list[Version]:
 
 # One vocabulary may hold a hundred thousand names: shared by all sessions, not copied.
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _vocabulary(uri: str, model: RegisteredModel, version: int) -> ModelNames:
+def _vocabulary(uri: str, run_id: str) -> ModelNames:
+    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
+        return read_vocabulary(run_id, Path(folder))
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _version_vocabulary(uri: str, model: RegisteredModel, version: int) -> ModelNames:
     with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
         return read_version_vocabulary(model, version, Path(folder))
 
@@ -90,7 +97,12 @@ def champion_uri(model: RegisteredModel) -> str:
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 
-def vocabulary(model: RegisteredModel) -> ModelNames:
+def vocabulary(run_id: str) -> ModelNames:
+    """Return the names that a run's model knows."""
+    return _vocabulary(store.tracking_uri(), run_id)
+
+
+def champion_vocabulary(model: RegisteredModel) -> ModelNames:
     """Return the names that the champion knows.
 
     Raises:
@@ -99,7 +111,7 @@ def vocabulary(model: RegisteredModel) -> ModelNames:
     """
     if model.champion is None:
         raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
-    return _vocabulary(store.tracking_uri(), model, model.champion)
+    return _version_vocabulary(store.tracking_uri(), model, model.champion)
 
 
 def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:

@@ -86,7 +86,7 @@ def _show_next(job: jobs.Job) -> None:
 def _graph(model: RegisteredModel) -> None:
     """Let a person ask for an end of a triple, and for the reason of an answer."""
     with states.guarded("The model's names"):
-        vocabulary = models.vocabulary(model)
+        vocabulary = models.champion_vocabulary(model)
         _question(model, vocabulary)
         with states.guarded("The answer"):
             _answers(model, vocabulary)

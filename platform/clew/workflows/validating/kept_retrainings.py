@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from clew.errors import ConfigError, DataError, described
+from clew.files import replacing, write_whole
 from clew.validation.experiment import Retraining
 from clew.validation.outcomes import Examiner, Outcomes
 from clew.validation.retraining import Retrainer
@@ -21,7 +22,7 @@ class KeptRetrainings:
     """What each retraining said of the test triples.
 
     Args:
-        folder: Where the files are; it is made if it is missing.
+        folder: Where the files are; it is made with the first of them.
         identity: What all of them depend on: data, configuration, test triples.
 
     Raises:
@@ -29,28 +30,25 @@ class KeptRetrainings:
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
-        self.folder = folder
+        self.folder, self.identity = folder, json.dumps(identity)
         stated = folder / IDENTITY_FILE
         if stated.is_file():
-            if stated.read_bytes() != json.dumps(identity).encode():
+            if stated.read_bytes() != self.identity.encode():
                 raise ConfigError(
                     f"--output-dir {folder}: holds retrainings of another model, data or choice of "
                     "test triples; name another folder"
                 )
-        elif folder.is_dir() and any(folder.iterdir()):
+        elif folder.is_dir() and any(path.suffix != ".tmp" for path in folder.iterdir()):
             raise ConfigError(f"--output-dir {folder}: holds other files; name a new folder")
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            stated.write_text(json.dumps(identity), encoding="utf-8")
 
     def __contains__(self, retraining: Retraining) -> bool:
         return self._path(retraining).is_file()
 
     def write(self, retraining: Retraining, outcomes: Outcomes) -> None:
         """Keep a retraining, whole or not at all."""
-        temporary = self.folder / f".{retraining.key}.npz"
-        np.savez(temporary, **{name: getattr(outcomes, name) for name in FIELDS})
-        temporary.replace(self._path(retraining))
+        write_whole(self.folder / IDENTITY_FILE, self.identity)
+        with replacing(self._path(retraining)) as temporary, temporary.open("wb") as file:
+            np.savez(file, **{name: getattr(outcomes, name) for name in FIELDS})
 
     def read(self, retraining: Retraining) -> Outcomes:
         """Return a finished retraining.

@@ -124,7 +124,8 @@ def validate_influence(
         retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
-        finished = len(list(_folder(request, source).glob("seed-*.npz")))
+        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
+        finished = len(list(folder.folder.glob("seed-*.npz")))
         _forecast(request, retrainer, max(0, _number_of_retrainings(request) - finished), say)
         trained = examiner.examine(source.tracer.models[-1])
         plan = plan_experiment(
@@ -137,7 +138,6 @@ def validate_influence(
             num_seeds=request.seeds,
             num_deletions=request.deletions,
         )
-        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
         train_missing(plan.retrainings, folder, retrainer, examiner, progress)
         record = measure(plan, source, folder, trained)
         return ValidationResult(_store(record, source, time.perf_counter() - began), record)
