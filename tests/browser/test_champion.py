@@ -1,5 +1,6 @@
 """Training, promoting, asking and explaining with the champion among the recorded models."""
 
+import re
 from pathlib import Path
 
 from playwright.sync_api import expect
@@ -22,7 +23,8 @@ def test_two_runs_are_watched_and_compared_and_one_is_promoted_and_rolled_back(
         page = dashboard.page
         expect(page.get_by_text("epoch 1 of 2")).to_have_count(2, timeout=SECONDS * 1000)
         let_go()
-        expect(page.get_by_text("epoch 1 of 2")).to_have_count(0, timeout=SECONDS * 1000)
+        running = page.get_by_test_id("stMetric").filter(has_text="▶ Running")
+        expect(running).to_have_text(re.compile(r"\D0$"), timeout=SECONDS * 1000)
     finished = "/?kind=train&state=finished"
     dashboard.open(finished).tick(0, 0).tick(0, 1)
     page.get_by_role("link", name="Compare 2 runs").click()

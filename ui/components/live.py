@@ -29,12 +29,16 @@ def section(experiment_ids: tuple[str, ...]) -> None:
         return
     st.header("Now", anchor=False)
     alive = any(state_of(run) == "running" for run in runs)
-    st.fragment(_runs, run_every=SECONDS_BETWEEN if alive else None)(experiment_ids)
+    known = frozenset(run.run_id for run in runs)
+    st.fragment(_runs, run_every=SECONDS_BETWEEN if alive else None)(experiment_ids, known)
 
 
-def _runs(experiment_ids: tuple[str, ...]) -> None:
+def _runs(experiment_ids: tuple[str, ...], known: frozenset[str]) -> None:
+    """Show the runs; once one of the `known` ones has ended, renew the whole page."""
     with states.guarded("The progress of runs"):
         runs = sorted(live_runs(experiment_ids), key=lambda run: state_of(run) == "stuck")
+        if known - {run.run_id for run in runs}:
+            st.rerun()
         for run in runs[:MAX_SHOWN]:
             _run(run)
         if len(runs) > MAX_SHOWN:

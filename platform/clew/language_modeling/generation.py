@@ -33,8 +33,6 @@ class Sampling:
 
     temperature: float = 1.0
     """Divides the logits; 0, or nearly 0, takes the likeliest token."""
-    top_k: int | None = None
-    """Draw only among this many of the most likely tokens."""
     top_p: float = 1.0
     """Draw only among the fewest of the most likely tokens that together have this probability
     (nucleus sampling; Holtzman et al., 2020, arXiv 1904.09751, section 3.1)."""
@@ -52,11 +50,7 @@ class Sampling:
         """Draw one token for each row."""
         if self.temperature < LEAST_TEMPERATURE:
             return logits.argmax(dim=-1, keepdim=True)
-        logits = logits / self.temperature
-        if self.top_k is not None:
-            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
-            logits = logits.masked_fill(logits < least, float("-inf"))
-        probabilities = torch.softmax(logits, dim=-1)
+        probabilities = torch.softmax(logits / self.temperature, dim=-1)
         if self.top_p < 1:
             ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(dim=-1) - ordered
@@ -121,9 +115,7 @@ def generate(
     model: EigenstateLM,
     prompt: Int[Tensor, "batch time"],
     num_tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
+    sampling: Sampling,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch more"]:
     """Return `num_tokens` tokens that follow each prompt, `(batch, num_tokens)`.
@@ -132,9 +124,8 @@ def generate(
         model: In evaluation mode.
         prompt: One token or more for each text.
         num_tokens: How many to add.
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_k: Draw only among this many of the most likely tokens.
+        sampling: How tokens are drawn.
         generator: Source of randomness.
     """
-    written = write_text(model, read_text(model, prompt), Sampling(temperature, top_k), generator)
+    written = write_text(model, read_text(model, prompt), sampling, generator)
     return torch.cat([token for token, _ in itertools.islice(written, num_tokens)], dim=1)

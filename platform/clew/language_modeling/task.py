@@ -15,7 +15,7 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.config.loss import LanguageLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.language_modeling.generation import generate
+from clew.language_modeling.generation import Sampling, generate
 from clew.language_modeling.loss import summed_loss, token_losses
 from clew.language_modeling.model import EigenstateLM
 from clew.language_modeling.model_folder import write_tokens
@@ -166,8 +166,8 @@ class LanguageModeling:
             model,
             torch.from_numpy(prompts).to(device),
             SAMPLE_TOKENS,
-            temperature=0.8,
-            generator=torch.Generator(device).manual_seed(0),
+            Sampling(temperature=0.8),
+            torch.Generator(device).manual_seed(0),
         )
         decode = self.splits.tokenizer.decode
         pairs = zip(prompts, tokens.cpu().numpy(), strict=True)

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from clew.errors import ConfigError, DataError, described
 from clew.influence.scores import Scored
-from clew.language_modeling.generation import generate
+from clew.language_modeling.generation import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
@@ -134,7 +134,9 @@ def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:
     if not len(tokens):
         raise ConfigError("no prompt given; expected text to continue")
     inputs = torch.from_numpy(tokens).unsqueeze(0).to(loaded.device)
-    written = generate(task.as_model(loaded.model), inputs, WRITTEN_TOKENS, temperature=0.0)
+    written = generate(
+        task.as_model(loaded.model), inputs, WRITTEN_TOKENS, Sampling(temperature=0.0)
+    )
     return task.splits.tokenizer.decode(written[0].cpu().numpy())
 
 
