@@ -112,6 +112,26 @@ def test_what_killed_processes_left_goes_at_the_next_start(
     assert sorted(tmp_path.iterdir()) == [link, foreign]
 
 
+def test_the_lock_of_a_working_folder_goes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed while it removes the folder leaves one that is swept later."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left: list[list[str]] = []
+    rmtree = shutil.rmtree
+
+    def note(path: Path, **options: bool) -> None:
+        left.append(sorted(os.listdir(path)))
+        rmtree(path, **options)
+
+    with working_folder("train") as folder:
+        (folder / "checkpoints").mkdir()
+        (folder / "config.yaml").touch()
+        monkeypatch.setattr(shutil, "rmtree", note)
+    assert left == [[], [".lock"]]
+    assert not folder.exists()
+
+
 def test_an_error_does_not_name_a_working_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught, working_folder("model", holds="run 12") as folder:  # noqa: PT012
         path = folder / "best" / "model.safetensors"

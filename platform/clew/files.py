@@ -112,7 +112,7 @@ def working_folder(purpose: str, *, holds: str = "") -> Iterator[Path]:
             error.args = (str(error).replace(f"{folder}/", f"{holds}: "),)
         raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_lock_last(folder)
         os.close(lock)
 
 
@@ -126,6 +126,16 @@ def _sweep(root: Path) -> None:
             lock = os.open(folder / WORK_LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_lock_last(folder)
             finally:
                 os.close(lock)
+
+
+def _remove_lock_last(folder: Path) -> None:
+    """Remove a working folder so that, if this is killed, the next sweep still knows it."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.name != WORK_LOCK:
+                with suppress(OSError):
+                    remove(path)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -376,4 +376,5 @@ def test_a_living_process_keeps_its_spool(open_run: Open) -> None:
     tracker = open_run()
     [result] = sync_spool()
     assert "being written by another process" in (result.problem or "")
+    assert result.is_alive, "which is nothing that `clew sync` could change"
     tracker.finish("FINISHED")

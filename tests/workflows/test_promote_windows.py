@@ -8,6 +8,7 @@ import pytest
 
 from clew.__main__ import run as run_command
 from clew.errors import PromotionRefused, TrackingError, UsageError
+from clew.image_sequences.model_folder import HELD_OUT_FILE
 from clew.image_sequences.requests import WindowPredictor
 from clew.runs.reading.runs import find_run
 from clew.runs.registry import Registry
@@ -129,3 +130,8 @@ def test_requests_that_cannot_be_answered_say_why(sequences: StoredRun, tmp_path
     ):
         with pytest.raises(UsageError, match=message):
             predictor.predict(*bad)
+    (folder / HELD_OUT_FILE).unlink()
+    without = WindowPredictor.load(folder)
+    assert without.predict(images, scalars) == {"prediction": found["prediction"]}
+    with pytest.raises(UsageError, match=r"confidence is 0\.8, but too few windows were held out"):
+        without.predict(images, scalars, confidence=0.8)

@@ -141,6 +141,12 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
     folders = {path.name for path in (kept / "checkpoints").iterdir()}
     assert folders == {f"epoch-{epoch:04d}" for epoch in range(1, 5)}
     assert find_run(newest_run()).tags[names.TAG_RESUMED_FROM] == stopped
+    for key, reached in (("num_epochs", 4), ("max_steps", 40)):
+        changes = {f"training.{key}": reached - 1}
+        with pytest.raises(
+            ConfigError, match=rf"training\.{key} is .*, but epoch-0004 has \d+; give"
+        ):
+            find_in_folder(kept, None, changes)
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(
@@ -206,7 +212,7 @@ def test_a_folder_is_not_resumed_with_another_model(tracking_store: Path, tmp_pa
         find_in_folder(tmp_path / "kept", config_of(training__shuffle_block=64), {})
     with pytest.raises(CheckpointError, match="empty has no checkpoint to resume from"):
         find_in_folder(tmp_path / "empty", None, {})
-    with pytest.raises(ConfigError, match="kept: exists and is not empty"):
+    with pytest.raises(ConfigError, match="kept: holds a training; add --resume to continue it"):
         train(config_of(), checkpoint_dir=tmp_path / "kept")
 
 

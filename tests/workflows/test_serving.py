@@ -94,6 +94,7 @@ QUERY = {"head": "cell", "relation": "part_of"}
         (QUERY, {"top_k": 2.5}, "top_k"),
         (QUERY, {"filter_known": "no"}, "filter_known"),
         (QUERY, {"filter_known": None}, "filter_known: expected true or false"),
+        (QUERY, {"topk": 5}, "params has 'topk'; did you mean 'top_k'? valid: "),
     ],
 )
 def test_a_bad_request_says_what_is_wrong(
@@ -106,6 +107,9 @@ def test_a_bad_request_says_what_is_wrong(
 
 def test_a_request_without_form_is_refused(served: str) -> None:
     check_formless(served)
+    status, line = refused(served, {"dataframe_records": [QUERY], "top_k": 1})
+    assert status == 400
+    assert line.startswith("top_k stands beside params; put it into params; expected")
     status, line = refused(served, {"dataframe_records": [QUERY] * 1001})
     assert (status, line) == (400, "1001 rows; expected at most 1000 in one request")
     assert post(served, {"dataframe_records": ROWS})[0] == 200

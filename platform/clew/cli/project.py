@@ -172,7 +172,7 @@ def sync(options: NoOptions) -> int:
         click.echo(f"run {result.run_id}: {result.num_sent} records sent{left}")
     if not results:
         click.echo("nothing is waiting")
-    return 2 if any(result.problem for result in results) else 0
+    return 2 if any(result.problem and not result.is_alive for result in results) else 0
 
 
 class DemoOptions(Options):

@@ -10,7 +10,7 @@ import torch
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping
-from clew.errors import DataError
+from clew.errors import ConfigError, DataError
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.model import SequenceRegressor
 from clew.image_sequences.model_folder import (
@@ -75,7 +75,7 @@ class WindowPredictor:
 
         Raises:
             DataError: a shape is not that of the training data, or a value is missing.
-            ConfigError: the confidence asks for more held-out windows than there were.
+            ConfigError: a confidence asks for more held-out windows than there were.
         """
         shape = (self._model.shape.num_frames, *self._record.frames[1:])
         pixels = self._array("images", images, shape, finite=self._refuses_nan)
@@ -89,6 +89,11 @@ class WindowPredictor:
         if not math.isfinite(value):
             raise DataError("the prediction is not finite; a pixel or a scalar is far too large")
         if self._errors is None:
+            if confidence != CONFIDENCE:
+                raise ConfigError(
+                    f"confidence is {confidence:g}, but too few windows were held out for "
+                    "intervals of this model; leave confidence out"
+                )
             return {"prediction": value}
         width = self._errors.half_width(confidence)
         return {"prediction": value, "lower": value - width, "upper": value + width}

@@ -16,7 +16,7 @@ from clew import names
 from clew.errors import TrackingError, printable
 from clew.runs import store
 from clew.runs.delivery import Delivery, RunGoneError
-from clew.runs.journal import Journal, list_journals
+from clew.runs.journal import Journal, JournalInUseError, list_journals
 from clew.runs.messages import Message
 from clew.runs.opening import connect
 
@@ -144,6 +144,8 @@ class SyncResult:
     num_refused: int = 0
     problem: str | None = None
     """Why the journal is still there, if it is."""
+    is_alive: bool = False
+    """Whether that is because a running process writes it, and will send it itself."""
 
 
 def sync_spool(root: Path | None = None) -> list[SyncResult]:
@@ -171,7 +173,8 @@ def _sync_one(folder: Path) -> SyncResult:
     try:
         journal = Journal.open(folder)
     except TrackingError as error:
-        return SyncResult(folder, folder.name, problem=str(error))
+        is_alive = isinstance(error, JournalInUseError)
+        return SyncResult(folder, folder.name, problem=str(error), is_alive=is_alive)
     uri = store.tracking_uri()
     wanted = journal.origin.tracking_uri
     sent, problem = 0, None

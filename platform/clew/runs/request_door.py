@@ -8,8 +8,10 @@ trace. It has no place for a middleware, but it makes its application after it h
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Set
 from typing import Any
+
+from clew.errors import quoted, valid_names
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -28,11 +30,12 @@ FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
 logger = logging.getLogger(__name__)
 
 
-def close_door(expects: str) -> None:
+def close_door(expects: str, parameters: Set[str]) -> None:
     """Let the scoring server of this process, if it is one, begin with the door.
 
     Args:
         expects: What a request should hold, for people.
+        parameters: Names of what its `params` may hold.
 
     Raises:
         SystemExit: `CLEW_REQUEST_MIB` is not a usable number; the server ends with this line.
@@ -47,7 +50,9 @@ def close_door(expects: str) -> None:
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
-            self.add_middleware(Door, expects=expects, limit_bytes=limit_bytes)
+            self.add_middleware(
+                Door, expects=expects, parameters=parameters, limit_bytes=limit_bytes
+            )
 
     fastapi.FastAPI = Guarded  # type: ignore[misc]
 
@@ -70,13 +75,19 @@ class Door:
     Args:
         app: The scoring server.
         expects: What a request should hold, for people.
+        parameters: Names of what its `params` may hold.
         limit_bytes: The largest request.
     """
 
     def __init__(
-        self, app: Application, expects: str, limit_bytes: int = LIMIT_MIB * 2**20
+        self,
+        app: Application,
+        expects: str,
+        parameters: Set[str],
+        limit_bytes: int = LIMIT_MIB * 2**20,
     ) -> None:
         self._app, self._expects, self._limit_bytes = app, expects, limit_bytes
+        self._parameters = parameters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -88,7 +99,7 @@ class Door:
             limit = f"{self._limit_bytes / 2**20:g} MiB"
             line = f"the request is larger than {limit}; send fewer rows at once"
             await _refuse(send, 413, "BAD_REQUEST", line)
-        elif scope["method"] == "POST" and (fault := _fault(scope, body)):
+        elif scope["method"] == "POST" and (fault := _fault(scope, body, self._parameters)):
             await _refuse(send, 400, "BAD_REQUEST", f"{fault}; expected {self._expects}")
         else:
             await self._pass_on(scope, body, receive, send)
@@ -134,7 +145,7 @@ class Door:
         return code, f"{reason.rstrip('.')}; expected {self._expects}"
 
 
-def _fault(scope: Scope, body: bytes) -> str | None:
+def _fault(scope: Scope, body: bytes, parameters: Set[str]) -> str | None:
     """Say what is wrong with the form of a request; None if nothing is, or if it is no JSON."""
     kind = dict(scope["headers"]).get(b"content-type")
     if kind is None:
@@ -142,22 +153,36 @@ def _fault(scope: Scope, body: bytes) -> str | None:
     if not kind.startswith(b"application/json"):
         return None
     try:
-        return _fault_in(json.loads(body))
+        return _fault_in(json.loads(body), parameters)
     except RecursionError:
         return "the request is nested too deeply"
     except ValueError as error:
         return f"the request is no JSON ({str(error)[:100]})"
 
 
-def _fault_in(content: object) -> str | None:
+def _fault_in(content: object, parameters: Set[str]) -> str | None:
     if not isinstance(content, dict):
         return "the request is no JSON object"
     given = [form for form in FORMS if form in content]
     if len(given) != 1:
         return f"the request has {' and '.join(given) or 'none'} of {', '.join(FORMS)}; give one"
-    if not isinstance(content.get("params") or {}, dict):
+    return _fault_in_params(content, parameters) or _fault_in_table(content.get("dataframe_split"))
+
+
+def _fault_in_params(content: Mapping[str, object], parameters: Set[str]) -> str | None:
+    """Say which parameter is unknown or misplaced: MLflow drops those, with a line in its log."""
+    asked = content.get("params") or {}
+    if not isinstance(asked, dict):
         return "params is no JSON object"
-    table = content.get("dataframe_split")
+    if unknown := sorted(asked.keys() - parameters):
+        return f"params has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(parameters))}"
+    if beside := sorted(parameters & content.keys()):
+        return f"{beside[0]} stands beside params; put it into params"
+    return None
+
+
+def _fault_in_table(table: object) -> str | None:
+    """Say which list of names of `dataframe_split` is none."""
     if not isinstance(table, dict):
         return None
     for key in ("columns", "index"):

@@ -64,7 +64,7 @@ class ServedModel(PythonModel, Generic[SettingsT]):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model; MLflow calls this once."""
         prepare_threads(os.environ)  # before anything loads torch
-        close_door(self.expects)
+        close_door(self.expects, self.settings.model_fields.keys())
         self.load(Path(context.artifacts["model"]))
 
     def predict(

@@ -68,6 +68,23 @@ class ResumePoint:
     unused: tuple[Path, ...] = ()
     """What else a killed process left in the folder: half written, damaged, or after that point."""
 
+    def __post_init__(self) -> None:
+        """Refuse a training that has gone further than it should.
+
+        Raises:
+            ConfigError: its end, as it is configured now, lies before the checkpoint.
+        """
+        for key, reached in (
+            ("num_epochs", self.manifest.epoch),
+            ("max_steps", self.manifest.step),
+        ):
+            wanted = getattr(self.config.training, key)
+            if wanted is not None and reached > wanted:
+                raise ConfigError(
+                    f"training.{key} is {wanted}, but {self.checkpoint.name} has {reached}; give "
+                    "at least as many, or start a new run"
+                )
+
     def put_aside(self) -> None:
         """Give what the resumed run makes again a hidden name, and remove what is half written."""
         for path in self.unused:

@@ -115,6 +115,11 @@ def check_folders(
     """
     check_new_folder("--output-dir", output_dir)
     if not resumes:
+        if checkpoint_dir and any(checkpoint_dir.glob(f"{names.ARTIFACT_CHECKPOINTS}/*/")):
+            raise ConfigError(
+                f"--checkpoint-dir {checkpoint_dir}: holds a training; add --resume to continue "
+                "it, or name a new folder: nothing is overwritten"
+            )
         check_new_folder("--checkpoint-dir", checkpoint_dir)
     if output_dir and checkpoint_dir and output_dir.resolve() == checkpoint_dir.resolve():
         raise ConfigError(

@@ -30,7 +30,7 @@ from clew.influence.scores import Explanation, Scored, strongest
 from clew.influence.unrolled.engine import Objective, Unrolling
 from clew.influence.unrolled.facts import WeightedLoss
 from clew.influence.unrolled.progress_files import KeptInFile, pass_name
-from clew.influence.unrolled.refusals import require_replayable
+from clew.influence.unrolled.refusals import NEEDS, require_replayable
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
@@ -136,14 +136,14 @@ class UnrolledTracer:
         model = self.task.model_config
         if self.task.terms is not None:
             raise ConfigError(
-                "influence.score is unrolled, but it is not defined for what the loss adds for "
-                "each triple (loss.regularizer, loss.relation_prediction_weight); use raw or cosine"
+                f"{NEEDS} are not defined for what the loss adds for each triple "
+                "(loss.regularizer, loss.relation_prediction_weight); explain with --score raw or "
+                "cosine"
             )
         if model.warm_start is not None:
             raise ConfigError(
-                f"influence.score is unrolled, but training began from model.warm_start="
-                f"{model.warm_start}, and steps are taken again from random parameters; use raw or "
-                "cosine"
+                f"training began from model.warm_start={model.warm_start}, but {NEEDS} take its "
+                "steps again from random parameters; explain with --score raw or cosine"
             )
         if self.config.influence.test_loss != "trained":
             raise ConfigError(

@@ -10,7 +10,8 @@ from clew.errors import CheckpointError, ConfigError
 from clew.training.checkpoints import load_training_values
 from clew.training.manifest import CheckpointRecord, read_manifest
 
-OTHERWISE = "explain it with --score raw or cosine, or train again"
+NEEDS = "--score unrolled and clew value-facts"
+OTHERWISE = "explain with --score raw or cosine, or train again"
 
 
 def require_replayable(
@@ -36,20 +37,19 @@ def require_replayable(
     for key, value in settings.items():
         if value:
             raise ConfigError(
-                f"influence.score is unrolled, but the run was trained with {key}=true, whose "
-                f"steps cannot be taken again exactly; {OTHERWISE} with {key}=false"
+                f"the run was trained with {key}=true, whose steps cannot be taken again exactly, "
+                f"as {NEEDS} must; {OTHERWISE} with {key}=false"
             )
     if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
         raise ConfigError(
-            f"influence.score is unrolled, but the run was trained with "
-            f"loss.negatives={config.loss.negatives}, whose samples belong to no single triple; "
-            f"{OTHERWISE} without loss.negatives"
+            f"the run was trained with loss.negatives={config.loss.negatives}, whose samples "
+            f"belong to no single triple, as {NEEDS} need; {OTHERWISE} without loss.negatives"
         )
     if device.type == "cuda" and not config.training.deterministic:
         raise ConfigError(
-            "influence.score is unrolled, but the run was trained on a GPU with "
-            "training.deterministic=false, so that its steps cannot be taken again exactly; "
-            f"{OTHERWISE} with training.deterministic=true"
+            "the run was trained on a GPU with training.deterministic=false, so that its steps "
+            f"cannot be taken again exactly, as {NEEDS} must; {OTHERWISE} with "
+            "training.deterministic=true"
         )
     for name in ("use_mixed_precision", "use_last_layers_only"):
         if getattr(influence, name):
