@@ -58,7 +58,7 @@ class ScalePlan:
 
     @property
     def memory_gib(self) -> float:
-        """Memory of a process, without libraries."""
+        """Least memory of a process, without libraries and without copies of the gradient."""
         return self.table_and_state_gib + self.gradient_gib + self.queries_gib
 
     @property
@@ -84,10 +84,11 @@ class ScalePlan:
     def sentence(self) -> str:
         """Return the plan in one line for people."""
         return (
-            f"entity table over {self.processes} processes: {self.memory_gib:.3g} GiB each (table "
-            f"and state {self.table_and_state_gib:.3g}), {self.received_mib_per_step:.3g} MiB "
-            f"received a step; H100 by data sheet: {self.epoch_hours:.3g} h an epoch, most of it "
-            f"{self.limit}; a trace {self.trace_hours:.3g} h a checkpoint"
+            f"entity table over {self.processes} processes: in each, table and state "
+            f"{self.table_and_state_gib:.3g} GiB, its gradient {self.gradient_gib:.3g}; "
+            f"{self.received_mib_per_step:.3g} MiB received a step; H100 by data sheet: "
+            f"{self.epoch_hours:.3g} h an epoch, most of it {self.limit}; a trace "
+            f"{self.trace_hours:.3g} h a checkpoint"
         )
 
 
