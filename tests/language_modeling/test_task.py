@@ -100,7 +100,7 @@ def test_what_checkpointing_computes_twice_does_not_count_as_work(make_config: A
             tracking__log_mfu=True, optimizations__use_gradient_checkpointing=checkpointing
         )
         trainer = trainer_of(config, tmp_path)
-        measure_before_training(trainer, config)
+        measure_before_training(trainer)
         counted.append(trainer.throughput.flops_per_example)
     assert counted[0] == counted[1]
 
@@ -185,7 +185,7 @@ def test_examples_do_not_influence_each_other(make_config: Any):
 def test_a_run_learns_and_reports(make_config: Any, tmp_path: Path):
     config = make_config(training__num_epochs=6, training__gradient_accumulation=1)
     trainer = trainer_of(config, tmp_path / "run")
-    trainer.record(measure_before_training(trainer, config))
+    trainer.record(measure_before_training(trainer))
     trainer.train()
     tracker = trainer.history.tracker
     assert isinstance(tracker, MemoryTracker)
