@@ -28,7 +28,7 @@ from clew.training.manifest import Manifest
 from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
 from clew.training.task import Task
 from clew.workflows.linked_run import task_tags
-from clew.workflows.outputs import check_new_folder
+from clew.workflows.outputs import check_folder, check_new_folder
 from clew.workflows.resume import ResumePoint
 
 RUN_FILES = "run"
@@ -115,6 +115,7 @@ def check_folders(
     """
     check_new_folder("--output-dir", output_dir)
     if not resumes:
+        check_folder("--checkpoint-dir", checkpoint_dir)
         if checkpoint_dir and any(checkpoint_dir.glob(f"{names.ARTIFACT_CHECKPOINTS}/*/")):
             raise ConfigError(
                 f"--checkpoint-dir {checkpoint_dir}: holds a training; add --resume to continue "
