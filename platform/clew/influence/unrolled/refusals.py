@@ -37,19 +37,18 @@ def require_replayable(
     for key, value in settings.items():
         if value:
             raise ConfigError(
-                f"the run was trained with {key}=true, whose steps cannot be taken again exactly, "
-                f"as {NEEDS} must; {OTHERWISE} with {key}=false"
+                f"{NEEDS} take the steps of a training again exactly, which cannot be done with "
+                f"{key}=true; {OTHERWISE} with {key}=false"
             )
     if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
         raise ConfigError(
-            f"the run was trained with loss.negatives={config.loss.negatives}, whose samples "
-            f"belong to no single triple, as {NEEDS} need; {OTHERWISE} without loss.negatives"
+            f"{NEEDS} do not work with loss.negatives={config.loss.negatives}, whose samples "
+            f"belong to no single triple; {OTHERWISE} without loss.negatives"
         )
     if device.type == "cuda" and not config.training.deterministic:
         raise ConfigError(
-            "the run was trained on a GPU with training.deterministic=false, so that its steps "
-            f"cannot be taken again exactly, as {NEEDS} must; {OTHERWISE} with "
-            "training.deterministic=true"
+            f"{NEEDS} take the steps of a training again exactly, which cannot be done on a GPU "
+            f"with training.deterministic=false; {OTHERWISE} with training.deterministic=true"
         )
     for name in ("use_mixed_precision", "use_last_layers_only"):
         if getattr(influence, name):
