@@ -1,7 +1,6 @@
 """A dashboard server and a browser page that looks at it: for the browser tests and benchmarks."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, sync_playwright
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = Path(os.environ.get("CLEW_CHROMIUM", "/usr/bin/chromium"))
@@ -32,13 +33,6 @@ HEADER_HEIGHT = 36
 # Streamlit's front end looks for the server's base path from the page's own, then above it; the
 # first attempt is a 404 that the browser itself reports.
 PROBES = ("/_stcore/health", "/_stcore/host-config")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager

@@ -6,7 +6,6 @@ As a program it takes what to run as JSON: `sharded_runs.py '[{"folder": ..., ..
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -32,6 +31,7 @@ from clew.training.setup import build_trainer
 from clew.training.stopping import Watch
 from clew.workflows.explaining.trace_source import over_all_entities
 from tests.memory_tracker import MemoryTracker
+from tests.ports import meeting_place
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTITIES, RELATIONS = 23, 3
@@ -67,22 +67,20 @@ def run_all(runs: list[Run]) -> None:
 
 def fork(run: Run) -> None:
     """Run one training, each process of it a child of this one, as torchrun would start it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    children = []
-    for rank in range(run.processes):
-        child = os.fork()
-        if child == 0:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(run.processes)}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": str(rank)}
-            _exit_after(run, rank)
-        children.append(child)
-    *others, last = children
-    failed = [child for child in others if os.waitpid(child, 0)[1]]
-    if run.last_rank == "hangs":
-        os.kill(last, signal.SIGKILL)
-    failed += [last] if os.waitpid(last, 0)[1] and run.last_rank != "dies" else []
+    with meeting_place() as place:
+        children = []
+        for rank in range(run.processes):
+            child = os.fork()
+            if child == 0:
+                os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(run.processes)}
+                os.environ |= place | {"LOCAL_RANK": str(rank)}
+                _exit_after(run, rank)
+            children.append(child)
+        *others, last = children
+        failed = [child for child in others if os.waitpid(child, 0)[1]]
+        if run.last_rank == "hangs":
+            os.kill(last, signal.SIGKILL)
+        failed += [last] if os.waitpid(last, 0)[1] and run.last_rank != "dies" else []
     assert not failed or run.last_rank != "trains", f"{run}: {len(failed)} processes failed"
     if run.last_rank == "trains" and not (child := os.fork()):
         os.environ.pop("RANK", None)

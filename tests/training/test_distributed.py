@@ -1,7 +1,6 @@
 """Two gloo processes train to the same parameters as one process with twice the batch."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 
 from clew.errors import ConfigError
 from clew.training.distributed import joined_world
+from tests.ports import meeting_place
 from tests.training.plain_order import epoch_order, microbatches
 
 WORKER = """
@@ -40,12 +40,6 @@ with joined_world() as world:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def train_on(num_processes: int, folder: Path, settings: dict[str, Any]) -> None:
     tests = str(Path(__file__).parent)
     run_on(num_processes, WORKER.format(tests=tests, settings=settings, folder=str(folder)))
@@ -53,27 +47,25 @@ def train_on(num_processes: int, folder: Path, settings: dict[str, Any]) -> None
 
 def run_on(num_processes: int, script: str) -> None:
     """Run a script as torchrun would, in processes that find each other."""
-    port = str(free_port())
     processes = []
-    for rank in range(num_processes):
-        environment = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(num_processes),
-            "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": ":".join(sys.path),
-            "PATH": "/usr/bin",
-        }
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE
+    with meeting_place() as place:
+        for rank in range(num_processes):
+            environment = place | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(num_processes),
+                "LOCAL_RANK": str(rank),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": ":".join(sys.path),
+                "PATH": "/usr/bin",
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE
+                )
             )
-        )
-    for process in processes:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors.decode()
+        for process in processes:
+            _, errors = process.communicate()
+            assert process.returncode == 0, errors.decode()
 
 
 MAIN_FIRST = """

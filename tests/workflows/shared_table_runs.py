@@ -6,13 +6,12 @@ The processes are children of this one; each group of them carries out its comma
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predicting.predict import predict
 from clew.workflows.predicting.queries import read_queries
 from clew.workflows.train import train
+from tests.ports import meeting_place
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {1: 12, 2: 6, 4: 3}
@@ -72,25 +72,27 @@ def run_all(
 
 def fork(processes: int, commands: list[Command]) -> None:
     """Carry out commands in processes as torchrun would start them; each command has a port."""
-    ports = [_free_port() for _ in commands]
-    children = []
-    for rank in range(processes):
-        child = os.fork()
-        if child == 0:
-            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes)}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": str(rank)}
-            try:
-                for command, port in zip(commands, ports, strict=True):
-                    os.environ["MASTER_PORT"] = str(port)
-                    carry_out(command, rank, processes)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    failed = [child for child in children if os.waitpid(child, 0)[1]]
+    with ExitStack() as held:
+        places = [held.enter_context(meeting_place()) for _ in commands]
+        children = [_start(rank, processes, commands, places) for rank in range(processes)]
+        failed = [child for child in children if os.waitpid(child, 0)[1]]
     expected = any(command.last_dies for command in commands)
     assert len(failed) == expected, f"{len(failed)} of {processes} processes failed"
+
+
+def _start(rank: int, processes: int, commands: list[Command], places: list[dict[str, str]]) -> int:
+    """Start one of the processes, and return its number."""
+    if child := os.fork():
+        return child
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
+    try:
+        for command, place in zip(commands, places, strict=True):
+            os.environ |= place
+            carry_out(command, rank, processes)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def carry_out(command: Command, rank: int, processes: int) -> None:
@@ -194,13 +196,6 @@ def _is_dense(value: Any) -> bool:
 
 def _place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
+from tests.ports import free_port
 from tests.postgresql import PROGRAMS
-from tests.workflows.servers import free_port, process
+from tests.workflows.servers import process
 
 MISSING = [
     what

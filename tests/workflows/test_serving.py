@@ -21,7 +21,8 @@ from clew.workflows.predicting.predict import predict
 from clew.workflows.predicting.queries import asked
 from clew.workflows.promoting.promote import PromotionRequest, promote, rollback
 from clew.workflows.train import train
-from tests.workflows.servers import check_formless, free_port, post, process, refused, serving
+from tests.ports import free_port
+from tests.workflows.servers import check_formless, post, process, refused, serving
 from tests.workflows.trained import TrainedStore, small_config
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from clew.config.presets import presets
-from tests.browser.dashboard import free_port, wait_for
+from tests.browser.dashboard import wait_for
+from tests.ports import free_port
 from tests.recorded import run_id_in
 from tests.workflows.trained import ROOT
 
