@@ -212,8 +212,10 @@ def test_a_search_keeps_its_index_with_the_run(model: str):
     said = f"chose {without.num_scored} of {without.num_windows} training windows"
     assert said in without.notes()[-1]
     assert exact.num_scored == exact.num_windows
+    before = len(search_runs(RunQuery(kind=names.KIND_TRACE), limit=100).runs)
     with pytest.raises(ConfigError, match=r"influence.top_k is 0, but a search scores"):
         explained(model, "green", "", settings | {"influence.top_k": 0})
+    assert len(search_runs(RunQuery(kind=names.KIND_TRACE), limit=100).runs) == before
 
 
 def test_half_precision_and_cosines_are_as_the_settings_say(model: str):

@@ -48,7 +48,8 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
         explains: What the command explains and which commands explain the rest, for people.
 
     Raises:
-        ConfigError: the model's task is another, or the form of the score is not defined for it.
+        ConfigError: the model's task is another, the form of the score is not defined for it, or
+            more windows are to be kept than are scored.
     """
     score = source.config.influence.score
     if score not in {"auto", "raw", "unrolled"}:
@@ -56,6 +57,7 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
             f"influence.score is {score}, but training windows have raw scores, with the cosine "
             "beside each, or unrolled ones; only graph models have other forms: leave it at raw"
         )
+    search_settings(source)  # refused before the data are read and a run is open
     prepare_process(source.config)
     task = own_task(source)
     if not isinstance(task, kind):
