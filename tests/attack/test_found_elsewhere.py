@@ -20,7 +20,7 @@ from clew.runs.influence_report import read_influence_outline
 from clew.runs.messages import MESSAGES, Unreadable
 from clew.runs.reading.run_files import read_by_relation
 from clew.runs.reading.studies import read_study
-from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in, close_door
+from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
 from clew.runs.store import creation_lock
 from clew.runs.window_report import TextInfluenceReport
 from clew.training.history import last_step
@@ -186,7 +186,7 @@ def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) ->
      {"columns": 7, "data": []}],
 )  # fmt: skip
 def test_a_table_whose_columns_have_no_names(table: dict[str, object]) -> None:
-    assert "is no list of names" in (_fault_in({"dataframe_split": table}, frozenset()) or "")
+    assert "is no list of names" in (_fault_in_table(table) or "")
 
 
 @pytest.mark.parametrize("read", [read_influence_outline, TextInfluenceReport.read])
@@ -211,7 +211,7 @@ def test_an_answer_that_is_no_object(text: str) -> None:
     async def nothing(*_: object) -> None:
         return None
 
-    code, line = Door(nothing, "rows", frozenset())._told(text)
+    code, line = Door(nothing, "rows", frozenset(), frozenset())._told(text)
     assert code == "BAD_REQUEST"
     require_one_line(line)
     assert io.StringIO(line).readline() == line
@@ -222,7 +222,7 @@ def test_a_limit_of_requests_that_is_no_size(given: str, monkeypatch: pytest.Mon
     monkeypatch.setenv(SERVED_PATH, "model")
     monkeypatch.setenv(LIMIT_VARIABLE, given)
     with pytest.raises(SystemExit, match=f"CLEW_REQUEST_MIB='{given}'; expected MiB") as caught:
-        close_door("rows", frozenset())
+        close_door("rows", frozenset(), frozenset())
     require_one_line(str(caught.value))
 
 

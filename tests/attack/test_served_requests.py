@@ -50,7 +50,8 @@ def ask(kind: str, material: Material) -> Iterator[Ask]:
     with pytest.MonkeyPatch.context() as patch:
         use_store(patch, f"sqlite:///{material.folder / 'mlflow.db'}")
         model = load_model(f"models:/{kind}@champion")
-        door = Door(scoring_server.init(model), "rows", REQUESTS[kind][1].keys())
+        columns = model.metadata.get_input_schema().input_names()
+        door = Door(scoring_server.init(model), "rows", set(columns), REQUESTS[kind][1].keys())
         runner = asyncio.Runner()
         # Not in this thread: where a browser was used before, Playwright runs a loop in it.
         with ThreadPoolExecutor(1) as thread:

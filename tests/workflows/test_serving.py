@@ -85,6 +85,7 @@ QUERY = {"head": "cell", "relation": "part_of"}
         ({"head": "cell", "relation": "part_off"}, {}, "did you mean 'part_of'"),
         ({"head": "cell", "tail": "cell", "relation": "part_of"}, {}, "either a head"),
         ({"relation": "part_of"}, {}, "either a head"),
+        (QUERY | {"tial": "cell"}, {}, "a row has 'tial'; did you mean 'tail'? valid: "),
         ({"head": "cell"}, {}, "Model is missing inputs ['relation']; expected rows"),
         ({"head": 7, "relation": "part_of"}, {}, "expected rows with the texts relation"),
         ({"head": ["cell"], "relation": {"a": 1}}, {}, "expected rows with the texts relation"),
@@ -111,6 +112,17 @@ def test_a_request_without_form_is_refused(served: str) -> None:
     status, line = refused(served, {"dataframe_records": [QUERY], "top_k": 1})
     assert status == 400
     assert line.startswith("top_k stands beside params; put it into params; expected")
+    wrong = QUERY | {"kind": "x"}
+    table = {"columns": list(wrong), "data": [list(wrong.values())]}
+    for rows in (
+        {"dataframe_split": table},
+        {"inputs": {name: [value] for name, value in wrong.items()}},
+        {"inputs": [QUERY, wrong]},
+        {"instances": [wrong]},
+    ):
+        status, line = refused(served, rows)
+        assert status == 400
+        assert line.startswith("a row has 'kind'; valid: head, relation, tail; expected")
     status, line = refused(served, {"dataframe_records": [QUERY] * 1001})
     assert (status, line) == (400, "1001 rows; expected at most 1000 in one request")
     assert post(served, {"dataframe_records": ROWS})[0] == 200

@@ -36,7 +36,7 @@ def test_a_served_model_writes_as_predict_does(text: StoredRun, served: str) -> 
         ({"prompt": "\ud800"}, {}, "surrogates not allowed"),
         ({"prompt": 7}, {}, "expected rows with the text prompt"),
         ({"prompt": None}, {}, "expected rows with the text prompt"),
-        ({"text": "a"}, {}, "Model is missing inputs ['prompt']"),
+        ({"text": "a"}, {}, "a row has 'text'; valid: prompt; expected rows"),
         ({"prompt": "a"}, {"max_tokens": None}, "max_tokens: expected a whole number"),
         ({"prompt": "a"}, {"max_tokens": 10_001}, "at most 10000"),
         ({"prompt": "a"}, {"max_tokens": -1}, "at least 0"),

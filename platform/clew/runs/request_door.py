@@ -30,11 +30,12 @@ FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
 logger = logging.getLogger(__name__)
 
 
-def close_door(expects: str, parameters: Set[str]) -> None:
+def close_door(expects: str, columns: Set[str], parameters: Set[str]) -> None:
     """Let the scoring server of this process, if it is one, begin with the door.
 
     Args:
         expects: What a request should hold, for people.
+        columns: Names of what its rows may hold.
         parameters: Names of what its `params` may hold.
 
     Raises:
@@ -51,7 +52,11 @@ def close_door(expects: str, parameters: Set[str]) -> None:
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
             self.add_middleware(
-                Door, expects=expects, parameters=parameters, limit_bytes=limit_bytes
+                Door,
+                expects=expects,
+                columns=columns,
+                parameters=parameters,
+                limit_bytes=limit_bytes,
             )
 
     fastapi.FastAPI = Guarded  # type: ignore[misc]
@@ -75,6 +80,7 @@ class Door:
     Args:
         app: The scoring server.
         expects: What a request should hold, for people.
+        columns: Names of what its rows may hold.
         parameters: Names of what its `params` may hold.
         limit_bytes: The largest request.
     """
@@ -83,11 +89,12 @@ class Door:
         self,
         app: Application,
         expects: str,
+        columns: Set[str],
         parameters: Set[str],
         limit_bytes: int = LIMIT_MIB * 2**20,
     ) -> None:
         self._app, self._expects, self._limit_bytes = app, expects, limit_bytes
-        self._parameters = parameters
+        self._columns, self._parameters = columns, parameters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -99,10 +106,38 @@ class Door:
             limit = f"{self._limit_bytes / 2**20:g} MiB"
             line = f"the request is larger than {limit}; send fewer rows at once"
             await _refuse(send, 413, "BAD_REQUEST", line)
-        elif scope["method"] == "POST" and (fault := _fault(scope, body, self._parameters)):
+        elif scope["method"] == "POST" and (fault := self._fault(scope, body)):
             await _refuse(send, 400, "BAD_REQUEST", f"{fault}; expected {self._expects}")
         else:
             await self._pass_on(scope, body, receive, send)
+
+    def _fault(self, scope: Scope, body: bytes) -> str | None:
+        """Say what is wrong with the form of a request; None if nothing is, or if it is no JSON."""
+        kind = dict(scope["headers"]).get(b"content-type")
+        if kind is None:
+            return "the request has no content type"
+        if not kind.startswith(b"application/json"):
+            return None
+        try:
+            return self._fault_in(json.loads(body))
+        except RecursionError:
+            return "the request is nested too deeply"
+        except ValueError as error:
+            return f"the request is no JSON ({str(error)[:100]})"
+
+    def _fault_in(self, content: object) -> str | None:
+        if not isinstance(content, dict):
+            return "the request is no JSON object"
+        given = [form for form in FORMS if form in content]
+        if len(given) != 1:
+            forms = ", ".join(FORMS)
+            return f"the request has {' and '.join(given) or 'none'} of {forms}; give one"
+        form, rows = given[0], content[given[0]]
+        return (
+            _fault_in_params(content, self._parameters)
+            or (_fault_in_table(rows) if form == "dataframe_split" else None)
+            or _fault_in_columns(_columns_of(form, rows), self._columns)
+        )
 
     async def _pass_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -145,30 +180,6 @@ class Door:
         return code, f"{reason.rstrip('.')}; expected {self._expects}"
 
 
-def _fault(scope: Scope, body: bytes, parameters: Set[str]) -> str | None:
-    """Say what is wrong with the form of a request; None if nothing is, or if it is no JSON."""
-    kind = dict(scope["headers"]).get(b"content-type")
-    if kind is None:
-        return "the request has no content type"
-    if not kind.startswith(b"application/json"):
-        return None
-    try:
-        return _fault_in(json.loads(body), parameters)
-    except RecursionError:
-        return "the request is nested too deeply"
-    except ValueError as error:
-        return f"the request is no JSON ({str(error)[:100]})"
-
-
-def _fault_in(content: object, parameters: Set[str]) -> str | None:
-    if not isinstance(content, dict):
-        return "the request is no JSON object"
-    given = [form for form in FORMS if form in content]
-    if len(given) != 1:
-        return f"the request has {' and '.join(given) or 'none'} of {', '.join(FORMS)}; give one"
-    return _fault_in_params(content, parameters) or _fault_in_table(content.get("dataframe_split"))
-
-
 def _fault_in_params(content: Mapping[str, object], parameters: Set[str]) -> str | None:
     """Say which parameter is unknown or misplaced: MLflow drops those, with a line in its log."""
     asked = content.get("params") or {}
@@ -189,6 +200,22 @@ def _fault_in_table(table: object) -> str | None:
         labels = table.get(key) or []
         if not isinstance(labels, list) or any(isinstance(each, dict | list) for each in labels):
             return f"{key} of dataframe_split is no list of names"
+    return None
+
+
+def _columns_of(form: str, rows: object) -> Set[str]:
+    """Return the names of what is given for any row."""
+    if isinstance(rows, list):
+        return {name for row in rows if isinstance(row, dict) for name in row}
+    if isinstance(rows, dict):
+        return set(map(str, rows.get("columns") or () if form == "dataframe_split" else rows))
+    return set()
+
+
+def _fault_in_columns(given: Set[str], columns: Set[str]) -> str | None:
+    """Say which column is unknown: MLflow drops it, and a query without its tail is another one."""
+    if unknown := sorted(given - columns):
+        return f"a row has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(columns))}"
     return None
 
 

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -43,10 +43,12 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 class ServedModel(PythonModel, Generic[SettingsT]):
     """A model of some subject that answers rows; mistakes in a request are one line.
 
-    A subject says what it `expects`, for people, and the class of its `settings`.
+    A subject says what it `expects`, for people, the `columns` of its rows, and the class of its
+    `settings`.
     """
 
     expects: ClassVar[str]
+    columns: ClassVar[Set[str]]
     settings: type[SettingsT]
 
     @abstractmethod
@@ -64,7 +66,7 @@ class ServedModel(PythonModel, Generic[SettingsT]):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model; MLflow calls this once."""
         prepare_threads(os.environ)  # before anything loads torch
-        close_door(self.expects, self.settings.model_fields.keys())
+        close_door(self.expects, self.columns, self.settings.model_fields.keys())
         self.load(Path(context.artifacts["model"]))
 
     def predict(
