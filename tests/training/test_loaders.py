@@ -77,6 +77,20 @@ def test_workers_do_not_change_the_order(
     assert helped == ids(source, seed=0, epoch=0, cursor=1)
 
 
+def test_more_workers_than_cores_are_said_in_one_line(
+    source: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("clew.training.loaders.num_cores", lambda: 1)
+    few = TrainingConfig(num_workers=1, multiprocessing_context="fork")
+    BatchLoader(source, few)
+    assert not caplog.messages
+    BatchLoader(source, few.model_copy(update={"num_workers": 1000}))  # torch warns of these too
+    (line,) = caplog.messages
+    assert line == (
+        "training.num_workers is 1000, more than the cores here (1); fewer may be faster"
+    )
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_persistent_workers_are_the_same_over_epochs(persistent: bool) -> None:
     settings = TrainingConfig(

@@ -1,6 +1,7 @@
 """Section `data`: which examples a run sees."""
 
-from typing import Annotated, Literal
+import os
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +12,17 @@ from clew.config.image_sequences import ImageSequenceData
 class TripleData(Section):
     """A knowledge graph as triples in files, or a named data set."""
 
+    paths: ClassVar[tuple[str, ...]] = (
+        "packed",
+        "train",
+        "valid",
+        "test",
+        "entity_to_id",
+        "relation_to_id",
+        "node_name_dict",
+        "edge_map",
+        "exclude",
+    )
     kind: Literal["triples"] = "triples"
     """Triples `head<TAB>relation<TAB>tail`; plain text, gzip or zstd."""
     name: str | None = None
@@ -70,6 +82,7 @@ def _refuse_files(data: TripleData) -> None:
 class TokenData(Section):
     """Text, packed into one stream of tokens."""
 
+    paths: ClassVar[tuple[str, ...]] = ("dataset", "packed", "tokenizer")
     kind: Literal["tokens"] = "tokens"
     """Text, packed once by `pretokenize` and then read as windows of tokens."""
     name: str | None = None
@@ -122,6 +135,18 @@ class TokenData(Section):
                 "nothing to train on; their sum must be below 1"
             )
         return self
+
+
+def looked_up_in(folder: str, data: "DataConfig") -> "DataConfig":
+    """Return data whose relative paths, where they lead nowhere from here, start in a folder."""
+    found = {
+        name: os.path.join(folder, given)
+        for name in data.paths
+        if (given := getattr(data, name))
+        and not os.path.exists(given)
+        and os.path.exists(os.path.join(folder, given))
+    }
+    return data.model_copy(update=found)
 
 
 DataConfig = Annotated[TripleData | TokenData | ImageSequenceData, Field(discriminator="kind")]

@@ -1,6 +1,6 @@
 """Sections `data` and `model` of image-sequence regression."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ Size = Annotated[int, Field(ge=1)]
 class ImageSequenceData(Section):
     """Ordered frames with scalars and a target: HDF5, a Zarr store or a folder of NumPy arrays."""
 
+    paths: ClassVar[tuple[str, ...]] = ("path",)
     kind: Literal["image_sequences"] = "image_sequences"
     """Windows of consecutive frames, each with the target of its last frame."""
     name: str | None = None

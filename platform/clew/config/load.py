@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from clew.config.base import Section
+from clew.config.data import TripleData
 from clew.config.flat_keys import spread_flat_keys
 from clew.config.kinds import TaskKind, fitting_kinds
 from clew.config.presets import find_configuration
@@ -20,15 +21,7 @@ Overrides = Mapping[str, Any]
 S = TypeVar("S", bound=Section)
 
 SHOWN_PROBLEMS = 8
-GRAPH_FILES = (
-    "valid",
-    "test",
-    "entity_to_id",
-    "relation_to_id",
-    "node_name_dict",
-    "edge_map",
-    "exclude",
-)
+GRAPH_FILES = tuple(name for name in TripleData.paths if name not in {"packed", "train"})
 """Keys of `data` that belong to one set of training triples."""
 
 

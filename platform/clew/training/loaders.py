@@ -5,6 +5,7 @@ training was interrupted: batch number `cursor` of epoch `epoch` holds the same 
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
@@ -14,7 +15,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from clew.config.training import TrainingConfig
+from clew.runs.processor import num_cores
 from clew.training.distributed import World
+
+logger = logging.getLogger(__name__)
 
 BLOCKS_TOGETHER = 256
 """Blocks whose examples are mixed with each other."""
@@ -151,7 +155,13 @@ class BatchLoader(Generic[B]):
         self._num_examples, self._settings = len(source), settings
         self._world = world or World()
         self._plan = _Plan()
-        self._batches = DataLoader(
+        if settings.num_workers > num_cores():
+            logger.warning(
+                "training.num_workers is %d, more than the cores here (%d); fewer may be faster",
+                settings.num_workers,
+                num_cores(),
+            )
+        self._batches = _QuietLoader(
             _BatchesByIndices(source),
             batch_size=None,
             sampler=self._plan,
@@ -178,6 +188,13 @@ class BatchLoader(Generic[B]):
             None,
         )
         yield from self._batches
+
+
+class _QuietLoader(DataLoader[B]):
+    """A DataLoader that does not warn of more workers than cores, at its start and every epoch."""
+
+    def check_worker_number_rationality(self) -> None:
+        """Say nothing: the loader of batches has said it, in one line."""
 
 
 class _Plan:

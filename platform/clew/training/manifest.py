@@ -52,6 +52,8 @@ class Manifest:
     clew_version: Line = ""
     commit: Line = ""
     run_id: Line = ""
+    folder: Line = ""
+    """Where training was started: relative paths of its data are looked up there too."""
     previous_step: Count | None = None
     """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of
     training; None where an older version of Clew did not write it down."""

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from clew import names
-from clew.config.data import DataConfig, TripleData
-from clew.config.load import from_mapping
+from clew.config.data import DataConfig, TripleData, looked_up_in
+from clew.config.load import Overrides, from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, TrackingError, quoted
 from clew.files import working_folder
@@ -240,13 +240,29 @@ def _open(folder: Path, reference: str) -> ModelSource:
     manifest = read_manifest(folder)
     if not (folder / MODEL_FILE).is_file():
         raise CheckpointError(f"{folder}: no {MODEL_FILE}; the checkpoint is incomplete")
-    config = from_mapping(manifest.config, source=str(folder / MANIFEST_FILE))
+    config = trained_with(manifest, {}, source=str(folder / MANIFEST_FILE))
     if manifest.task != TASKS[config.data.kind]:
         raise CheckpointError(
             f"{folder / MANIFEST_FILE}: the task is {quoted(manifest.task)}, which has no data of "
             f"kind {config.data.kind}; take another checkpoint"
         )
     return ModelSource(reference, folder, manifest, config, run_id=manifest.run_id or None)
+
+
+def trained_with(manifest: Manifest, overrides: Overrides, *, source: str) -> RunConfig:
+    """Return the configuration of a model; its data are found from other folders too.
+
+    Args:
+        manifest: What its checkpoint says of itself.
+        overrides: Settings that replace its own.
+        source: What an error is blamed on.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    config = from_mapping(manifest.config, overrides, source=source)
+    data = looked_up_in(manifest.folder, config.data) if manifest.folder else config.data
+    return config.model_copy(update={"data": data})
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from clew import names
-from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
 from clew.files import working_folder
@@ -29,6 +28,7 @@ from clew.workflows.model_source import (
     missing_in_run,
     refuse_empty,
     title_of,
+    trained_with,
 )
 
 
@@ -193,7 +193,7 @@ def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]
                 f"{records[-1].path.name} on {manifests[-1].data_fingerprint}; expected the "
                 "checkpoints of one run"
             )
-    return from_mapping(manifests[-1].config, overrides, source="settings of the explanation")
+    return trained_with(manifests[-1], overrides, source="settings of the explanation")
 
 
 def _refuse_average(records: list[CheckpointRecord], config: RunConfig) -> None:
