@@ -181,7 +181,10 @@ def test_a_configuration_may_be_a_name_a_file_a_dictionary_or_itself(tmp_path: P
         ({"triples": []}, ConfigError, "triples is empty"),
         ({"triples": [("virus", "causes")]}, ConfigError, r"expected \(head, relation, tail\)"),
         ({"triples": "virus,causes,x"}, ConfigError, r"expected \(head, relation, tail\)"),
-        ({"triples": [("virsu", "causes", "virus")]}, DataError, "virus"),
+        ({"triples": [("virsu", "causes", "virus")]}, DataError, "^triples: line 1: .*'virus'"),
+        ({"triples": 5}, ConfigError, r"triples is 5; expected \(head, relation, tail\)"),
+        ({"triples": [TRIPLE, ("a", "b\tc", "d")]}, ConfigError, r"triples\[1\] .* holds no tab"),
+        ({"triples": [TRIPLE], "overrides": "a.b=3"}, ConfigError, "expected keys with values"),
         ({"prompt": "a"}, ConfigError, "explains language models"),
         ({}, ConfigError, "explains image sequences"),
     ],
@@ -232,6 +235,43 @@ def test_a_search_says_what_its_command_says(tmp_path: Path) -> None:
 def test_arguments_of_wrong_types_are_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
+def test_a_plan_for_no_memory_is_refused(memory: float) -> None:
+    with pytest.raises(ConfigError, match=r"memory_gib is .*; expected"):
+        clew.plan("umls", memory_gib=memory)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (["a"], r"weights is \['a'\]; expected a number for each triple"),
+        (1.0, "weights is 1.0; expected a number for each triple"),
+        ([float("nan")], "weights: nan given; expected a finite number"),
+        ([1.0, 2.0], "weights: 2 given for 1 triples; expected one for each"),
+        ([], "weights: 0 given for 1 triples"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        clew.value_facts("any", [TRIPLE], weights=weights)  # type: ignore[arg-type]
+
+
+def test_a_model_is_explained_only_with_something_to_explain(why: clew.Attribution) -> None:
+    with pytest.raises(ConfigError, match="is a link_prediction model; give triples"):
+        clew.attribute(clew.load(run_of(why)))
+
+
+def test_parts_of_a_triple_are_names(champion: str) -> None:
+    with pytest.raises(ConfigError, match=r"head 3, .*; give all three by name"):
+        clew.load(champion).place(3, "causes", "virus")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [0, -1, "3"])
+def test_a_chart_has_at_least_one_example(why: clew.Attribution, number: int) -> None:
+    with pytest.raises(ConfigError, match=r"num_examples is .*; expected a whole number, at least"):
+        why.plot(number)
 
 
 def test_what_is_missing_or_unknown_is_for_python_to_say() -> None:

@@ -139,8 +139,8 @@ def test_many_unknown_keys_make_a_message_that_can_be_read() -> None:
         ("data: {name: umls}\ndata: {name: x}\n", "line 2: key 'data' is given twice"),
         ("data: [", "not valid YAML"),
         ("data: {name: umls}\nloss:\n  ? [a, b]\n  : 1\n", "line 3: a key is a list or a mapping"),
-        ("- a\n", "contains list, expected sections"),
-        ("", "contains NoneType"),
+        ("- a\n", r"contains \['a'\]; expected sections"),
+        ("", "is empty; expected sections"),
     ],
 )
 def test_malformed_files_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -218,6 +218,18 @@ def test_changing_the_kind_keeps_what_both_kinds_have() -> None:
     assert config.optimizer.kind == "sgd"
     assert config.optimizer.learning_rate == 0.5
     assert config.optimizer.momentum == 0.9
+
+
+@pytest.mark.parametrize("kind_first", [True, False])
+def test_a_setting_that_the_given_kind_lacks_is_refused_in_any_order(kind_first: bool) -> None:
+    given = [("model.kind", "distmult"), ("model.output_channels", "8")]
+    with pytest.raises(ConfigError, match=r"model\.output_channels: unknown key"):
+        from_mapping(MINIMAL, dict(given if kind_first else reversed(given)))
+
+
+def test_a_whole_section_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match=r"training is given as \{'seed': 3\}; .* training\."):
+        from_mapping(MINIMAL, {"training": {"seed": 3}})
 
 
 @pytest.mark.parametrize("text", ["training.seed", "seed=1", "=1"])

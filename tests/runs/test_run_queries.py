@@ -97,7 +97,7 @@ def test_a_configuration_that_is_no_mapping_is_one_line(
     tracker = open_run()
     tracker.artifact(tmp_path / "config.yaml")
     tracker.finish("FINISHED")
-    with pytest.raises(TrackingError, match="contains list, expected sections"):
+    with pytest.raises(TrackingError, match=r"contains \['a list'\]; expected sections"):
         runs.read_config(tracker.run_id, tmp_path / "out")
 
 

@@ -364,3 +364,16 @@ def test_a_tracin_study_explains_one_model_by_every_variant(
     assert kinds == ["compare", "trace", "trace", "train"]
     assert len(list(workflow.compare(study))) > 0
     assert len(client.search_runs([e.experiment_id for e in client.search_experiments()])) == 5
+
+
+def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seeds: 3 is given twice"):
+        load_study(write(tmp_path, seeds=[3, 4, 3]))
+    with pytest.raises(ConfigError, match="seeds: 1 is given twice"):
+        load_study(write(tmp_path), seeds=[1, 1])
+
+
+def test_a_claim_with_bounds_that_exclude_each_other_is_refused(tmp_path: Path) -> None:
+    claim = STUDY["claims"][0] | {"at_least": 2, "at_most": 1}
+    with pytest.raises(ConfigError, match=r"at_least 2\.0 is more than at_most 1\.0"):
+        load_study(write(tmp_path, claims=[claim]))

@@ -238,6 +238,17 @@ def test_damaged_checkpoints(trained, tmp_path, change: Callable, message):
         tracin(str(folder), LINES[0].replace("\t", ","), {})
 
 
+@pytest.mark.parametrize(
+    "setting", [{"loss.label_smoothing": "0.9"}, {"optimizer.learning_rate": "0.5"}]
+)
+def test_a_run_is_not_explained_as_if_it_were_trained_otherwise(trained, setting):
+    (key,) = setting
+    with pytest.raises(ConfigError, match=rf"{key} is 0\.., but the run was trained with"):
+        tracin(trained.strong, LINES[0].replace("\t", ","), setting)
+    as_it_was = {"training.device": "cpu", "influence.top_k": "3"}
+    assert tracin(trained.strong, LINES[0].replace("\t", ","), as_it_was).run_id
+
+
 def test_results_of_other_settings_are_kept(trained: TrainedStore, tmp_path: Path):
     out, test = tmp_path / "out", LINES[0].replace("\t", ",")
     tracin(trained.strong, test, {}, output=out)

@@ -11,9 +11,10 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
+from clew import names
 from clew.api.models import Model, Recorded, reference_of
 from clew.api.tables import FACT, TEST, triple_table, window_table
-from clew.errors import ConfigError
+from clew.errors import ConfigError, DataError, quoted
 from clew.extras import extra
 from clew.files import working_folder
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
@@ -72,7 +73,14 @@ class Attribution:
 
         Args:
             num_examples: How many proponents and how many opponents to draw at most.
+
+        Raises:
+            ConfigError: that is no number of examples.
         """
+        if not isinstance(num_examples, int) or num_examples < 1:
+            raise ConfigError(
+                f"num_examples is {quoted(num_examples)}; expected a whole number, at least 1"
+            )
         with extra("ui"):
             from clew.api.charts import influence_chart
 
@@ -138,6 +146,13 @@ def attribute(
         raise ConfigError("more than one of triples, prompt and frame is given; give one of them")
     if continuation and prompt is None:
         raise ConfigError("a continuation is given without a prompt; give the text before it")
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ConfigError(
+            f"overrides is {quoted(overrides)}; expected keys with values, such as "
+            '{"influence.score": "cosine"}'
+        )
+    if isinstance(model, Model) and triples is None and prompt is None and frame is None:
+        _refuse_nothing(model)
     reference, settings = reference_of(model), {"influence.top_k": top_k, **(overrides or {})}
     if triples is not None:
         with written(triples) as path, progress_of("triples") as progress:
@@ -152,6 +167,19 @@ def attribute(
         return Attribution(frames.report, frames.run_id, window_table(frames.report))
 
 
+def _refuse_nothing(model: Model) -> None:
+    """Refuse to explain a model without saying what; only of frames is there a window to choose."""
+    for task, needed in (
+        (
+            names.TASK_LINK_PREDICTION,
+            "triples, such as [('virus', 'causes', 'neoplastic_process')]",
+        ),
+        (names.TASK_LANGUAGE_MODELING, "prompt, the text before what is to be explained"),
+    ):
+        if model.task == task:
+            raise ConfigError(f"{model.title} is a {task} model; give {needed}")
+
+
 @contextmanager
 def written(triples: Iterable[Triple]) -> Iterator[Path]:
     """Write triples as a file of triples, whose names may hold commas.
@@ -160,21 +188,34 @@ def written(triples: Iterable[Triple]) -> Iterator[Path]:
         ConfigError: they are no triples of names.
     """
     try:
+        listed = isinstance(triples, Iterable) and not isinstance(triples, str)
         checked = TypeAdapter(list[Triple]).validate_python(
-            triples if isinstance(triples, str) else list(triples), strict=True
+            list(triples) if listed else triples, strict=True
         )
     except ValidationError as error:
         first = error.errors()[0]
+        where = f"triples[{first['loc'][0]}]" if first["loc"] else "triples"
+        part = first["loc"][1:] and f", part {first['loc'][1]},"
         raise ConfigError(
-            f"triples: {first['msg']} at {first['loc']}, given {first['input']!r}; expected "
-            "(head, relation, tail) by name, such as ('virus', 'causes', 'neoplastic_process')"
+            f"{where}{part or ''} is {quoted(first['input'])}; expected (head, relation, tail) by "
+            "name, a tuple for each triple, such as "
+            "[('virus', 'causes', 'neoplastic_process')]"
         ) from None
+    for number, triple in enumerate(checked):
+        if any(not name or "\t" in name or "\n" in name for name in triple):
+            raise ConfigError(
+                f"triples[{number}] is {quoted(triple)}; a name is not empty, and holds no tab and "
+                "no line break"
+            )
     if not checked:
         raise ConfigError("triples is empty; give at least one (head, relation, tail)")
     with working_folder("attribute") as folder:
         path = folder / "triples"
         path.write_text("".join("\t".join(t) + "\n" for t in checked), encoding="utf-8")
-        yield path
+        try:
+            yield path
+        except DataError as error:  # the caller has given no file, and this one is soon gone
+            raise DataError(str(error).replace(str(path), "triples")) from None
 
 
 @contextmanager

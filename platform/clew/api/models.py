@@ -176,12 +176,13 @@ class Model:
             ConfigError: the model predicts no links, or a part of the triple is empty.
             DataError: a name is unknown; the message lists near ones.
         """
-        answering, triple = self._answering, Query(relation, head=head, tail=tail)
-        if not triple.is_triple:
+        answering = self._answering
+        if not all(name and isinstance(name, str) for name in (head, relation, tail)):
             raise ConfigError(
-                f"triple with head {head!r}, relation {relation!r}, tail {tail!r}; give all three, "
-                "or ask for an end with predict"
+                f"triple with head {head!r}, relation {relation!r}, tail {tail!r}; give all three "
+                "by name, or ask for an end with predict"
             )
+        triple = Query(relation, head=head, tail=tail)
         found = answering.predict(triple.ways(heads=answering.has_inverses), top_k=1)
         for prediction in found:
             if prediction.warning:

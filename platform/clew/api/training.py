@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
+from pydantic import Field
 
 from clew import names
 from clew.api.arguments import checked
@@ -96,7 +98,7 @@ def plan(
     config: Configuration,
     *,
     device: str | None = None,
-    memory_gib: float | None = None,
+    memory_gib: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None,
     overrides: Mapping[str, object] | None = None,
 ) -> MemoryPlan:
     """Predict the memory that training takes, part by part, and the largest batch that fits.

@@ -1,5 +1,6 @@
 """`clew.value_facts`: what each training fact does for many predictions together."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pandas as pd
 from clew.api.explanations import Triple, progress_of, written
 from clew.api.models import Model, Recorded, reference_of
 from clew.config.services import Question
-from clew.errors import ConfigError
+from clew.errors import ConfigError, quoted
 from clew.files import working_folder, write_whole
 from clew.link_prediction.triples import HEAD, RELATION, TAIL
 from clew.workflows.explaining.value_facts import FactValues, ValueRequest
@@ -44,11 +45,15 @@ def value_facts(
     """
     if weights is not None and triples is None:
         raise ConfigError("weights are given without triples; give the triples that they are for")
+    if triples is not None and isinstance(triples, Iterable):
+        triples = list(triples)
+    if weights is not None:
+        weights = _numbers(weights, triples)
     with working_folder("values") as folder, progress_of("steps") as progress:
         file = None
         if weights is not None:
             file = folder / "weights"
-            write_whole(file, "".join(f"{float(weight)!r}\n" for weight in weights))
+            write_whole(file, "".join(f"{weight!r}\n" for weight in weights))
         if triples is None:
             request = ValueRequest(reference_of(model), direction=direction)
             found = workflow(request, progress=progress)
@@ -57,6 +62,28 @@ def value_facts(
                 request = ValueRequest(reference_of(model), str(path), file, direction)
                 found = workflow(request, progress=progress)
     return _table(found)
+
+
+def _numbers(weights: Sequence[float], triples: object) -> list[float]:
+    """Return a finite number for each triple.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    try:
+        numbers = [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"weights is {quoted(weights)}; expected a number for each triple"
+        ) from None
+    wrong = next((number for number in numbers if not math.isfinite(number)), None)
+    if wrong is not None:
+        raise ConfigError(f"weights: {wrong} given; expected a finite number")
+    if isinstance(triples, list) and len(numbers) != len(triples):
+        raise ConfigError(
+            f"weights: {len(numbers)} given for {len(triples)} triples; expected one for each"
+        )
+    return numbers
 
 
 def _table(found: FactValues) -> pd.DataFrame:

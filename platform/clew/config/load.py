@@ -135,7 +135,9 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         name: dict(values) if isinstance(values, Mapping) else values
         for name, values in content.items()
     }
-    for key, value in overrides.items():
+    # A kind removes keys that it does not have, but never one that was given beside it.
+    kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
+    for key, value in kinds_first:
         section, _, name = key.partition(".")
         if section not in RunConfig.model_fields:
             known = valid_names(section, _sections())
@@ -144,6 +146,11 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         if not isinstance(target, dict):
             raise ConfigError(
                 f"{section}: is {quoted(target)}, expected keys such as {quoted(name)}"
+            )
+        if not name:
+            raise ConfigError(
+                f"{section} is given as {quoted(value)}; give each setting by its own key, such as "
+                f"{section}.{_example_key(section)}"
             )
         if name == "kind":
             _keep_common_keys(target, section, value)
@@ -196,6 +203,10 @@ def _keep_common_keys(target: dict[str, Any], section: str, kind: str) -> None:
 
 def _sections() -> list[str]:
     return list(RunConfig.model_fields)
+
+
+def _example_key(section: str) -> str:
+    return next(iter(section_classes(section)[0].model_fields))
 
 
 def section_classes(section: str) -> list[type[BaseModel]]:

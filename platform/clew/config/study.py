@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,9 +122,21 @@ class Study(Section):
                 )
             if claim.at_least is None and claim.at_most is None:
                 raise ValueError(f"claim {quoted(claim.text)}: give at_least or at_most")
+            low, high = claim.at_least, claim.at_most
+            if low is not None and high is not None and low > high:
+                raise ValueError(
+                    f"claim {quoted(claim.text)}: at_least {low} is more than at_most {high}, "
+                    "which nothing can hold"
+                )
             memory = memory_of(claim.metric)
             if memory is not None and memory not in claim.text:
                 raise ValueError(f"claim {quoted(claim.text)}: the text must name {memory}")
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> "Study":
+        for seeds in (self.seeds, *(size.seeds or [] for size in self.sizes.values())):
+            _refuse_twice(seeds)
         return self
 
     @model_validator(mode="after")
@@ -200,7 +213,15 @@ def load_study(
     if size or QUICK in study.sizes:
         study = study.sized(size or QUICK)
     if seeds is not None:
+        _refuse_twice(seeds)
         study = study.model_copy(update={"seeds": seeds})
     for variant in study.variants:
         study.config(variant, study.seeds[0])
     return study
+
+
+def _refuse_twice(seeds: Sequence[int]) -> None:
+    """Refuse a seed that comes twice: its second round would be trained, and count for nothing."""
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise ConfigError(f"seeds: {twice[0]} is given twice; each round needs its own seed")

@@ -26,9 +26,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path}: contains {type(content).__name__}, expected sections such as `data:`"
-        )
+        found = "is empty" if content is None else f"contains {quoted(content)}"
+        raise ConfigError(f"{path}: {found}; expected sections such as `data:`")
     return content
 
 

@@ -24,7 +24,8 @@ def capture_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
         "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
         "python": torch.tensor(internal, dtype=torch.int64),
     }
-    if torch.cuda.is_available():
+    # Where nothing uses the GPU yet, nothing has drawn there, and asking would take its memory.
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tensors["cuda"] = torch.cuda.get_rng_state()
     values = {
         "numpy": [int(position), int(has_gauss), float(cached)],

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from clew import names
+from clew.config.load import flatten
 from clew.config.schema import RunConfig
-from clew.errors import CheckpointError
+from clew.errors import CheckpointError, ConfigError, quoted
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact, list_artifacts
 from clew.training.checkpoints import AVERAGE_FILE
@@ -30,6 +31,11 @@ from clew.workflows.model_source import (
     title_of,
     trained_with,
 )
+
+OF_THE_TRAINING = ("model", "loss", "optimizer", "schedule")
+"""Sections of a configuration that say what was trained, and none of them how to explain it."""
+OF_THE_MACHINE = {"loss.implementation", "loss.chunk_mib"}
+"""Their settings that change time and memory alone."""
 
 
 @contextmanager
@@ -193,7 +199,22 @@ def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]
                 f"{records[-1].path.name} on {manifests[-1].data_fingerprint}; expected the "
                 "checkpoints of one run"
             )
-    return trained_with(manifests[-1], overrides, source="settings of the explanation")
+    source = "settings of the explanation"
+    config = trained_with(manifests[-1], overrides, source=source)
+    _refuse_another_training(trained_with(manifests[-1], {}, source=source), config)
+    return config
+
+
+def _refuse_another_training(trained: RunConfig, explained: RunConfig) -> None:
+    """Refuse settings with which the run was not trained: it would be another run's explanation."""
+    before, now = flatten(trained), flatten(explained)
+    for key in sorted((before.keys() | now.keys()) - OF_THE_MACHINE):
+        if key.partition(".")[0] in OF_THE_TRAINING and before.get(key) != now.get(key):
+            raise ConfigError(
+                f"{key} is {quoted(now.get(key))}, but the run was trained with "
+                f"{quoted(before.get(key))}; an explanation is of the run as it was trained: leave "
+                "it out, or train with it"
+            )
 
 
 def _refuse_average(records: list[CheckpointRecord], config: RunConfig) -> None:

@@ -20,6 +20,7 @@ from clew.runs.hardware import reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
 from clew.training.distributed import World, joined_world
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
+from clew.training.own_process import own_process
 from clew.training.peers import code_digest, naming_lost_peers, require_same
 from clew.training.precision import resolve_device
 from clew.training.setup import (
@@ -93,7 +94,11 @@ def train(
         Interrupted: stopped by the person, with a checkpoint, or by the watch.
     """
     check_folders(output_dir, checkpoint_dir)
-    with joined_world(config.training.peer_timeout_seconds) as world, naming_lost_peers(world):
+    with (
+        own_process(),
+        joined_world(config.training.peer_timeout_seconds) as world,
+        naming_lost_peers(world),
+    ):
         return _train(
             config,
             world,
@@ -124,6 +129,7 @@ def resume(
     """
     check_folders(output_dir, checkpoint_dir, resumes=True)
     with (
+        own_process(),
         joined_world() as world,
         naming_lost_peers(world),
         working_folder("resume", holds="the resumed run") as folder,

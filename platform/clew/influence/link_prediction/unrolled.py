@@ -36,6 +36,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.training.manifest import CheckpointRecord
+from clew.training.own_process import own_process
 from clew.training.replay import Replay
 
 MEBIBYTE = 2**20
@@ -112,13 +113,14 @@ class UnrolledTracer:
         direction = self.config.influence.direction.encode()
         name = pass_name(self.checkpoints, self.task.data_fingerprint, direction, explained)
         kept = KeptInFile(self.cache / f"{name}.safetensors", self.device)
-        unrolling = Unrolling(
-            Replay(self.config, self.task, self.checkpoints, self.device),
-            TripleFacts(self.task, self.config),
-            self.config.influence.memory_budget_mib * MEBIBYTE,
-            kept,
-        )
-        by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
+        with own_process():
+            unrolling = Unrolling(
+                Replay(self.config, self.task, self.checkpoints, self.device),
+                TripleFacts(self.task, self.config),
+                self.config.influence.memory_budget_mib * MEBIBYTE,
+                kept,
+            )
+            by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
         if not np.isfinite(by_interval).all():
             raise NonFiniteLossError(
                 "influence scores contain NaN or infinity: the trained loss depends on the "

@@ -23,6 +23,7 @@ from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord
+from clew.training.own_process import own_process
 from clew.training.replay import Replay
 from clew.training.task import B, Task
 
@@ -95,14 +96,15 @@ class UnrolledWindowTracer(WindowTracer[B]):
             if isinstance(value, Tensor)
         ]
         name = pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
-        unrolling = Unrolling(
-            Replay(self._config, self.task, self.checkpoints, self.device),
-            ExampleFacts(self.task),
-            self._config.influence.memory_budget_mib * MEBIBYTE,
-            KeptInFile(self._cache / f"{name}.safetensors", self.device),
-        )
         losses = [partial(self._loss, batch=test) for test in on_device]
-        by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
+        with own_process():
+            unrolling = Unrolling(
+                Replay(self._config, self.task, self.checkpoints, self.device),
+                ExampleFacts(self.task),
+                self._config.influence.memory_budget_mib * MEBIBYTE,
+                KeptInFile(self._cache / f"{name}.safetensors", self.device),
+            )
+            by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
         if not np.isfinite(by_interval).all():
             raise NonFiniteLossError(
                 "influence scores contain NaN or infinity: the trained loss depends on the "

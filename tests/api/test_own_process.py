@@ -1,0 +1,38 @@
+"""Trainings leave the process of a notebook as they found it, and do not disturb each other."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import clew
+
+SMALL = {
+    "model.embedding_dim": 24,
+    "model.output_channels": 6,
+    "model.input_dropout": 0.2,
+    "training.device": "cpu",
+    "training.max_steps": 20,
+    "evaluation.enabled": False,
+    "tracking.log_mfu": False,
+}
+
+
+def loss_with(seed: int) -> float:
+    return clew.train("umls", epochs=1, overrides=SMALL | {"training.seed": seed}).metrics[
+        "train/loss"
+    ]
+
+
+def test_a_loop_of_trainings_draws_new_numbers_each_time() -> None:
+    drawn = []
+    for _ in range(3):
+        loss_with(0)
+        drawn += [random.random(), float(np.random.rand())]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_trainings_in_threads_are_those_of_their_seeds() -> None:
+    alone = [loss_with(seed) for seed in (3, 4)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(loss_with, (3, 4))) == alone
