@@ -133,6 +133,23 @@ def test_duplicates_are_kept_and_warned_of(write, caplog) -> None:
     assert "2 of 5 triples repeat an earlier line" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("first", "is_warned_of"),
+    [
+        ("head\trelation\ttail\n", True),
+        ("Subject\tPredicate\tObject\n", True),
+        ("head\trelation\tbody\n", False),
+        ("", False),
+    ],
+)
+def test_names_of_columns_are_warned_of(write, caplog, first: str, is_warned_of: bool) -> None:
+    path = write("train.txt", first + TRAIN)
+    with caplog.at_level(logging.WARNING):
+        read_graph("small", GraphFiles(path))
+    assert ("line 1: " in caplog.text) == is_warned_of
+    assert ("is read as a triple; remove the line" in caplog.text) == is_warned_of
+
+
 def test_unknown_name_is_named_with_its_line_and_near_matches(write, with_dictionaries) -> None:
     graph = read_graph("small", with_dictionaries)
     path = write("more.txt", "a\tlikes\tb\na\tliks\tz\n")

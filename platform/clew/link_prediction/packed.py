@@ -29,6 +29,7 @@ from clew.link_prediction.triple_files import (
     refuse_same_triples,
     translate,
     vocabularies_of,
+    warn_of_column_names,
 )
 from clew.link_prediction.triples import (
     SPLITS,
@@ -74,6 +75,7 @@ def pack_graph(name: str, files: GraphFiles, folder: Path) -> KnowledgeGraph:
         raw = [temporary / f"{split}.codes" for split in given]
         values = _write_codes(paths, raw)
         tables = [np.memmap(path, np.int32, "r+").reshape(-1, 3) for path in raw]
+        warn_of_column_names(paths, tables, values)
         entities, relations = vocabularies_of(dictionaries, tables, values)
         translate(paths, tables, values, (entities, relations), in_place=True)
         refuse_same_triples(paths, tables)

@@ -35,6 +35,12 @@ from clew.link_prediction.vocabulary import Kind, Vocabulary
 log = logging.getLogger(__name__)
 
 TRIPLE = Layout(("head", "relation", "tail"))
+COLUMN_NAMES = (
+    {"head", "subject", "source"},
+    {"relation", "predicate", "edge"},
+    {"tail", "object", "target"},
+)
+"""What the first line of a table with names of its columns holds."""
 COLUMNS: dict[Kind, list[int]] = {"entity": [HEAD, TAIL], "relation": [RELATION]}
 
 
@@ -58,6 +64,7 @@ def read_graph(name: str, files: GraphFiles) -> KnowledgeGraph:
     refuse_same_file(paths)
     given_names = read_dictionaries(files)
     tables, values = read_coded(paths, TRIPLE)
+    warn_of_column_names(paths, tables, values)
     entities, relations = vocabularies_of(given_names, tables, values)
     triples = translate(paths, tables, values, (entities, relations))
     del tables
@@ -187,6 +194,27 @@ def refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> No
             raise DataError(
                 f"{second}: contains the same {len(rows)} triples as {first}; expected different "
                 "triples in train, valid and test"
+            )
+
+
+def warn_of_column_names(
+    paths: Sequence[Path], tables: Sequence[np.ndarray], values: pa.Array
+) -> None:
+    """Warn where the first triple of a file looks like the names of its columns.
+
+    Args:
+        paths: Files that the tables are of.
+        tables: Codes `(triple, 3)` of each.
+        values: What each code stands for.
+    """
+    for path, table in zip(paths, tables, strict=True):
+        first = [values[int(code)].as_py() for row in table[:1] for code in row]
+        pairs = zip(first, COLUMN_NAMES, strict=False)  # a file without triples has no first one
+        if first and all(name.casefold() in known for name, known in pairs):
+            log.warning(
+                "%s, line 1: %s is read as a triple; remove the line if it names the columns",
+                path,
+                ", ".join(first),
             )
 
 
