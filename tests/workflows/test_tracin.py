@@ -245,7 +245,7 @@ def test_a_run_is_not_explained_as_if_it_were_trained_otherwise(trained, setting
     (key,) = setting
     with pytest.raises(ConfigError, match=rf"{key} is 0\.., but the run was trained with"):
         tracin(trained.strong, LINES[0].replace("\t", ","), setting)
-    as_it_was = {"training.device": "cpu", "influence.top_k": "3"}
+    as_it_was = {"training.device": "cpu", "influence.top_k": "3", "loss.chunk_mib": "8"}
     assert tracin(trained.strong, LINES[0].replace("\t", ","), as_it_was).run_id
 
 
