@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import logging
 import os
 import shutil
 import sqlite3
@@ -153,6 +154,12 @@ def artifacts_of_one_store() -> None:
     """Let MLflow forget where artifacts lie: it goes by the run's id, which copies share."""
     if loaded := sys.modules.get("mlflow.tracking._tracking_service.utils"):
         loaded._artifact_repos_cache.clear()
+
+
+@pytest.fixture(autouse=True)
+def log_has_its_level() -> None:
+    """Let the log say what it says by default: `clew tune` makes it quieter for its process."""
+    logging.getLogger("clew").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
