@@ -52,6 +52,26 @@ def test_a_file_of_this_folder_comes_first_and_must_be_the_same(trained: str) ->
     assert "test/mrr" in evaluate(trained).metrics
 
 
+@pytest.mark.parametrize("name", ["l" * 240, "a\nb"])
+def test_a_folder_with_an_unusual_name(
+    tracking_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    place = tmp_path / name
+    place.mkdir()
+    for file, text in (("train", TRAIN), ("valid", VALID), ("test", TEST)):
+        (place / f"{file}.txt").write_text(text)
+    monkeypatch.chdir(place)
+    run_id = train(from_mapping(CONFIG)).run_id
+    assert run_id is not None
+    assert "test/mrr" in evaluate(run_id).metrics
+    monkeypatch.chdir(tmp_path)
+    if name.isprintable():
+        assert "test/mrr" in evaluate(run_id).metrics
+    else:  # no message could name it in one line
+        with pytest.raises(DataError, match=r"train\.txt: no such file"):
+            evaluate(run_id)
+
+
 def test_a_file_that_is_nowhere_is_named(trained: str, tmp_path: Path) -> None:
     (tmp_path / "first/train.txt").unlink()
     with pytest.raises(DataError, match=r"train\.txt: no such file"):

@@ -16,6 +16,7 @@ from torch import Tensor
 from clew.errors import CheckpointError, described
 
 MAX_CHARACTERS = 200
+MAX_PATH_CHARACTERS = 4096
 
 
 def _one_line(text: str) -> str:
@@ -24,8 +25,16 @@ def _one_line(text: str) -> str:
     return text
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("expected printable characters")
+    return text
+
+
 Line = Annotated[str, AfterValidator(_one_line)]
 """A name or a number as text, which messages quote."""
+FolderPath = Annotated[str, Field(max_length=MAX_PATH_CHARACTERS), AfterValidator(_printable)]
+"""A folder, which messages name."""
 FileName = Annotated[str, Field(pattern=r"^[\w.\-]{1,200}$")]
 """Of a file in the checkpoint's folder."""
 

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from clew.errors import CheckpointError, described, quoted
 from clew.training.checkpoint_files import (
     FileName,
+    FolderPath,
     Line,
     read_json,
     sha256,
@@ -52,7 +53,7 @@ class Manifest:
     clew_version: Line = ""
     commit: Line = ""
     run_id: Line = ""
-    folder: Line = ""
+    folder: FolderPath = ""
     """Where training was started: relative paths of its data are looked up there too."""
     previous_step: Count | None = None
     """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of

@@ -92,7 +92,7 @@ def origin_of(
         clew_version=__version__,
         commit=git_commit() or "unknown",
         run_id=tracker.run_id or "",
-        folder=folder if (folder := str(Path.cwd())).isprintable() else "",
+        folder=folder if (folder := os.getcwd()).isprintable() else "",
     )
 
 
