@@ -25,6 +25,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end_once)
     end_with_parent()
     collect_garbage_rarely()
+    try:
+        os.getcwd()
+    except OSError:  # Intel's MKL would end the process, with words of its own
+        problem = "the current folder does not exist any more; change to one that exists"
+        sys.exit(_report(problem, UsageError.exit_code))
     prepare_environment()
     from clew.cli.options import is_main_process
 

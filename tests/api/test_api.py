@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import clew
@@ -131,6 +132,15 @@ def test_a_chart_has_a_bar_for_each_example_and_a_panel_for_each_prediction(
         "virus · isa · organism",
     ]
     assert two.to_frame()["test"].tolist() == [0] * 4 + [1] * 4
+
+
+def test_a_table_of_triples_is_explained_row_by_row(why: clew.Attribution, champion: str) -> None:
+    table = pd.DataFrame([(0.5, *TRIPLE)], columns=["score", "head", "relation", "tail"])
+    found = clew.attribute(champion, table, top_k=5).to_frame()
+    again = clew.attribute(champion, [TRIPLE], top_k=5).to_frame()
+    pd.testing.assert_frame_equal(found, again)
+    with pytest.raises(ConfigError, match="a table without the column tail; expected head"):
+        clew.attribute(champion, table.drop(columns="tail"))
 
 
 def hostile(why: clew.Attribution) -> clew.Attribution:

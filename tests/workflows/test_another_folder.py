@@ -9,7 +9,8 @@ from clew.errors import CheckpointError, DataError
 from clew.training.manifest import read_manifest
 from clew.workflows.evaluate import evaluate
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.train import train
+from clew.workflows.resume import find_resume_point
+from clew.workflows.train import resume, train
 
 TRAIN = "".join(f"e{i}\tr{i % 2}\te{(i * i + 1) % 12}\n" for i in range(12))
 TEST, VALID = "e1\tr1\te5\n", "e2\tr0\te5\n"
@@ -42,6 +43,15 @@ def test_a_run_and_its_folder_are_used_from_another_folder(trained: str, tmp_pat
         assert "test/mrr" in evaluate(model).metrics
         assert len(tracin(model, "e1,r1,e5", {}).report.tests) == 1
         assert len(tracin(model, "../first/test.txt", {}).report.tests) == 1
+
+
+def test_a_run_is_resumed_from_another_folder(trained: str, tmp_path: Path) -> None:
+    longer = {"training.num_epochs": "2"}
+    kept = tmp_path / "resumed"
+    run = resume(lambda folder: find_resume_point(trained, longer, folder), output_dir=kept)
+    assert read_manifest(kept / "best").folder == str(tmp_path / "first")
+    assert run.run_id is not None
+    assert "test/mrr" in evaluate(run.run_id).metrics
 
 
 def test_a_file_of_this_folder_comes_first_and_must_be_the_same(trained: str) -> None:

@@ -236,6 +236,21 @@ def test_a_log_level_that_is_none_is_one_line(store: Path) -> None:
     assert line.startswith("clew: error: CLEW_LOG_LEVEL is 'banana'; expected DEBUG, INFO, WARNING")
 
 
+def test_a_folder_that_was_removed_is_one_line(store: Path, tmp_path: Path) -> None:
+    command = 'cd "$1" && rmdir "$1" && exec "$2" -m clew --help'
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", str(gone), sys.executable],
+        env=clew_environment(store),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("clew: error: the current folder does not exist")
+
+
 @pytest.mark.slow
 def test_of_two_processes_one_speaks_and_records(store: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clew.api.charts import Chart
 
 SHOWN_ROWS = 10
+TRIPLE_COLUMNS = ["head", "relation", "tail"]
 SPLIT_COLUMNS = (CHECKPOINT_PREFIX, PART_PREFIX)
 Triple = tuple[str, str, str]
 Report = InfluenceReport | TextInfluenceReport | SequenceInfluenceReport
@@ -116,7 +117,7 @@ class Attribution:
 
 def attribute(
     model: Model | Recorded | str | Path,
-    triples: Iterable[Triple] | None = None,
+    triples: pd.DataFrame | Iterable[Triple] | None = None,
     *,
     prompt: str | None = None,
     continuation: str = "",
@@ -132,7 +133,8 @@ def attribute(
     Args:
         model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder; all of
             its run's checkpoints are needed.
-        triples: `(head, relation, tail)` by name, for link prediction.
+        triples: `(head, relation, tail)` by name, for link prediction; or a table with these
+            columns.
         prompt: Text before the continuation, for a language model.
         continuation: Text to explain; empty: what the model writes.
         frame: Last frame of the window, for image sequences; None: of the largest error.
@@ -181,12 +183,19 @@ def _refuse_nothing(model: Model) -> None:
 
 
 @contextmanager
-def written(triples: Iterable[Triple]) -> Iterator[Path]:
+def written(triples: pd.DataFrame | Iterable[Triple]) -> Iterator[Path]:
     """Write triples as a file of triples, whose names may hold commas.
 
     Raises:
         ConfigError: they are no triples of names.
     """
+    if isinstance(triples, pd.DataFrame):
+        if missing := [name for name in TRIPLE_COLUMNS if name not in triples.columns]:
+            raise ConfigError(
+                f"triples is a table without the column {missing[0]}; expected "
+                f"{', '.join(TRIPLE_COLUMNS)}, one triple in each row"
+            )
+        triples = list(triples[TRIPLE_COLUMNS].itertuples(index=False, name=None))
     try:
         listed = isinstance(triples, Iterable) and not isinstance(triples, str)
         checked = TypeAdapter(list[Triple]).validate_python(

@@ -1,12 +1,14 @@
 """Finds where an interrupted run can be continued: its newest good checkpoint."""
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clew import names
+from clew.config.data import looked_up_in
 from clew.config.load import flatten, from_mapping
 from clew.config.schema import RunConfig
 from clew.config.training import AUTO_BATCH_SIZE
@@ -84,6 +86,12 @@ class ResumePoint:
                     f"training.{key} is {wanted}, but {self.checkpoint.name} has {reached}; give "
                     "at least as many, or start a new run"
                 )
+
+    @property
+    def folder_of_paths(self) -> str:
+        """Where relative paths of the data start: here, or where the run was started."""
+        data, there = self.config.data, self.manifest.folder
+        return there if there and looked_up_in(there, data) != data else os.getcwd()
 
     def put_aside(self) -> None:
         """Give what the resumed run makes again a hidden name, and remove what is half written."""

@@ -32,10 +32,18 @@ from clew.workflows.model_source import (
     trained_with,
 )
 
-OF_THE_TRAINING = ("model", "loss", "optimizer", "schedule")
+OF_THE_TRAINING = ("model", "loss", "optimizer", "schedule", "training")
 """Sections of a configuration that say what was trained, and none of them how to explain it."""
-OF_THE_MACHINE = {"loss.implementation", "loss.chunk_mib"}
-"""Their settings that change time and memory alone."""
+OF_THE_MACHINE = {
+    "loss.implementation",
+    "loss.chunk_mib",
+    "training.deterministic",
+    "training.device",
+    "training.num_threads",
+    "training.num_workers",
+    "training.peer_timeout_seconds",
+}
+"""Their settings that change where and how fast it is computed, alone."""
 
 
 @contextmanager

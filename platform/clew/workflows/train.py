@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from clew import names
+from clew.config.data import looked_up_in
 from clew.config.graph_models import GraphModelSettings
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
@@ -169,7 +171,8 @@ def _train(
             )
         world = world.sharing_tables()
     config = resolve_batch_size(config, device, world)
-    task = build_task(config)
+    start = os.getcwd() if point is None else point.folder_of_paths
+    task = build_task(config.model_copy(update={"data": looked_up_in(start, config.data)}))
     _check_validation(config, task)
     _require_same_in_all(world, config, task)
     if point is not None:
@@ -200,7 +203,7 @@ def _train(
             device=device,
             world=world,
             folder=folder,
-            origin=origin_of(config, task, tracker, device),
+            origin=origin_of(config, task, tracker, device, start),
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
             watch=watch,
         )

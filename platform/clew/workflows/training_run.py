@@ -76,9 +76,17 @@ def open_training_run(
 
 
 def origin_of(
-    config: RunConfig, task: Task[Any], tracker: Tracker, device: torch.device
+    config: RunConfig, task: Task[Any], tracker: Tracker, device: torch.device, folder: str
 ) -> Manifest:
-    """Return what every checkpoint of the run says of where it is from."""
+    """Return what every checkpoint of the run says of where it is from.
+
+    Args:
+        config: What is trained.
+        task: What the model learns.
+        tracker: Records the run.
+        device: Where it is trained.
+        folder: Where relative paths of the configuration start.
+    """
     return Manifest(
         step=0,
         epoch=0,
@@ -92,7 +100,7 @@ def origin_of(
         clew_version=__version__,
         commit=git_commit() or "unknown",
         run_id=tracker.run_id or "",
-        folder=folder if (folder := os.getcwd()).isprintable() else "",
+        folder=folder if folder.isprintable() else "",
     )
 
 
