@@ -15,6 +15,7 @@ grows with the batch: how losses cut their work into chunks does not show, and t
 that fits is found by doubling.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from clew.config.schema import RunConfig
 from clew.layers.products import two_chunks
@@ -105,7 +107,8 @@ class MemoryPlanner:
         here = self._try(config, size).total_gib
         if here > limit_gib:
             return 0
-        while size < most:
+        doublings = range(max(0, math.ceil(math.log2(most / size))))
+        for _ in tqdm(doublings, "larger batches", delay=1.0, disable=None, leave=False):
             there = self._try(config, 2 * size).total_gib
             if there > limit_gib:
                 return min(most, size + int(size * (limit_gib - here) / (there - here)))
