@@ -18,7 +18,7 @@ from clew.influence.unrolled.progress_files import KeptInFile
 from clew.runs.forwarder import sync_spool
 from clew.runs.influence_report import read_influence_outline
 from clew.runs.messages import MESSAGES, Unreadable
-from clew.runs.reading.run_files import read_by_relation
+from clew.runs.reading.run_details import read_by_relation
 from clew.runs.reading.studies import read_study
 from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
 from clew.runs.store import creation_lock
@@ -202,7 +202,7 @@ def test_ranks_that_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "test_by_relation.parquet"
     columns = {key: ["many"] for key in ("label", "side", "num_queries", "mrr", "mean_rank")}
     pq.write_table(pa.table(columns), path)
-    monkeypatch.setattr("clew.runs.reading.run_files.download_artifact", lambda *_: path)
+    monkeypatch.setattr("clew.runs.reading.run_details.download_artifact", lambda *_: path)
     refused(lambda: read_by_relation("0" * 32, "test", tmp_path), "not a table of ranks")
 
 

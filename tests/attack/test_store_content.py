@@ -17,8 +17,8 @@ from hypothesis.strategies import DrawFn
 from clew import names
 from clew.errors import ClewError
 from clew.runs import store
-from clew.runs.reading import run_files, saved_views, studies
-from clew.runs.reading.decisions import decisions_csv, read_decisions, settled
+from clew.runs.reading import run_details, saved_views, studies
+from clew.runs.reading.decisions import decisions_csv, read_decisions, settled, wrong_facts_tsv
 from clew.runs.reading.disagreements import find_disagreements
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.reviews import (
@@ -29,7 +29,6 @@ from clew.runs.reading.reviews import (
     reviews_csv,
 )
 from clew.runs.reading.runs import client, find_run
-from clew.runs.reading.wrong_facts import wrong_facts_tsv
 from tests.attack.cases import attempt, fuzz, require_one_line
 from tests.attack.damage import damaged_bytes, damaged_json, texts, values
 from tests.attack.material import Material
@@ -158,7 +157,7 @@ def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> No
         downloaded.mkdir()
         try:
             read_vocabulary(run_id, downloaded)
-            frame = run_files.read_by_relation(run_id, "attacked", downloaded)
+            frame = run_details.read_by_relation(run_id, "attacked", downloaded)
             np.asarray(frame["num_queries"], float)
         finally:
             shutil.rmtree(downloaded)
@@ -187,8 +186,8 @@ def test_tags_and_logs(material: Material, artifacts: Path, place: Path) -> None
     def show() -> None:
         downloaded.mkdir()
         try:
-            run_files.read_log(run_id, downloaded).encode()
-            run_files.list_data(run_id)
+            run_details.read_log(run_id, downloaded).encode()
+            run_details.list_data(run_id)
             find_run(run_id)
         finally:
             shutil.rmtree(downloaded)

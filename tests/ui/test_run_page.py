@@ -9,8 +9,7 @@ from mlflow.entities import Run
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from clew import names
-from clew.runs.reading.lineage import lineage
-from clew.runs.reading.run_files import list_data, list_files, read_by_relation
+from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
 from clew.ui.data.run_page import mlflow_page
 from tests.recorded import MODEL, Recorded

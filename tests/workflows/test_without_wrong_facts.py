@@ -10,6 +10,7 @@ from clew.config.data import TripleData
 from clew.errors import CheckpointError
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import KnowledgeGraph
+from clew.runs.reading.decisions import wrong_facts_tsv
 from clew.runs.reading.reviews import (
     Fact,
     Review,
@@ -18,7 +19,6 @@ from clew.runs.reading.reviews import (
     read_reviews,
 )
 from clew.runs.reading.runs import find_run
-from clew.runs.reading.wrong_facts import wrong_facts_tsv
 from clew.workflows.evaluate import evaluate
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predicting.predict import predict

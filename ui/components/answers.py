@@ -9,9 +9,9 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.errors import ClewError
 from clew.ui.components import markup, states, tables
+from clew.ui.data.influence import place_text
 from clew.ui.data.jobs import Job
 from clew.ui.data.models import ModelNames
-from clew.ui.data.paths import place_text
 from clew.ui.data.questions import End, Why
 
 MAX_HEIGHT = 758

@@ -8,14 +8,15 @@ from clew.ui.components.answers import Explain, why_button
 from clew.ui.data import questions
 from clew.ui.data.influence import (
     ReportFiles,
+    evidence,
     facts_of,
     paths_of,
     report_head,
     report_of_run,
+    scored,
     triple_at,
 )
 from clew.ui.data.jobs import Job
-from clew.ui.data.paths import evidence, scored
 from clew.ui.data.questions import Why
 
 NUM_FACTS = 5

@@ -16,16 +16,39 @@ from clew import names
 from clew.errors import DataError
 from clew.runs import store
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.reading.agreement import Agreement, agreement
-from clew.runs.reading.paths import FactPath, find_paths
+from clew.runs.reading.facts import (
+    MAX_STEPS,
+    Agreement,
+    FactPath,
+    agreement,
+    answer,
+    evidence,
+    facts_of_paths,
+    find_paths,
+    place_text,
+    scored,
+    summary,
+)
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.validations import find_validation_of_report
-from clew.runs.reading.wording import scored
 from clew.runs.validation_record import ValidationSummary
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
-__all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement", "scored"]
+__all__ = [
+    "MAX_STEPS",
+    "Agreement",
+    "FactPath",
+    "ReportFiles",
+    "ReportHead",
+    "agreement",
+    "answer",
+    "evidence",
+    "facts_of_paths",
+    "place_text",
+    "scored",
+    "summary",
+]
 
 NUM_TRACE_RUNS = 200
 Side = Literal["all", "proponents", "opponents"]

@@ -13,11 +13,14 @@ from clew.runs.reading.decisions import (
     CHOICES,
     Decision,
     Decisions,
+    WrongFact,
     append_decision,
     decision_on,
     decisions_csv,
     read_decisions,
     settled,
+    wrong_facts,
+    wrong_facts_tsv,
 )
 from clew.runs.reading.disagreements import (
     Disagreement,
@@ -39,7 +42,6 @@ from clew.runs.reading.reviews import (
     read_reviews,
     reviews_csv,
 )
-from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [

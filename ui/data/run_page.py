@@ -11,11 +11,12 @@ import streamlit as st
 from clew import names
 from clew.config.directions import direction_of
 from clew.runs import store
-from clew.runs.reading.lineage import Lineage, lineage
 from clew.runs.reading.metrics import pick_values, run_histories
-from clew.runs.reading.run_files import (
+from clew.runs.reading.run_details import (
+    Lineage,
     RunData,
     RunFile,
+    lineage,
     list_data,
     list_files,
     read_by_relation,

@@ -1,4 +1,4 @@
-"""Explanations for others: kinds of entities, a page to mail, a TRAPI message."""
+"""Explanations for the eye and for others: places and kinds of entities, a page to mail, TRAPI."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -7,22 +7,34 @@ import pandas as pd
 
 from clew import names
 from clew.errors import ClewError
-from clew.runs.reading.layout import PLAIN, looks
+from clew.runs.reading.layout import (
+    PLAIN,
+    Position,
+    looks,
+    name_lines,
+    node_labels,
+    positions,
+    short_text,
+)
 from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
-from clew.ui.data.influence import ReportHead
+from clew.ui.data.influence import FactPath, ReportHead
 from clew.ui.data.models import vocabulary
-from clew.ui.data.paths import FactPath
 from clew.ui.data.reviews import decision_on, decisions_of_all, reviews_of
 from clew.ui.data.runs import run_by_id
 
 __all__ = [
     "NO_KINDS",
     "PLAIN",
+    "Position",
     "SharedExplanation",
     "html_report",
     "looks",
+    "name_lines",
+    "node_labels",
+    "positions",
+    "short_text",
     "trapi_json",
 ]
 

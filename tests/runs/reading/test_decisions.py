@@ -15,6 +15,8 @@ from clew.runs.reading.decisions import (
     decisions_csv,
     read_decisions,
     settled,
+    wrong_facts,
+    wrong_facts_tsv,
 )
 from clew.runs.reading.disagreements import Disagreement, find_disagreements
 from clew.runs.reading.reviews import (
@@ -26,7 +28,6 @@ from clew.runs.reading.reviews import (
     read_reviews,
 )
 from clew.runs.reading.search import find_runs
-from clew.runs.reading.wrong_facts import wrong_facts, wrong_facts_tsv
 from tests.recorded import Recorded
 
 TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")

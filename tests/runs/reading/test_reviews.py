@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clew.errors import DataError, TrackingError
+from clew.runs.reading.decisions import WrongFact, wrong_facts, wrong_facts_tsv
 from clew.runs.reading.reviews import (
     FOLDER,
     DataOrigin,
@@ -22,7 +23,6 @@ from clew.runs.reading.reviews import (
     reviews_csv,
 )
 from clew.runs.reading.search import RunQuery, find_runs, search_runs
-from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
 from tests.recorded import Recorded
 
 TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")

@@ -11,8 +11,8 @@ from clew import names
 from clew.errors import ConfigError, TrackingError
 from clew.folders import expanded
 from clew.runs.reading.decisions import Decision, decision_on, read_decisions
+from clew.runs.reading.facts import FactPath, find_paths
 from clew.runs.reading.models import read_vocabulary
-from clew.runs.reading.paths import FactPath, find_paths
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, read_facts, read_head
 from clew.runs.reading.reviews import Review, read_reviews

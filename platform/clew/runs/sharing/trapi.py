@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from clew.biolink.curies import as_curie
 from clew.biolink.terms import NAMED_THING, category_of, predicate_of, terms
-from clew.runs.reading.paths import FactPath
+from clew.runs.reading.facts import FactPath
 from clew.runs.sharing.explanation import SharedExplanation
 
 TRAPI_VERSION = "1.5.0"
