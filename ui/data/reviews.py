@@ -8,7 +8,6 @@ import streamlit as st
 
 from clew import names
 from clew.errors import DataError
-from clew.runs import store
 from clew.runs.reading.decisions import (
     CHOICES,
     Decision,
@@ -97,13 +96,9 @@ def reviewable_runs() -> list[RunRecord]:
 
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def _reviews(uri: str, run_id: str) -> Reviews:
-    return read_reviews(run_id)
-
-
 def reviews_of(run_id: str) -> Reviews:
     """Return the reviews of a run."""
-    return _reviews(store.tracking_uri(), run_id)
+    return read_reviews(run_id)
 
 
 def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
@@ -116,7 +111,7 @@ def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
 
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def _decisions(uri: str, run_id: str) -> Decisions:
+def _decisions(run_id: str) -> Decisions:
     return read_decisions(run_id)
 
 
@@ -127,7 +122,7 @@ def decisions_of_all(run_ids: Sequence[str]) -> Decisions:
         TrackingError: a run is gone or cannot be read.
     """
     reviewed = [run_id for run_id in run_ids if reviews_of(run_id).reviews]
-    found = [_decisions(store.tracking_uri(), run_id) for run_id in reviewed]
+    found = [_decisions(run_id) for run_id in reviewed]
     return Decisions(
         tuple(decision for decisions in found for decision in decisions.decisions),
         tuple(problem for decisions in found for problem in decisions.problems),
@@ -149,10 +144,9 @@ def add_decision(
     Raises:
         UsageError: nobody disagrees about it any more, or nobody is named.
     """
-    uri = store.tracking_uri()
     for run in runs:
-        _reviews.clear(uri, run.run_id)
-        _decisions.clear(uri, run.run_id)
+        reviews_of.clear(run.run_id)
+        _decisions.clear(run.run_id)
     ids = [run.run_id for run in runs]
     reviews = reviews_of_all(ids).reviews
     found = find_disagreements(reviews, decisions_of_all(ids).decisions, runs)
@@ -169,14 +163,14 @@ def add_decision(
         review_ids=tuple(opinion.review.review_id for opinion in about.opinions),
     )
     written = append_decision(decision, reviews, earlier=about.decisions)
-    _decisions.clear(uri, written.run_id)
+    _decisions.clear(written.run_id)
     return written
 
 
 def add_review(review: Review) -> Review:
     """Write a review to its run."""
     written = append_review(review)
-    _reviews.clear(store.tracking_uri(), review.run_id)
+    reviews_of.clear(review.run_id)
     return written
 
 
