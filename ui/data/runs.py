@@ -1,4 +1,7 @@
-"""Runs for the pages: cached searches, and the overview's numbers and rows."""
+"""Runs for the pages: cached searches, and the overview's numbers and rows.
+
+The dashboard has one store as long as it runs, so nothing is cached by the store's address.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

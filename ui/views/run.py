@@ -3,7 +3,7 @@
 import streamlit as st
 
 from clew import names
-from clew.ui.components import address, links, markup, run_filters, run_report, runs_table, states
+from clew.ui.components import address, links, markup, run_report, runs_table, states
 from clew.ui.data.run_page import (
     by_relation,
     curves_of,
@@ -39,7 +39,7 @@ def render() -> None:
 
 def _choose() -> None:
     """Let a person choose a run."""
-    query = run_filters.run_query(run_filters.experiment())
+    query = runs_table.run_query(runs_table.experiment())
     chosen = runs_table.choose(query, key="run", several=False)
     if chosen:
         address.write("id", chosen[0])
