@@ -84,14 +84,14 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
         found, decided = read_reviews(run_id), read_decisions(run_id)
         for problem in (*found.problems, *decided.problems):
             require_one_line(problem)
-        assert found.reviews
-        reviews = latest_of_each(found.reviews)
+        assert found.records
+        reviews = latest_of_each(found.records)
         ours = [each for each in reviews if each.run_id == run_id]
-        count_verdicts(settled(reviews, decided.decisions), "relation")
-        find_disagreements(ours, [d for d in decided.decisions if d.run_id == run_id], [run])
-        for text in (reviews_csv(reviews), decisions_csv(decided.decisions)):
+        count_verdicts(settled(reviews, decided.records), "relation")
+        find_disagreements(ours, [d for d in decided.records if d.run_id == run_id], [run])
+        for text in (reviews_csv(reviews), decisions_csv(decided.records)):
             text.encode()
-        wrong_facts_tsv(reviews, origin, decided.decisions).encode()
+        wrong_facts_tsv(reviews, origin, decided.records).encode()
 
     def case(draw: DrawFn) -> None:
         for name, record in (("reviews", REVIEW), ("decisions", DECISION)):

@@ -44,7 +44,7 @@ def listed(trained: TrainedStore, wrong: Fact, tmp_path: Path) -> Path:
     traced = tracin(trained.strong, f"{wrong.head},{wrong.relation},{wrong.tail}", {}).run_id
     assert traced is not None
     append_review(Review(traced, wrong, "implausible", "Ada", wrong=(wrong,)))
-    ((origin, reviews),) = by_data(read_reviews(traced).reviews, [find_run(traced)]).items()
+    ((origin, reviews),) = by_data(read_reviews(traced).records, [find_run(traced)]).items()
     path = tmp_path / "wrong_facts.tsv"
     path.write_text(wrong_facts_tsv(reviews, origin), encoding="utf-8")
     return path

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -11,7 +12,6 @@ from clew.errors import DataError
 from clew.runs.reading.decisions import (
     CHOICES,
     Decision,
-    Decisions,
     WrongFact,
     append_decision,
     decision_on,
@@ -27,11 +27,11 @@ from clew.runs.reading.disagreements import (
     find_disagreements,
     reviewer_agreement,
 )
+from clew.runs.reading.records import Kept
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
     Review,
-    Reviews,
     Verdict,
     VerdictCount,
     append_review,
@@ -71,6 +71,7 @@ __all__ = [
 NUM_LATEST = 50
 NUM_PER_PAGE = 200
 MAX_CACHED = 1024
+Said = TypeVar("Said", Review, Decision)
 
 
 def explains_triples(run: RunRecord) -> bool:
@@ -96,37 +97,35 @@ def reviewable_runs() -> list[RunRecord]:
 
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def reviews_of(run_id: str) -> Reviews:
+def reviews_of(run_id: str) -> Kept[Review]:
     """Return the reviews of a run."""
     return read_reviews(run_id)
 
 
-def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
+def reviews_of_all(run_ids: Sequence[str]) -> Kept[Review]:
     """Return the reviews of several runs together."""
-    found = [reviews_of(run_id) for run_id in run_ids]
-    return Reviews(
-        tuple(review for reviews in found for review in reviews.reviews),
-        tuple(problem for reviews in found for problem in reviews.problems),
+    return _together([reviews_of(run_id) for run_id in run_ids])
+
+
+def _together(found: Sequence[Kept[Said]]) -> Kept[Said]:
+    return Kept(
+        tuple(record for kept in found for record in kept.records),
+        tuple(problem for kept in found for problem in kept.problems),
     )
 
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def _decisions(run_id: str) -> Decisions:
+def _decisions(run_id: str) -> Kept[Decision]:
     return read_decisions(run_id)
 
 
-def decisions_of_all(run_ids: Sequence[str]) -> Decisions:
+def decisions_of_all(run_ids: Sequence[str]) -> Kept[Decision]:
     """Return what was decided about the reviews of several runs; one without reviews has nothing.
 
     Raises:
         TrackingError: a run is gone or cannot be read.
     """
-    reviewed = [run_id for run_id in run_ids if reviews_of(run_id).reviews]
-    found = [_decisions(run_id) for run_id in reviewed]
-    return Decisions(
-        tuple(decision for decisions in found for decision in decisions.decisions),
-        tuple(problem for decisions in found for problem in decisions.problems),
-    )
+    return _together([_decisions(run_id) for run_id in run_ids if reviews_of(run_id).records])
 
 
 def add_decision(
@@ -148,8 +147,8 @@ def add_decision(
         reviews_of.clear(run.run_id)
         _decisions.clear(run.run_id)
     ids = [run.run_id for run in runs]
-    reviews = reviews_of_all(ids).reviews
-    found = find_disagreements(reviews, decisions_of_all(ids).decisions, runs)
+    reviews = reviews_of_all(ids).records
+    found = find_disagreements(reviews, decisions_of_all(ids).records, runs)
     about = next((each for each in found if each.key == key), None)
     if about is None:
         raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")

@@ -60,7 +60,7 @@ def shared(
     run = run_by_id(run_id)
     source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
     triple = triple_of(test)
-    reviews = reviews_of(run_id).reviews if run else ()
+    reviews = reviews_of(run_id).records if run else ()
     return SharedExplanation(
         test,
         facts,
@@ -70,5 +70,5 @@ def shared(
         run_by_id(source),
         kinds=kinds_of(head),
         reviews=tuple(review for review in reviews if review.test.triple == triple),
-        decision=decision_on(triple, decisions_of_all([run_id]).decisions) if run else None,
+        decision=decision_on(triple, decisions_of_all([run_id]).records) if run else None,
     )

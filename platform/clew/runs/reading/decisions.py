@@ -15,11 +15,11 @@ from pydantic import TypeAdapter
 from clew import names
 from clew.errors import DataError
 from clew.runs.reading import records
+from clew.runs.reading.records import Kept
 from clew.runs.reading.reviews import VERDICTS, DataOrigin, Fact, Review, Verdict
 from clew.runs.reading.tables import csv_text
 
 FOLDER = "decisions"
-SCHEMA_VERSION = 1
 MAX_PERSON_CHARACTERS = 200
 
 About = Literal["explanation", "fact"]
@@ -50,14 +50,6 @@ class Decision:
 _DECISION = TypeAdapter(Decision)
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """The decisions kept with a run, oldest first, and the files that are none."""
-
-    decisions: tuple[Decision, ...]
-    problems: tuple[str, ...] = ()
-
-
 def append_decision(
     decision: Decision,
     reviews: Iterable[Review],
@@ -86,13 +78,12 @@ def append_decision(
             f"a decision names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters; give your "
             "name"
         )
-    records.check_comment(decision.comment)
     _check_disagreement(decision, {review.review_id: review for review in reviews}, earlier)
     now, decision_id = records.stamp()
     decision = replace(
         decision, person=decision.person.strip(), created=now, decision_id=decision_id
     )
-    records.append(decision, FOLDER, decision_id, schema_version=SCHEMA_VERSION)
+    records.append(decision, FOLDER, decision_id)
     return decision
 
 
@@ -130,23 +121,17 @@ def opinion_of(review: Review, about: About, triple: Fact) -> str | None:
     return None
 
 
-def read_decisions(run_id: str) -> Decisions:
+def read_decisions(run_id: str) -> Kept[Decision]:
     """Return all decisions that are kept with a run.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    found, problems = records.read(run_id, FOLDER, decode_decision)
-    return Decisions(tuple(sorted(found, key=lambda each: each.created)), tuple(problems))
+    return records.read(run_id, FOLDER, _decode)
 
 
-def decode_decision(content: Any) -> Decision:
-    """Return the decision that parsed JSON holds.
-
-    Raises:
-        DataError: it holds none, or one of another schema version.
-    """
-    decision = records.validated(content, _DECISION, "decision", SCHEMA_VERSION)
+def _decode(content: Any) -> Decision:
+    decision = records.validated(content, _DECISION, "decision")
     if decision.verdict not in CHOICES[decision.about]:
         raise DataError(f"no decision on {_article(decision.about)}: {decision.verdict}")
     return decision

@@ -94,7 +94,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
     validation = head.validation or find_validation_of_report(
         head.run_id, head.settings, ensemble=head.runs
     )
-    reviews = read_reviews(run_id).reviews
+    reviews = read_reviews(run_id).records
     return replace(
         explanation,
         head=replace(head, validation=validation),
@@ -102,7 +102,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         model=model,
         kinds={} if model is None else _kinds(model),
         reviews=tuple(review for review in reviews if review.test.triple == triple),
-        decision=decision_on(triple, read_decisions(run_id).decisions),
+        decision=decision_on(triple, read_decisions(run_id).records),
     )
 
 
