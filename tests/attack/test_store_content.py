@@ -103,14 +103,8 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
 
 
 def test_studies(material: Material, artifacts: Path) -> None:
-    place = artifacts.parent / "downloaded"
-
     def show() -> None:
-        place.mkdir()
-        try:
-            studies.read_study(material.trace_run, place)
-        finally:
-            shutil.rmtree(place)
+        studies.read_study(material.trace_run)
 
     def case(draw: DrawFn) -> None:
         written(artifacts / studies.STUDY_FILE, draw(damaged_json(STUDY)))
@@ -142,7 +136,7 @@ def test_saved_views(artifacts: Path) -> None:
     fuzz(0.002, case)
 
 
-def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> None:
+def test_names_and_ranks(material: Material, artifacts: Path) -> None:
     run_id = material.graph_run
     own = next(material.folder.glob(f"mlartifacts/*/{run_id}/artifacts"))
     table = {name: ["a", "b"] for name in ("label", "side")} | {"num_queries": [1, 2]}
@@ -151,16 +145,11 @@ def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> No
     pq.write_table(pa.table(table), buffer)
     wholes = {path: path.read_bytes() for path in sorted((own / "vocabulary").iterdir())}
     wholes[own / "evaluation/attacked_by_relation.parquet"] = buffer.getvalue()
-    downloaded = place / "downloaded"
 
     def show() -> None:
-        downloaded.mkdir()
-        try:
-            read_vocabulary(run_id, downloaded)
-            frame = run_details.read_by_relation(run_id, "attacked", downloaded)
-            np.asarray(frame["num_queries"], float)
-        finally:
-            shutil.rmtree(downloaded)
+        read_vocabulary(run_id)
+        frame = run_details.read_by_relation(run_id, "attacked")
+        np.asarray(frame["num_queries"], float)
 
     for path, whole in wholes.items():
         written(path, whole)
@@ -177,20 +166,15 @@ def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> No
     (own / "evaluation/attacked_by_relation.parquet").unlink()
 
 
-def test_tags_and_logs(material: Material, artifacts: Path, place: Path) -> None:
+def test_tags_and_logs(material: Material, artifacts: Path) -> None:
     """Read what any program may have written of a run."""
     run_id, log = material.trace_run, artifacts / names.ARTIFACT_LOG
     before = log.read_bytes() if log.is_file() else None
-    downloaded = place / "downloaded log"
 
     def show() -> None:
-        downloaded.mkdir()
-        try:
-            run_details.read_log(run_id, downloaded).encode()
-            run_details.list_data(run_id)
-            find_run(run_id)
-        finally:
-            shutil.rmtree(downloaded)
+        run_details.read_log(run_id).encode()
+        run_details.list_data(run_id)
+        find_run(run_id)
 
     def case(draw: DrawFn) -> None:
         written(log, draw(damaged_bytes(before or b"epoch 1\n")))

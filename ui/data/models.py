@@ -1,8 +1,5 @@
 """Registered models for the pages, and the commands that promote."""
 
-import tempfile
-from pathlib import Path
-
 import streamlit as st
 
 from clew import names
@@ -41,8 +38,7 @@ def versions(model: RegisteredModel) -> list[Version]:
 @st.cache_resource(max_entries=8, show_spinner=False)
 def vocabulary(run_id: str) -> ModelNames:
     """Return the names that a run's model knows."""
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        return read_vocabulary(run_id, Path(folder))
+    return read_vocabulary(run_id)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
@@ -55,15 +51,13 @@ def champion_vocabulary(model: RegisteredModel) -> ModelNames:
     """
     if model.champion is None:
         raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        return read_version_vocabulary(model, model.champion, Path(folder))
+    return read_version_vocabulary(model, model.champion)
 
 
 # A version's triples never change; another version is another model to them.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
-    with tempfile.TemporaryDirectory(prefix="clew-examples-") as folder:
-        return read_examples(model, version, Path(folder))
+    return read_examples(model, version)
 
 
 def models() -> list[RegisteredModel]:

@@ -1,8 +1,6 @@
 """One run for its page: its curves, files, data, log, and what it has to do with other runs."""
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pandas as pd
@@ -68,15 +66,13 @@ def lineage_of(run: RunRecord) -> Lineage:
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
 def by_relation(run_id: str, split: str) -> pd.DataFrame:
     """Return the quality of each side of each relation, the most frequent relation first."""
-    with tempfile.TemporaryDirectory(prefix="clew-ranks-") as folder:
-        frame = read_by_relation(run_id, split, Path(folder))
-    return frame.sort_values(["num_queries", "label", "side"], ascending=[False, True, True])
+    order = ["num_queries", "label", "side"]
+    return read_by_relation(run_id, split).sort_values(order, ascending=[False, True, True])
 
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
 def _log(run_id: str) -> str:
-    with tempfile.TemporaryDirectory(prefix="clew-log-") as folder:
-        return read_log(run_id, Path(folder))
+    return read_log(run_id)
 
 
 def metric_table(run: RunRecord) -> pd.DataFrame:

@@ -1,10 +1,8 @@
 """Studies for the pages: claims beside measurements, and configurations to plan for."""
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -42,12 +40,11 @@ def studies() -> list[StudyResult]:
 @st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")
 def _study(run_id: str) -> StudyResult | None:
     """Return a study, or None for a comparison of another kind, which has no report."""
-    with tempfile.TemporaryDirectory(prefix="clew-study-") as folder:
-        try:
-            return read_study(run_id, Path(folder))
-        except ClewError as error:
-            logger.info("%s", error)
-            return None
+    try:
+        return read_study(run_id)
+    except ClewError as error:
+        logger.info("%s", error)
+        return None
 
 
 def claims_frame(found: list[StudyResult]) -> pd.DataFrame:

@@ -130,7 +130,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
             f"run {run_id} ended before it wrote its configuration: there is nothing to resume; "
             "start again with clew train --config"
         )
-    original = from_mapping(read_config(run_id, folder))
+    original = from_mapping(read_config(run_id))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)
     checkpoints = [

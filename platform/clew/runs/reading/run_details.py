@@ -7,7 +7,6 @@ and versions of registered models that came of it.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -18,7 +17,7 @@ from clew import names
 from clew.parquet import columns_of, read_columns
 from clew.runs import store
 from clew.runs.reading.models import Version, version_of
-from clew.runs.reading.runs import RunRecord, client, download_artifact
+from clew.runs.reading.runs import RunRecord, client, fetched
 from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
 
 MAX_FILES = 500
@@ -114,30 +113,29 @@ def splits_by_relation(files: list[RunFile]) -> list[str]:
     return [match[1] for match in matches if match]
 
 
-def read_by_relation(run_id: str, split: str, folder: Path) -> pd.DataFrame:
-    """Return the quality of each side of each relation, fetched into `folder`.
+def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
+    """Return the quality of each side of each relation.
 
     Raises:
         TrackingError: the run has none for this split.
         DataError: the file is not what it should be.
     """
-    path = f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet"
-    found = download_artifact(run_id, path, folder)
-    present = columns_of(found, BY_RELATION)
-    hits = [name for k in HITS if (name := names.hits_at(k)) in present]
-    types = BY_RELATION_TYPES | dict.fromkeys(hits, pa.float64())
-    frame: pd.DataFrame = read_columns(found, types, BY_RELATION).to_pandas()
+    with fetched(run_id, f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet") as path:
+        present = columns_of(path, BY_RELATION)
+        hits = [name for k in HITS if (name := names.hits_at(k)) in present]
+        types = BY_RELATION_TYPES | dict.fromkeys(hits, pa.float64())
+        frame: pd.DataFrame = read_columns(path, types, BY_RELATION).to_pandas()
     return frame
 
 
-def read_log(run_id: str, folder: Path) -> str:
-    """Return what a run said, fetched into `folder`.
+def read_log(run_id: str) -> str:
+    """Return what a run said.
 
     Raises:
         TrackingError: the run keeps no log.
     """
-    found = download_artifact(run_id, names.ARTIFACT_LOG, folder)
-    return found.read_text(encoding="utf-8", errors="replace")
+    with fetched(run_id, names.ARTIFACT_LOG) as path:
+        return path.read_text(encoding="utf-8", errors="replace")
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,10 @@ def _model_run(run: RunRecord) -> RunRecord | None:
 
 
 def _kinds(model: RunRecord) -> Mapping[str, str]:
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        try:
-            return read_vocabulary(model.run_id, Path(folder)).kinds
-        except TrackingError:  # a run without a vocabulary says no kinds
-            return {}
+    try:
+        return read_vocabulary(model.run_id).kinds
+    except TrackingError:  # a run without a vocabulary says no kinds
+        return {}
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
