@@ -199,7 +199,7 @@ def _reviews(explanation: SharedExplanation) -> Markup:
     items = [
         row.format(
             review.verdict,
-            review.reviewer,
+            review.reviewer or "somebody",
             review.created[:10],
             f" – {review.comment}" * bool(review.comment),
         )
