@@ -1,20 +1,22 @@
 """The dashboard behind a guard: no other site may talk to it or show it in a frame.
 
-What it answers says besides which parts of the front end to fetch early (`front_end`).
-
 Streamlit takes a websocket from any page of its own host, whatever the port: every program that
 serves pages on the machine could drive the dashboard. The guard compares the port too.
+
+Pages say besides which parts of Streamlit's front end the first one needs. The front end fetches a
+part of itself when it is first drawn, the table's megabyte last of all. The browser can have them
+before: while it waits for the page, this process imports what that needs.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import streamlit as st
 from starlette.middleware import Middleware
-
-from clew.ui.front_end import link_header
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -26,6 +28,11 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
 )
+ROOT = Path(st.__file__).parent / "static"
+SCRIPTS = "static/js"
+PARTS = ("DataFrame", "Html", "Metric", "Selectbox", "TextInput")
+"""What the page Overview consists of."""
+IMPORTED = re.compile(r'(?:from|import)"\./([\w.\-]+\.js)"')
 
 
 class Guard:
@@ -73,6 +80,26 @@ def _is_own(headers: dict[bytes, bytes]) -> bool:
     host = headers.get(b"host", b"").decode("latin-1").lower()
     allowed = {str(found).lower() for found in st.get_option("server.corsAllowedOrigins")}
     return not origin or urlsplit(origin).netloc == host or origin in allowed
+
+
+@cache
+def link_header() -> str:
+    """Return the value of a header `Link` that names the scripts of `PARTS`."""
+    how = "rel=modulepreload; fetchpriority=low"
+    return ", ".join(f"<./{SCRIPTS}/{name}>; {how}" for name in scripts())
+
+
+def scripts() -> Iterator[str]:
+    """Yield the files of `PARTS` and all that they import, less what every page has anyway."""
+    known = set(re.findall(rf"{SCRIPTS}/([\w.\-]+)", (ROOT / "index.html").read_text("utf-8")))
+    folder = ROOT / SCRIPTS
+    waiting = [path.name for part in PARTS for path in sorted(folder.glob(f"{part}.*.js"))]
+    while waiting:
+        name = waiting.pop(0)
+        if name not in known:
+            known.add(name)
+            yield name
+            waiting += IMPORTED.findall((folder / name).read_text("utf-8"))
 
 
 app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(Guard)])

@@ -18,7 +18,7 @@ from clew.influence.unrolled.progress_files import KeptInFile
 from clew.runs.forwarder import sync_spool
 from clew.runs.influence_report import read_influence_outline
 from clew.runs.messages import MESSAGES, Unreadable
-from clew.runs.reading.run_files import read_by_relation
+from clew.runs.reading.run_details import read_by_relation
 from clew.runs.reading.studies import read_study
 from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
 from clew.runs.store import creation_lock
@@ -137,9 +137,9 @@ def test_studies_that_are_none(
 ) -> None:
     (tmp_path / "study.json").write_text(content)
     monkeypatch.setattr(
-        "clew.runs.reading.studies.download_artifact", lambda *_: tmp_path / "study.json"
+        "clew.runs.reading.runs.download_artifact", lambda *_: tmp_path / "study.json"
     )
-    refused(lambda: read_study("0" * 32, tmp_path), "not a study's report", TrackingError)
+    refused(lambda: read_study("0" * 32), "not a study's report", TrackingError)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_ranks_that_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "test_by_relation.parquet"
     columns = {key: ["many"] for key in ("label", "side", "num_queries", "mrr", "mean_rank")}
     pq.write_table(pa.table(columns), path)
-    monkeypatch.setattr("clew.runs.reading.run_files.download_artifact", lambda *_: path)
-    refused(lambda: read_by_relation("0" * 32, "test", tmp_path), "not a table of ranks")
+    monkeypatch.setattr("clew.runs.reading.runs.download_artifact", lambda *_: path)
+    refused(lambda: read_by_relation("0" * 32, "test"), "not a table of ranks")
 
 
 @pytest.mark.parametrize("text", ["[1]", "null", "7", "[" * 100_000, ""])

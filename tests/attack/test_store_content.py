@@ -17,8 +17,8 @@ from hypothesis.strategies import DrawFn
 from clew import names
 from clew.errors import ClewError
 from clew.runs import store
-from clew.runs.reading import run_files, saved_views, studies
-from clew.runs.reading.decisions import decisions_csv, read_decisions, settled
+from clew.runs.reading import run_details, saved_views, studies
+from clew.runs.reading.decisions import decisions_csv, read_decisions, settled, wrong_facts_tsv
 from clew.runs.reading.disagreements import find_disagreements
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.reviews import (
@@ -29,7 +29,6 @@ from clew.runs.reading.reviews import (
     reviews_csv,
 )
 from clew.runs.reading.runs import client, find_run
-from clew.runs.reading.wrong_facts import wrong_facts_tsv
 from tests.attack.cases import attempt, fuzz, require_one_line
 from tests.attack.damage import damaged_bytes, damaged_json, texts, values
 from tests.attack.material import Material
@@ -85,14 +84,14 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
         found, decided = read_reviews(run_id), read_decisions(run_id)
         for problem in (*found.problems, *decided.problems):
             require_one_line(problem)
-        assert found.reviews
-        reviews = latest_of_each(found.reviews)
+        assert found.records
+        reviews = latest_of_each(found.records)
         ours = [each for each in reviews if each.run_id == run_id]
-        count_verdicts(settled(reviews, decided.decisions), "relation")
-        find_disagreements(ours, [d for d in decided.decisions if d.run_id == run_id], [run])
-        for text in (reviews_csv(reviews), decisions_csv(decided.decisions)):
+        count_verdicts(settled(reviews, decided.records), "relation")
+        find_disagreements(ours, [d for d in decided.records if d.run_id == run_id], [run])
+        for text in (reviews_csv(reviews), decisions_csv(decided.records)):
             text.encode()
-        wrong_facts_tsv(reviews, origin, decided.decisions).encode()
+        wrong_facts_tsv(reviews, origin, decided.records).encode()
 
     def case(draw: DrawFn) -> None:
         for name, record in (("reviews", REVIEW), ("decisions", DECISION)):
@@ -104,14 +103,8 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
 
 
 def test_studies(material: Material, artifacts: Path) -> None:
-    place = artifacts.parent / "downloaded"
-
     def show() -> None:
-        place.mkdir()
-        try:
-            studies.read_study(material.trace_run, place)
-        finally:
-            shutil.rmtree(place)
+        studies.read_study(material.trace_run)
 
     def case(draw: DrawFn) -> None:
         written(artifacts / studies.STUDY_FILE, draw(damaged_json(STUDY)))
@@ -143,7 +136,7 @@ def test_saved_views(artifacts: Path) -> None:
     fuzz(0.002, case)
 
 
-def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> None:
+def test_names_and_ranks(material: Material, artifacts: Path) -> None:
     run_id = material.graph_run
     own = next(material.folder.glob(f"mlartifacts/*/{run_id}/artifacts"))
     table = {name: ["a", "b"] for name in ("label", "side")} | {"num_queries": [1, 2]}
@@ -152,16 +145,11 @@ def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> No
     pq.write_table(pa.table(table), buffer)
     wholes = {path: path.read_bytes() for path in sorted((own / "vocabulary").iterdir())}
     wholes[own / "evaluation/attacked_by_relation.parquet"] = buffer.getvalue()
-    downloaded = place / "downloaded"
 
     def show() -> None:
-        downloaded.mkdir()
-        try:
-            read_vocabulary(run_id, downloaded)
-            frame = run_files.read_by_relation(run_id, "attacked", downloaded)
-            np.asarray(frame["num_queries"], float)
-        finally:
-            shutil.rmtree(downloaded)
+        read_vocabulary(run_id)
+        frame = run_details.read_by_relation(run_id, "attacked")
+        np.asarray(frame["num_queries"], float)
 
     for path, whole in wholes.items():
         written(path, whole)
@@ -178,20 +166,15 @@ def test_names_and_ranks(material: Material, artifacts: Path, place: Path) -> No
     (own / "evaluation/attacked_by_relation.parquet").unlink()
 
 
-def test_tags_and_logs(material: Material, artifacts: Path, place: Path) -> None:
+def test_tags_and_logs(material: Material, artifacts: Path) -> None:
     """Read what any program may have written of a run."""
     run_id, log = material.trace_run, artifacts / names.ARTIFACT_LOG
     before = log.read_bytes() if log.is_file() else None
-    downloaded = place / "downloaded log"
 
     def show() -> None:
-        downloaded.mkdir()
-        try:
-            run_files.read_log(run_id, downloaded).encode()
-            run_files.list_data(run_id)
-            find_run(run_id)
-        finally:
-            shutil.rmtree(downloaded)
+        run_details.read_log(run_id).encode()
+        run_details.list_data(run_id)
+        find_run(run_id)
 
     def case(draw: DrawFn) -> None:
         written(log, draw(damaged_bytes(before or b"epoch 1\n")))

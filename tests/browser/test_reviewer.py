@@ -172,11 +172,11 @@ def test_a_share_is_judged_and_exported(
     comment = dashboard.page.get_by_role("textbox", name="Comment")
     comment.press_sequentially("chance <b>only</b>, 1 of 2")
     dashboard.page.get_by_role("textbox", name="Your name").fill("Grace")
-    assert not read_reviews(own.runs["trace"]).reviews, "a digit in a text is no verdict"
+    assert not read_reviews(own.runs["trace"]).records, "a digit in a text is no verdict"
     dashboard.page.get_by_role("textbox", name="Your name").blur()
     dashboard.page.keyboard.press("2")
     dashboard.shows("Saved with the run")
-    (review,) = read_reviews(own.runs["trace"]).reviews
+    (review,) = read_reviews(own.runs["trace"]).records
     assert (review.verdict, review.reviewer) == ("implausible", "Grace")
     assert len(review.wrong) + len(review.convincing) == 1
     for done, (key, verdict) in enumerate((("1", "plausible"), ("3", "unsure")), start=2):
@@ -184,7 +184,7 @@ def test_a_share_is_judged_and_exported(
         dashboard.page.wait_for_url(f"**test={2 * (done - 1)}**")
         dashboard.settle().page.keyboard.press(key)
         dashboard.shows(f"{done} of 3 reviewed by you")
-        assert read_reviews(own.runs["trace"]).reviews[-1].verdict == verdict
+        assert read_reviews(own.runs["trace"]).records[-1].verdict == verdict
     dashboard.open("/reviews")
     assert "Grace" not in dashboard.problems
     assert dashboard.shows("1 · 33%").count("1 · 33%") == 3

@@ -11,8 +11,8 @@ from clew.errors import DataError
 from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import KnowledgeGraph
+from clew.runs.reading.decisions import wrong_facts_tsv
 from clew.runs.reading.reviews import DataOrigin, Fact, Review
-from clew.runs.reading.wrong_facts import wrong_facts_tsv
 
 
 def line(graph: KnowledgeGraph, triple: np.ndarray) -> str:

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.errors import Interrupted
-from clew.runs import system_metrics
+from clew.runs import observers
 from clew.runs.forwarder import Forwarder, sync_spool
 from clew.runs.journal import Journal
 from clew.runs.messages import Message, Origin, Tags
@@ -105,13 +105,13 @@ def test_where_the_store_is_full_too_the_run_can_be_ended_later(
 def test_system_metrics_end_quietly_on_a_full_disk(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(system_metrics, "SAMPLING_SECONDS", 0.01)
+    monkeypatch.setattr(observers, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(observers, "SAMPLING_SECONDS", 0.01)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    metrics = system_metrics.SystemMetrics(refuse)
+    metrics = observers.SystemMetrics(refuse)
     metrics.start()
     metrics.join()
     assert "system metrics are no longer recorded: [Errno 28] No space left" in caplog.text

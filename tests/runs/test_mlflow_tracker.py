@@ -15,7 +15,7 @@ from mlflow.entities import Experiment
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
-from clew.runs import store, system_metrics
+from clew.runs import observers, store
 from clew.runs.forwarder import sync_spool
 from clew.runs.journal import list_journals
 from clew.runs.mlflow_store import MAX_PARAM_CHARACTERS, MlflowTracker, open_tracker
@@ -307,8 +307,8 @@ def test_a_clock_that_is_set_back_does_not_stop_the_sign_of_life(
 def test_system_metrics_are_sampled_unless_unwanted(
     open_run: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(system_metrics, "SAMPLING_SECONDS", 0.02)
+    monkeypatch.setattr(observers, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(observers, "SAMPLING_SECONDS", 0.02)
     sampled = threading.Event()
     record = MlflowTracker.metrics
 

@@ -67,7 +67,7 @@ def test_a_run_is_read(run_id: str) -> None:
 
 
 def test_its_configuration_and_files_are_read(run_id: str, tmp_path: Path) -> None:
-    assert runs.read_config(run_id, tmp_path / "new" / "out") == {"data": {"name": "umls"}}
+    assert runs.read_config(run_id) == {"data": {"name": "umls"}}
     assert sorted(runs.list_artifacts(run_id)) == ["checkpoints", "config.yaml"]
     assert runs.list_artifact_folders(run_id) == ["checkpoints"]
     folders = runs.list_artifact_folders(run_id, "checkpoints")
@@ -98,7 +98,7 @@ def test_a_configuration_that_is_no_mapping_is_one_line(
     tracker.artifact(tmp_path / "config.yaml")
     tracker.finish("FINISHED")
     with pytest.raises(TrackingError, match=r"contains \['a list'\]; expected sections"):
-        runs.read_config(tracker.run_id, tmp_path / "out")
+        runs.read_config(tracker.run_id)
 
 
 def test_a_run_that_is_not_there_is_one_line(tracking_store: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from clew.runs import system_metrics
-from clew.runs.system_metrics import SystemMetrics
+from clew.runs import observers
+from clew.runs.observers import SystemMetrics
 
 
 class Steady:
@@ -31,11 +31,11 @@ class Unplugged(Steady):
 def test_a_device_that_goes_away_ends_its_metrics_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(system_metrics, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(system_metrics, "SAMPLING_SECONDS", 0.01)
+    monkeypatch.setattr(observers, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(observers, "SAMPLING_SECONDS", 0.01)
     recorded: list[tuple[dict[str, float], int]] = []
     gone = Unplugged()
-    monkeypatch.setattr(system_metrics, "available_samplers", lambda: [gone, Steady()])
+    monkeypatch.setattr(observers, "available_samplers", lambda: [gone, Steady()])
     sampling = SystemMetrics(lambda values, step: recorded.append((dict(values), step)))
     sampling.start()
     while len(recorded) < 3:
@@ -51,9 +51,9 @@ def test_a_device_that_goes_away_ends_its_metrics_alone(
 
 def test_a_run_of_less_than_a_minute_loads_no_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(system_metrics, "available_samplers", lambda: [loaded.append("samplers")])
+    monkeypatch.setattr(observers, "available_samplers", lambda: [loaded.append("samplers")])
     sampling = SystemMetrics(lambda values, step: loaded.append("values"))
     sampling.start()
     sampling.stop()
-    assert system_metrics.FIRST_SECONDS == 60.0
+    assert observers.FIRST_SECONDS == 60.0
     assert loaded == []

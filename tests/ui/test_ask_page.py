@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import job_view, sign_in, why
+from clew.ui.components import answers, job_view, sign_in
 from clew.ui.data import jobs, questions
 from clew.ui.data.questions import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
@@ -61,7 +61,7 @@ class Started:
         progress: Callable[[Job], None] | None = None,
         result: Callable[[Job], None],
     ) -> None:
-        if self.job.printed and result is not why.explanation:
+        if self.job.printed and result is not answers.explanation:
             result(self.job)
 
     def answer(self, *arguments: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def keys(page: Open, store: Recorded) -> list[str]:
     """Return the addresses of the disagreements, in the order of the table."""
     run_id = store.runs["trace"]
     found = find_disagreements(
-        reviews_of(run_id).reviews, decisions_of_all([run_id]).decisions, runs_by_id([run_id])
+        reviews_of(run_id).records, decisions_of_all([run_id]).records, runs_by_id([run_id])
     )
     return [each.key for each in found]
 
@@ -99,7 +99,7 @@ def test_a_fact_is_decided_and_the_decision_revised(page: Open, store: Recorded)
     app = decide(app, "wrong", "Barbara")
     assert sorted(states_of(app)) == ["? open", "✗ wrong"]
     assert list(app.dataframe[-1].value["Decided by"]) == ["Barbara"]
-    kept = read_decisions(store.runs["trace"]).decisions
+    kept = read_decisions(store.runs["trace"]).records
     assert [(each.person, each.verdict) for each in kept] == [
         ("Edsger", "right"),
         ("Barbara", "wrong"),
@@ -124,7 +124,7 @@ def test_nobody_decides_without_a_name(page: Open, store: Recorded, person: str)
     disagree(store)
     app = decide(page("reviews", store.uri, decide=keys(page, store)[0]), "unsure", person)
     assert any("names who decided" in error.value for error in app.error)
-    assert read_decisions(store.runs["trace"]).decisions == ()
+    assert read_decisions(store.runs["trace"]).records == ()
 
 
 def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) -> None:
@@ -136,7 +136,7 @@ def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) ->
     append_review(review(store, "Grace", "plausible"))
     app = decide(app, "unsure")
     assert any("there is nothing to decide" in error.value for error in app.error)
-    assert read_decisions(store.runs["trace"]).decisions == ()
+    assert read_decisions(store.runs["trace"]).records == ()
 
 
 def test_one_run_lists_its_own_disagreements(page: Open, store: Recorded) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clew.ui import front_end
+from clew.ui import guarded
 from tests.browser.dashboard import serving
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def test_pages_name_the_parts_of_the_front_end_and_other_answers_do_not(
         connection.request("GET", path)
         found[path] = connection.getresponse().headers["Link"]
         connection.close()
-    assert "DataFrame" in front_end.link_header()
-    assert found == {"/": front_end.link_header(), "/compare": front_end.link_header()} | {
+    assert "DataFrame" in guarded.link_header()
+    assert found == {"/": guarded.link_header(), "/compare": guarded.link_header()} | {
         "/_stcore/health": None
     }

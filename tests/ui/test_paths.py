@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from clew.runs.reading import paths
+from clew.runs.reading import facts as reading
 from clew.ui.data.influence import facts_of, report_head, report_of_run
 from tests.recorded import Recorded
 
@@ -64,9 +64,9 @@ def test_paths_are_those_of_a_plain_search(seed: int) -> None:
     triples = [(*(names[i] for i in draw.integers(0, len(names), 2)), "r") for _ in range(12)]
     influence = sorted(map(float, draw.normal(0.5, 1, len(triples))), reverse=True)
     given = facts(*((h, r, t) for h, t, r in triples), influence=influence)
-    found = paths.find_paths(explained(), given)
+    found = reading.find_paths(explained(), given)
     expected = plain_paths(explained(), given)
-    assert [(path.weakest, path.ranks) for path in found] == expected[: paths.MAX_PATHS]
+    assert [(path.weakest, path.ranks) for path in found] == expected[: reading.MAX_PATHS]
 
 
 def test_a_path_is_told_in_words_from_the_head_on() -> None:
@@ -76,13 +76,13 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
         (DRUG, "decreases_activity_of", CHANNEL),
         (CHANNEL, "causes", PAIN),
     )
-    through, direct = paths.find_paths(explained(), given)
+    through, direct = reading.find_paths(explained(), given)
     assert (through.ranks, direct.ranks) == ((3, 2, 1), (3, 4)), "the better weakest fact first"
     assert through.sentence == (
         "Gabapentin decreases activity of calcium channel; Pregabalin decreases activity of "
         "calcium channel; Pregabalin treats neuralgia"
     )
-    shown = paths.facts_of_paths(given, [through, direct])
+    shown = reading.facts_of_paths(given, [through, direct])
     assert list(shown["rank"]) == [1, 2, 3, 4]
 
 
@@ -109,19 +109,19 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
 )
 def test_evidence(triples: list[Triple], sentence: str) -> None:
     given = facts(*triples)
-    found = paths.evidence(explained(), given, paths.find_paths(explained(), given))
+    found = reading.evidence(explained(), given, reading.find_paths(explained(), given))
     assert found.startswith(sentence)
 
 
 def test_without_a_helping_fact_there_is_no_evidence() -> None:
     given = facts((DRUG, "causes", PAIN), influence=[-1.0])
-    assert paths.find_paths(explained(), given) == []
-    assert paths.evidence(explained(), given, []) == "No training fact made it more likely."
+    assert reading.find_paths(explained(), given) == []
+    assert reading.evidence(explained(), given, []) == "No training fact made it more likely."
 
 
 def test_a_triple_with_itself_has_no_path() -> None:
     assert (
-        paths.find_paths(explained(DRUG, DRUG), facts((DRUG, "is", "a"), ("a", "is", DRUG))) == []
+        reading.find_paths(explained(DRUG, DRUG), facts((DRUG, "is", "a"), ("a", "is", DRUG))) == []
     )
 
 
@@ -133,6 +133,6 @@ def test_paths_of_a_recorded_explanation(
     for place, test in report_head(files).tests.iterrows():
         found = facts_of(files, int(str(place)))
         few = found.head(40).astype({"head_id": str, "tail_id": str})
-        assert [(path.weakest, path.ranks) for path in paths.find_paths(test, few)] == plain_paths(
-            test, few
-        )[: paths.MAX_PATHS]
+        assert [
+            (path.weakest, path.ranks) for path in reading.find_paths(test, few)
+        ] == plain_paths(test, few)[: reading.MAX_PATHS]

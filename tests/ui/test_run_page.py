@@ -9,8 +9,7 @@ from mlflow.entities import Run
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from clew import names
-from clew.runs.reading.lineage import lineage
-from clew.runs.reading.run_files import list_data, list_files, read_by_relation
+from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
 from clew.ui.data.run_page import mlflow_page
 from tests.recorded import MODEL, Recorded
@@ -66,9 +65,9 @@ def test_a_run_that_is_gone(page: Open, many: Recorded) -> None:
     assert len(app.dataframe) == 1, "the table to choose from"
 
 
-def test_the_ranks_are_those_that_were_stored(many: Recorded, tmp_path) -> None:
+def test_the_ranks_are_those_that_were_stored(many: Recorded) -> None:
     run_id = many.runs["fp32 1"]
-    frame = read_by_relation(run_id, "test", tmp_path)
+    frame = read_by_relation(run_id, "test")
     weights = frame["num_queries"]
     mean = (frame[names.MRR] * weights).sum() / weights.sum()
     assert mean == pytest.approx(find_run(run_id).metrics["test/mrr"], rel=1e-5)

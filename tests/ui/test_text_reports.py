@@ -9,13 +9,11 @@ import pytest
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.reading.report_files import report_files
 from clew.runs.reading.reports import read_head
-from clew.runs.reading.texts import read_text_report, windows_of
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import influence_charts, markup
 from clew.ui.data.influence import FactFilter, filter_rows, report_of_upload
-from clew.ui.data.windows import shared_passages
+from clew.ui.data.windows import shared_passages, text_windows
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
 
@@ -35,7 +33,7 @@ def own(recorded: Recorded, tmp_path: Path) -> Recorded:
 
 
 def test_windows_are_in_order_of_their_influence(report: TextInfluenceReport) -> None:
-    windows = windows_of(report)
+    windows = text_windows(report)
     assert len(windows) == report.num_windows
     assert windows["influence"].is_monotonic_decreasing
     assert list(windows["rank"]) == list(range(1, len(windows) + 1))
@@ -45,11 +43,11 @@ def test_windows_are_in_order_of_their_influence(report: TextInfluenceReport) ->
         shares = windows[[column for column in windows if column.startswith(prefix)]]
         assert shares.shape[1] > 1
         assert shares.sum(axis=1).tolist() == pytest.approx(list(windows["influence"]), rel=1e-3)
-    assert windows_of(replace(report, proponents=(), opponents=())).empty
+    assert text_windows(replace(report, proponents=(), opponents=())).empty
 
 
 def test_windows_are_filtered_by_text_and_side(report: TextInfluenceReport) -> None:
-    windows = windows_of(report)
+    windows = text_windows(report)
     found = filter_rows(windows, FactFilter(text="YONDER WINDOW"), ["text"])
     assert len(found) > 0
     assert found["text"].str.contains("yonder window").all()
@@ -79,7 +77,7 @@ def test_marked_text_is_escaped() -> None:
 
 
 def test_places_are_drawn_with_their_sign(report: TextInfluenceReport) -> None:
-    windows = windows_of(report)
+    windows = text_windows(report)
     spec = influence_charts.place_bars(windows, "influence", 1).to_dict()
     (drawn,) = spec["datasets"].values()
     assert [row["sign"] == "helps" for row in drawn] == list(windows["influence"] > 0)
@@ -98,7 +96,7 @@ def test_an_explained_text_is_a_page(
     numbers = {metric.label: metric.value for metric in app.metric}
     assert float(numbers["Loss [nats]"]) == pytest.approx(report.loss, rel=0.01)
     assert numbers["Windows scored"] == str(report.num_windows)
-    windows, table = windows_of(report), app.dataframe[0].value
+    windows, table = text_windows(report), app.dataframe[0].value
     assert list(table["Window"]) == list(windows["window"])
     assert list(table["±"]) == ["▲" if value > 0 else "▼" for value in windows["influence"]]
 
@@ -106,7 +104,7 @@ def test_an_explained_text_is_a_page(
 def test_what_a_window_shares_with_the_text_is_marked(
     page: Open, many: Recorded, report: TextInfluenceReport
 ) -> None:
-    windows = windows_of(report)
+    windows = text_windows(report)
     (place, *_) = windows.index[windows["text"].str.contains(HOSTILE[0], regex=False)]
     window = windows.loc[place]
     text = shown(page("influence", many.uri, run=many.runs["trace text"], fact=str(window["rank"])))
@@ -149,13 +147,13 @@ def broken(content: str, which: str) -> str:
 
 @pytest.mark.parametrize("which", ["version", "entry", "number", "json", "list", "kind"])
 def test_a_broken_explanation_is_a_message(
-    page: Open, own: Recorded, use: Callable[[str], None], tmp_path: Path, which: str
+    page: Open, own: Recorded, use: Callable[[str], None], which: str
 ) -> None:
     use(own.uri)
     path, run_id = own.files("trace text", FILE), own.runs["trace text"]
     path.write_text(broken(path.read_text(), which))
     with pytest.raises(DataError, match=TEXT_INFLUENCE_JSON.replace(".", r"\.")):
-        read_text_report(report_files(run_id, tmp_path))
+        TextInfluenceReport.read(path)
     app = page("influence", own.uri, run=run_id)
     (error,) = app.error
     assert "cannot be shown" in error.value

@@ -22,9 +22,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandsHere:
 
 
 def below_why(job_id: str) -> None:
-    from clew.ui.components import job_view, why
+    from clew.ui.components import answers, job_view
 
-    job_view.show(job_id, progress=why.first_answer, result=why.explanation)
+    job_view.show(job_id, progress=answers.first_answer, result=answers.explanation)
 
 
 def look(job_id: str) -> AppTest:

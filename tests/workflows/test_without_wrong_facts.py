@@ -10,6 +10,7 @@ from clew.config.data import TripleData
 from clew.errors import CheckpointError
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import KnowledgeGraph
+from clew.runs.reading.decisions import wrong_facts_tsv
 from clew.runs.reading.reviews import (
     Fact,
     Review,
@@ -18,7 +19,6 @@ from clew.runs.reading.reviews import (
     read_reviews,
 )
 from clew.runs.reading.runs import find_run
-from clew.runs.reading.wrong_facts import wrong_facts_tsv
 from clew.workflows.evaluate import evaluate
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predicting.predict import predict
@@ -44,7 +44,7 @@ def listed(trained: TrainedStore, wrong: Fact, tmp_path: Path) -> Path:
     traced = tracin(trained.strong, f"{wrong.head},{wrong.relation},{wrong.tail}", {}).run_id
     assert traced is not None
     append_review(Review(traced, wrong, "implausible", "Ada", wrong=(wrong,)))
-    ((origin, reviews),) = by_data(read_reviews(traced).reviews, [find_run(traced)]).items()
+    ((origin, reviews),) = by_data(read_reviews(traced).records, [find_run(traced)]).items()
     path = tmp_path / "wrong_facts.tsv"
     path.write_text(wrong_facts_tsv(reviews, origin), encoding="utf-8")
     return path

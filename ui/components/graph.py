@@ -14,8 +14,16 @@ import pandas as pd
 import streamlit as st
 
 from clew.ui.components import markup, palette
-from clew.ui.data.paths import Position, name_lines, node_labels, positions, short_text
-from clew.ui.data.sharing import NO_KINDS, PLAIN, looks
+from clew.ui.data.sharing import (
+    NO_KINDS,
+    PLAIN,
+    Position,
+    looks,
+    name_lines,
+    node_labels,
+    positions,
+    short_text,
+)
 
 HEIGHT = 440
 MAX_EDGES = 60

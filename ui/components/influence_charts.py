@@ -135,7 +135,7 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
     """Return the influence of training windows over their places in the training text.
 
     Args:
-        windows: Rows as `texts.windows_of` returns them.
+        windows: Rows as `windows.text_windows` returns them.
         column: `influence` or `cosine`.
         selected: Rank of the window that is read.
     """

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.ui.components import address, graph, markup, states, tables
-from clew.ui.data.paths import MAX_STEPS, FactPath, facts_of_paths
+from clew.ui.data.influence import MAX_STEPS, FactPath, facts_of_paths
 
 NUM_DRAWN = 8
 """So many paths are drawn; one further down is drawn beside them when it is selected."""

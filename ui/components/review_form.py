@@ -131,12 +131,12 @@ def earlier(run_id: str, test: pd.Series) -> None:
     triple = fact_of(test).triple
     items = [
         said(each.verdict, each.verdict, each.reviewer or "somebody", each.created, each.comment)
-        for each in latest_of_each(reviews_of(run_id).reviews)
+        for each in latest_of_each(reviews_of(run_id).records)
         if each.test.triple == triple
     ]
     if not items:
         return
-    made = decision_on(triple, decisions_of_all([run_id]).decisions)
+    made = decision_on(triple, decisions_of_all([run_id]).records)
     if made is not None:
         words = f"decided: {made.verdict}"
         items.append(said(made.verdict, words, made.person, made.created, made.comment))

@@ -48,7 +48,7 @@ def bar(run_id: str, tests: pd.DataFrame, place: int) -> None:
     reviewer = sign_in.person() or str(st.session_state.get("reviewer") or "").strip()
     judged = {
         review.test
-        for review in latest_of_each(reviews_of(run_id).reviews)
+        for review in latest_of_each(reviews_of(run_id).records)
         if not reviewer or review.reviewer == reviewer
     }
     facts = {int(str(at)): fact_of(test) for at, test in tests.iterrows()}

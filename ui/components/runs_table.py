@@ -1,4 +1,4 @@
-"""Tables of runs: what is shown of each, and which ones a person has chosen."""
+"""Tables of runs: filters, whose values are in the address, what is shown, what is chosen."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +14,8 @@ from clew.ui.data.runs import (
     RunPage,
     RunQuery,
     RunRecord,
+    choices,
+    experiments,
     headline_key,
     number_of_runs,
     runs_page,
@@ -23,12 +25,80 @@ from clew.ui.data.runs import (
 )
 
 MAX_HEIGHT = 560
+ORDERS = {
+    "newest first": "attributes.start_time DESC",
+    "oldest first": "attributes.start_time ASC",
+    "best validation MRR": "metrics.`valid/mrr` DESC",
+    "fewest bits per byte": "metrics.`valid/bits_per_byte` ASC",
+    "smallest validation MAE": "metrics.`valid/mae` ASC",
+    "fastest epoch": "metrics.`time/epoch_seconds` ASC",
+    "least GPU memory": "metrics.`memory/gpu_peak_allocated_gib` ASC",
+}
+KINDS = (
+    names.KIND_TRAIN,
+    names.KIND_TRACE,
+    names.KIND_EVALUATE,
+    names.KIND_PROMOTE,
+    names.KIND_COMPARE,
+    names.KIND_VALIDATE,
+    names.KIND_TUNE,
+    names.KIND_VALUE,
+)
+STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+ALL = "all"
 NUMBERS = {
     names.TIME_EPOCH_SECONDS: "Epoch [s]",
     names.EXAMPLES_PER_SECOND: "Examples/s",
     names.GPU_PEAK_ALLOCATED_GIB: "GPU [GiB]",
     names.PROCESS_PEAK_GIB: "Process [GiB]",
 }
+
+
+def experiment() -> tuple[str, ...]:
+    """Let a person choose an experiment; return its id, nothing for all of them."""
+    found = {experiment.name: experiment.experiment_id for experiment in experiments()}
+    chosen = st.selectbox(
+        "Experiment",
+        [ALL, *found],
+        key="experiment",
+        bind="query-params",
+        help="A named set of runs.",
+    )
+    return (found[chosen],) if chosen in found else ()
+
+
+def run_query(experiment_ids: tuple[str, ...], *, kinds: bool = True) -> RunQuery:
+    """Let a person narrow the runs down, and return what they want to see."""
+    places = st.columns([2.4, 1.2, 1.3, 1.3, 1.7, 1.2][: 6 if kinds else 5])
+    text = places[0].text_input(
+        "Search",
+        key="search",
+        bind="query-params",
+        type="search",
+        placeholder="part of a name, or a run id",
+    )
+    state = places[1].selectbox("State", [ALL, *STATES], key="state", bind="query-params")
+    variants = [ALL, *choices(experiment_ids, names.TAG_VARIANT)]
+    variant = places[2].selectbox("Variant", variants, key="variant", bind="query-params")
+    datasets = [ALL, *choices(experiment_ids, names.TAG_DATASET)]
+    dataset = places[3].selectbox("Data", datasets, key="data", bind="query-params")
+    order = places[4].selectbox("Order", list(ORDERS), key="order", bind="query-params")
+    kind = names.KIND_TRAIN
+    if kinds:
+        kind = places[5].selectbox("Kind", [ALL, *KINDS], key="kind", bind="query-params")
+    return RunQuery(
+        experiment_ids=experiment_ids,
+        text=text,
+        kind=_unless_all(kind),
+        dataset=_unless_all(dataset),
+        variant=_unless_all(variant),
+        status=STATES.get(state, ""),
+        order_by=ORDERS[order],
+    )
+
+
+def _unless_all(value: str) -> str:
+    return "" if value == ALL else value
 
 
 def frame_of(

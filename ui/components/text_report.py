@@ -27,7 +27,7 @@ from clew.ui.data.influence import FactFilter, filter_rows, value_column
 from clew.ui.data.windows import (
     TextInfluenceReport,
     shared_passages,
-    windows_of,
+    text_windows,
 )
 
 EXCERPT_CHARACTERS = 140
@@ -47,7 +47,7 @@ _WINDOW = (
 
 def show(report: TextInfluenceReport, *, key: str) -> None:
     """Show an explanation; `key` tells it from others."""
-    windows = windows_of(report)
+    windows = text_windows(report)
     card(report, windows)
     numbers(report)
     if windows.empty:

@@ -8,7 +8,6 @@ import streamlit as st
 
 from clew import names
 from clew.config.directions import direction_of
-from clew.runs import store
 from clew.runs.reading.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
@@ -101,7 +100,7 @@ def picked_texts(setting: Setting) -> dict[str, str]:
 # To read so many runs with all they hold takes up to a second: it is done again when another one
 # has finished, or after ten minutes for those that were deleted.
 @st.cache_data(ttl=600, max_entries=8, show_spinner=False)
-def _preset(uri: str, latest: str) -> Preset | None:
+def _preset(latest: str) -> Preset | None:
     found = search_runs(FINISHED, limit=NUM_PRESET_CANDIDATES)
     return find_preset(found.runs, limit=MAX_PRESET_RUNS)
 
@@ -109,7 +108,7 @@ def _preset(uri: str, latest: str) -> Preset | None:
 def preset() -> Preset | None:
     """Return the runs of the preset "FP32 / FP16 / checkpointing" among the latest."""
     latest = runs_page(FINISHED, size=1).runs
-    return _preset(store.tracking_uri(), latest[0].run_id) if latest else None
+    return _preset(latest[0].run_id) if latest else None
 
 
 def reference_of(runs: Sequence[RunRecord]) -> str:

@@ -14,18 +14,40 @@ import streamlit as st
 
 from clew import names
 from clew.errors import DataError
-from clew.runs import store
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.reading.agreement import Agreement, agreement
-from clew.runs.reading.paths import FactPath, find_paths
+from clew.runs.reading.facts import (
+    MAX_STEPS,
+    Agreement,
+    FactPath,
+    agreement,
+    answer,
+    evidence,
+    facts_of_paths,
+    find_paths,
+    place_text,
+    scored,
+    summary,
+)
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.validations import find_validation_of_report
-from clew.runs.reading.wording import scored
 from clew.runs.validation_record import ValidationSummary
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
-__all__ = ["Agreement", "ReportFiles", "ReportHead", "agreement", "scored"]
+__all__ = [
+    "MAX_STEPS",
+    "Agreement",
+    "FactPath",
+    "ReportFiles",
+    "ReportHead",
+    "agreement",
+    "answer",
+    "evidence",
+    "facts_of_paths",
+    "place_text",
+    "scored",
+    "summary",
+]
 
 NUM_TRACE_RUNS = 200
 Side = Literal["all", "proponents", "opponents"]
@@ -41,7 +63,8 @@ def trace_runs() -> list[RunRecord]:
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
-def _files(uri: str, run_id: str) -> ReportFiles:
+def report_of_run(run_id: str) -> ReportFiles:
+    """Return the files of a trace run's report."""
     return report_files(run_id, _copies_folder())
 
 
@@ -63,11 +86,6 @@ def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
         return facts
     of = f" of {len(head.runs)}"
     return facts.assign(agreement=facts["runs_agreeing"].astype(int).astype(str) + of)
-
-
-def report_of_run(run_id: str) -> ReportFiles:
-    """Return the files of a trace run's report."""
-    return _files(store.tracking_uri(), run_id)
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
@@ -116,7 +134,7 @@ def report_head(files: ReportFiles) -> ReportHead:
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def _validation(
-    uri: str, source_run: str, settings: dict[str, Any], ensemble: tuple[str, ...]
+    source_run: str, settings: dict[str, Any], ensemble: tuple[str, ...]
 ) -> ValidationSummary | None:
     return find_validation_of_report(source_run, settings, ensemble=ensemble)
 
@@ -125,8 +143,7 @@ def with_validation(head: ReportHead) -> ReportHead:
     """Return a report's head with what is known by now of such explanations of its model."""
     if head.validation is not None or not head.run_id:
         return head
-    found = _validation(store.tracking_uri(), head.run_id, dict(head.settings), head.runs)
-    return replace(head, validation=found)
+    return replace(head, validation=_validation(head.run_id, dict(head.settings), head.runs))
 
 
 def triple_at(head: ReportHead, index: int) -> pd.Series:

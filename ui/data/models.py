@@ -1,13 +1,9 @@
 """Registered models for the pages, and the commands that promote."""
 
-import tempfile
-from pathlib import Path
-
 import streamlit as st
 
 from clew import names
 from clew.errors import ClewError, TrackingError
-from clew.runs import store
 from clew.runs.reading.models import (
     Entry,
     ModelNames,
@@ -27,50 +23,52 @@ from clew.ui.data.runs import store_exists
 __all__ = ["Entry", "ModelNames", "RegisteredModel", "Version", "complete"]
 
 
-@st.cache_data(ttl=5, max_entries=8, show_spinner=False)
-def _models(uri: str) -> list[RegisteredModel]:
+@st.cache_data(ttl=5, show_spinner=False)
+def _models() -> list[RegisteredModel]:
     return list_models()
 
 
 @st.cache_data(ttl=5, max_entries=64, show_spinner=False)
-def _versions(uri: str, model: RegisteredModel) -> list[Version]:
+def versions(model: RegisteredModel) -> list[Version]:
+    """Return a model's versions, the latest first."""
     return list_versions(model)
 
 
 # One vocabulary may hold a hundred thousand names: shared by all sessions, not copied.
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _vocabulary(uri: str, run_id: str) -> ModelNames:
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        return read_vocabulary(run_id, Path(folder))
+def vocabulary(run_id: str) -> ModelNames:
+    """Return the names that a run's model knows."""
+    return read_vocabulary(run_id)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _version_vocabulary(uri: str, model: RegisteredModel, version: int) -> ModelNames:
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        return read_version_vocabulary(model, version, Path(folder))
+def champion_vocabulary(model: RegisteredModel) -> ModelNames:
+    """Return the names that the champion knows.
+
+    Raises:
+        TrackingError: there is no champion, or its files are gone.
+        DataError: the files are not what they should be.
+    """
+    if model.champion is None:
+        raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
+    return read_version_vocabulary(model, model.champion)
 
 
 # A version's triples never change; another version is another model to them.
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _examples(uri: str, model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
-    with tempfile.TemporaryDirectory(prefix="clew-examples-") as folder:
-        return read_examples(model, version, Path(folder))
+def _examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
+    return read_examples(model, version)
 
 
 def models() -> list[RegisteredModel]:
     """Return the registered models."""
-    return _models(store.tracking_uri()) if store_exists() else []
-
-
-def versions(model: RegisteredModel) -> list[Version]:
-    """Return a model's versions, the latest first."""
-    return _versions(store.tracking_uri(), model)
+    return _models() if store_exists() else []
 
 
 def forget() -> None:
     """Read the registry again next time, after a promotion."""
     _models.clear()
-    _versions.clear()
+    versions.clear()
 
 
 def champion(model: RegisteredModel) -> Version | None:
@@ -97,23 +95,6 @@ def champion_uri(model: RegisteredModel) -> str:
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 
-def vocabulary(run_id: str) -> ModelNames:
-    """Return the names that a run's model knows."""
-    return _vocabulary(store.tracking_uri(), run_id)
-
-
-def champion_vocabulary(model: RegisteredModel) -> ModelNames:
-    """Return the names that the champion knows.
-
-    Raises:
-        TrackingError: there is no champion, or its files are gone.
-        DataError: the files are not what they should be.
-    """
-    if model.champion is None:
-        raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
-    return _version_vocabulary(store.tracking_uri(), model, model.champion)
-
-
 def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
     """Return questions to begin with, each about what the champion was trained on.
 
@@ -123,7 +104,7 @@ def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
     if model.champion is None:
         return []
     try:
-        found = _examples(store.tracking_uri(), model, model.champion)
+        found = _examples(model, model.champion)
     except ClewError:
         return []
     hidden = (("tail",), ("head",), ())

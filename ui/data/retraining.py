@@ -1,7 +1,6 @@
 """A run's configuration, trained again without the facts that count as wrong; what that changed."""
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,8 +54,7 @@ def train_without(run: RunRecord, listed: str, *, person: str = "") -> Job:
         DataError: the run left facts out itself, and their list cannot be read.
         UsageError: too many commands are running.
     """
-    with tempfile.TemporaryDirectory(prefix="clew-config-") as folder:
-        config = read_config(run.run_id, Path(folder))
+    config = read_config(run.run_id)
     data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
     data["exclude"] = str(_kept(listed, data.get("exclude")))
     title = f"{(run.name or run.run_id[:8]).removesuffix(SUFFIX)}{SUFFIX}"

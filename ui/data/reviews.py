@@ -2,22 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pandas as pd
 import streamlit as st
 
 from clew import names
 from clew.errors import DataError
-from clew.runs import store
 from clew.runs.reading.decisions import (
     CHOICES,
     Decision,
-    Decisions,
+    WrongFact,
     append_decision,
     decision_on,
     decisions_csv,
     read_decisions,
     settled,
+    wrong_facts,
+    wrong_facts_tsv,
 )
 from clew.runs.reading.disagreements import (
     Disagreement,
@@ -25,11 +27,11 @@ from clew.runs.reading.disagreements import (
     find_disagreements,
     reviewer_agreement,
 )
+from clew.runs.reading.records import Kept
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
     Review,
-    Reviews,
     Verdict,
     VerdictCount,
     append_review,
@@ -39,7 +41,6 @@ from clew.runs.reading.reviews import (
     read_reviews,
     reviews_csv,
 )
-from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
 NUM_LATEST = 50
 NUM_PER_PAGE = 200
 MAX_CACHED = 1024
+Said = TypeVar("Said", Review, Decision)
 
 
 def explains_triples(run: RunRecord) -> bool:
@@ -95,41 +97,35 @@ def reviewable_runs() -> list[RunRecord]:
 
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def _reviews(uri: str, run_id: str) -> Reviews:
+def reviews_of(run_id: str) -> Kept[Review]:
+    """Return the reviews of a run."""
     return read_reviews(run_id)
 
 
-def reviews_of(run_id: str) -> Reviews:
-    """Return the reviews of a run."""
-    return _reviews(store.tracking_uri(), run_id)
-
-
-def reviews_of_all(run_ids: Sequence[str]) -> Reviews:
+def reviews_of_all(run_ids: Sequence[str]) -> Kept[Review]:
     """Return the reviews of several runs together."""
-    found = [reviews_of(run_id) for run_id in run_ids]
-    return Reviews(
-        tuple(review for reviews in found for review in reviews.reviews),
-        tuple(problem for reviews in found for problem in reviews.problems),
+    return _together([reviews_of(run_id) for run_id in run_ids])
+
+
+def _together(found: Sequence[Kept[Said]]) -> Kept[Said]:
+    return Kept(
+        tuple(record for kept in found for record in kept.records),
+        tuple(problem for kept in found for problem in kept.problems),
     )
 
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def _decisions(uri: str, run_id: str) -> Decisions:
+def _decisions(run_id: str) -> Kept[Decision]:
     return read_decisions(run_id)
 
 
-def decisions_of_all(run_ids: Sequence[str]) -> Decisions:
+def decisions_of_all(run_ids: Sequence[str]) -> Kept[Decision]:
     """Return what was decided about the reviews of several runs; one without reviews has nothing.
 
     Raises:
         TrackingError: a run is gone or cannot be read.
     """
-    reviewed = [run_id for run_id in run_ids if reviews_of(run_id).reviews]
-    found = [_decisions(store.tracking_uri(), run_id) for run_id in reviewed]
-    return Decisions(
-        tuple(decision for decisions in found for decision in decisions.decisions),
-        tuple(problem for decisions in found for problem in decisions.problems),
-    )
+    return _together([_decisions(run_id) for run_id in run_ids if reviews_of(run_id).records])
 
 
 def add_decision(
@@ -147,13 +143,12 @@ def add_decision(
     Raises:
         UsageError: nobody disagrees about it any more, or nobody is named.
     """
-    uri = store.tracking_uri()
     for run in runs:
-        _reviews.clear(uri, run.run_id)
-        _decisions.clear(uri, run.run_id)
+        reviews_of.clear(run.run_id)
+        _decisions.clear(run.run_id)
     ids = [run.run_id for run in runs]
-    reviews = reviews_of_all(ids).reviews
-    found = find_disagreements(reviews, decisions_of_all(ids).decisions, runs)
+    reviews = reviews_of_all(ids).records
+    found = find_disagreements(reviews, decisions_of_all(ids).records, runs)
     about = next((each for each in found if each.key == key), None)
     if about is None:
         raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")
@@ -167,14 +162,14 @@ def add_decision(
         review_ids=tuple(opinion.review.review_id for opinion in about.opinions),
     )
     written = append_decision(decision, reviews, earlier=about.decisions)
-    _decisions.clear(uri, written.run_id)
+    _decisions.clear(written.run_id)
     return written
 
 
 def add_review(review: Review) -> Review:
     """Write a review to its run."""
     written = append_review(review)
-    _reviews.clear(store.tracking_uri(), review.run_id)
+    reviews_of.clear(review.run_id)
     return written
 
 

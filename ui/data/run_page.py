@@ -1,8 +1,6 @@
 """One run for its page: its curves, files, data, log, and what it has to do with other runs."""
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pandas as pd
@@ -11,11 +9,12 @@ import streamlit as st
 from clew import names
 from clew.config.directions import direction_of
 from clew.runs import store
-from clew.runs.reading.lineage import Lineage, lineage
 from clew.runs.reading.metrics import pick_values, run_histories
-from clew.runs.reading.run_files import (
+from clew.runs.reading.run_details import (
+    Lineage,
     RunData,
     RunFile,
+    lineage,
     list_data,
     list_files,
     read_by_relation,
@@ -41,40 +40,39 @@ class MlflowPage:
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=32, show_spinner=False)
-def _curves(uri: str, run: RunRecord) -> dict[str, pd.DataFrame]:
+def curves_of(run: RunRecord) -> dict[str, pd.DataFrame]:
+    """Return the curves of all metrics, by key: rows `run_id, step, seconds, value`."""
     return run_histories(run)
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
-def _files(uri: str, run_id: str) -> list[RunFile]:
+def files_of(run_id: str) -> list[RunFile]:
+    """Return a run's files, by path."""
     return list_files(run_id)
 
 
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False)
-def _data(uri: str, run_id: str) -> list[RunData]:
+def data_of(run_id: str) -> list[RunData]:
+    """Return the data sets that a run read."""
     return list_data(run_id)
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
-def _lineage(uri: str, run: RunRecord) -> Lineage:
+def lineage_of(run: RunRecord) -> Lineage:
+    """Return where the run comes from and what came of it."""
     return lineage(run)
 
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
-def _by_relation(uri: str, run_id: str, split: str) -> pd.DataFrame:
-    with tempfile.TemporaryDirectory(prefix="clew-ranks-") as folder:
-        return read_by_relation(run_id, split, Path(folder))
+def by_relation(run_id: str, split: str) -> pd.DataFrame:
+    """Return the quality of each side of each relation, the most frequent relation first."""
+    order = ["num_queries", "label", "side"]
+    return read_by_relation(run_id, split).sort_values(order, ascending=[False, True, True])
 
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
-def _log(uri: str, run_id: str) -> str:
-    with tempfile.TemporaryDirectory(prefix="clew-log-") as folder:
-        return read_log(run_id, Path(folder))
-
-
-def curves_of(run: RunRecord) -> dict[str, pd.DataFrame]:
-    """Return the curves of all metrics, by key: rows `run_id, step, seconds, value`."""
-    return _curves(store.tracking_uri(), run)
+def _log(run_id: str) -> str:
+    return read_log(run_id)
 
 
 def metric_table(run: RunRecord) -> pd.DataFrame:
@@ -91,37 +89,15 @@ def metric_table(run: RunRecord) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=["last", "best", "trend", "values"])
 
 
-def files_of(run: RunRecord) -> list[RunFile]:
-    """Return the run's files, by path."""
-    return _files(store.tracking_uri(), run.run_id)
-
-
-def data_of(run: RunRecord) -> list[RunData]:
-    """Return the data sets that the run read."""
-    return _data(store.tracking_uri(), run.run_id)
-
-
-def lineage_of(run: RunRecord) -> Lineage:
-    """Return where the run comes from and what came of it."""
-    return _lineage(store.tracking_uri(), run)
-
-
-def by_relation(run: RunRecord, split: str) -> pd.DataFrame:
-    """Return the quality of each side of each relation, the most frequent relation first."""
-    frame = _by_relation(store.tracking_uri(), run.run_id, split)
-    return frame.sort_values(["num_queries", "label", "side"], ascending=[False, True, True])
-
-
-def log_of(run: RunRecord) -> str:
-    """Return what the run said; empty if it keeps no log."""
-    if not any(file.path == names.ARTIFACT_LOG for file in files_of(run)):
-        return ""
-    return _log(store.tracking_uri(), run.run_id)
+def log_of(run_id: str) -> str:
+    """Return what a run said; empty if it keeps no log."""
+    kept = any(file.path == names.ARTIFACT_LOG for file in files_of(run_id))
+    return _log(run_id) if kept else ""
 
 
 def repeating_commands(run: RunRecord) -> str:
     """Return the commands that make such a run again; empty where it keeps no configuration."""
-    if not any(file.path == names.ARTIFACT_CONFIG_YAML for file in files_of(run)):
+    if not any(file.path == names.ARTIFACT_CONFIG_YAML for file in files_of(run.run_id)):
         return ""
     folder = f"run-{run.run_id[:8]}"
     return (

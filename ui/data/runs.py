@@ -1,6 +1,6 @@
 """Runs for the pages: cached searches, and the overview's numbers and rows.
 
-What is cached here is kept by the store's address, `uri`: it is part of the key alone.
+The dashboard has one store as long as it runs, so nothing is cached by the store's address.
 """
 
 from collections.abc import Sequence
@@ -52,40 +52,40 @@ class Counts:
     failed: int
 
 
-@st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
-def _experiments(uri: str) -> list[Experiment]:
+@st.cache_data(ttl=SECONDS_FRESH, show_spinner=False)
+def _experiments() -> list[Experiment]:
     return list_experiments()
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
-def _page(uri: str, query: RunQuery, offset: int, limit: int) -> RunPage:
+def _page(query: RunQuery, offset: int, limit: int) -> RunPage:
     return search_runs(query, offset=offset, limit=limit)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _last_count(uri: str, query: RunQuery) -> list[int]:
+def _last_count(query: RunQuery) -> list[int]:
     """Return a place for the number of runs when they were last counted."""
     return [0]
 
 
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
-def _count(uri: str, query: RunQuery) -> int:
-    last = _last_count(uri, query)
+def _count(query: RunQuery) -> int:
+    last = _last_count(query)
     if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
-        last[0] = _last_count(uri, RunQuery(query.experiment_ids))[0]  # most runs are trainings
+        last[0] = _last_count(RunQuery(query.experiment_ids))[0]  # most runs are trainings
     last[0] = count_runs(query, near=last[0])
     return last[0]
 
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
-def _runs(uri: str, run_ids: tuple[str, ...]) -> list[RunRecord]:
+def _runs(run_ids: tuple[str, ...]) -> list[RunRecord]:
     return find_runs(run_ids)
 
 
 # `last`: ids and last values. To hash all that the runs hold takes longer than to read the curves.
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
 def _histories(
-    uri: str, _runs: Sequence[RunRecord], last: tuple[tuple[str, float | None], ...], key: str
+    _runs: Sequence[RunRecord], last: tuple[tuple[str, float | None], ...], key: str
 ) -> pd.DataFrame:
     return metric_histories(_runs, key)
 
@@ -107,14 +107,14 @@ def connect() -> None:
 
 def experiments() -> list[Experiment]:
     """Return the experiments, the latest first."""
-    return _experiments(store.tracking_uri()) if store_exists() else []
+    return _experiments() if store_exists() else []
 
 
 def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPage:
     """Return one page of runs, counted from 0."""
     if not store_exists():
         return RunPage((), 0, False)
-    return _page(store.tracking_uri(), query, page * size, size)
+    return _page(query, page * size, size)
 
 
 def has_runs() -> bool:
@@ -124,12 +124,12 @@ def has_runs() -> bool:
 
 def number_of_runs(query: RunQuery) -> int:
     """Return how many runs match."""
-    return _count(store.tracking_uri(), query) if store_exists() else 0
+    return _count(query) if store_exists() else 0
 
 
 def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
     """Return runs in the order given; those that are gone are left out."""
-    return _runs(store.tracking_uri(), tuple(run_ids)) if run_ids and store_exists() else []
+    return _runs(tuple(run_ids)) if run_ids and store_exists() else []
 
 
 def run_by_id(run_id: str) -> RunRecord | None:
@@ -140,7 +140,7 @@ def run_by_id(run_id: str) -> RunRecord | None:
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
     """Return the curves of a metric, see `clew.runs.reading.metrics.metric_histories`."""
     last = tuple((run.run_id, run.metrics.get(key)) for run in runs)
-    return _histories(store.tracking_uri(), runs, last, key)
+    return _histories(runs, last, key)
 
 
 def counts(experiment_ids: tuple[str, ...]) -> Counts:
@@ -208,12 +208,12 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
 
 
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False, refresh_mode="background")
-def _tag_values(uri: str, experiment_ids: tuple[str, ...], tag: str) -> set[str]:
+def _tag_values(experiment_ids: tuple[str, ...], tag: str) -> set[str]:
     found = values_of_tag(experiment_ids, tag)
     if found is not None:
         return found
     pages = [  # the first one is shown anyway
-        _page(uri, RunQuery(experiment_ids), offset, PAGE_SIZE)
+        _page(RunQuery(experiment_ids), offset, PAGE_SIZE)
         for offset in range(0, NUM_RECENT, PAGE_SIZE)
     ]
     return {run.tags.get(tag, "") for page in pages for run in page.runs}
@@ -223,4 +223,4 @@ def choices(experiment_ids: tuple[str, ...], tag: str) -> list[str]:
     """Return the values that a tag has, for filters: of all runs, or of a server's latest ones."""
     if not store_exists():
         return []
-    return sorted(filter(None, _tag_values(store.tracking_uri(), experiment_ids, tag)))
+    return sorted(filter(None, _tag_values(experiment_ids, tag)))

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from clew.runs import store
 from clew.runs.reading.saved_views import (
     SavedView,
     SavedViews,
@@ -16,14 +15,10 @@ from clew.runs.reading.saved_views import (
 __all__ = ["SavedView", "SavedViews"]
 
 
-@st.cache_data(ttl=5, max_entries=16, show_spinner=False)
-def _views(uri: str) -> SavedViews:
-    return list_views()
-
-
+@st.cache_data(ttl=5, show_spinner=False)
 def views() -> SavedViews:
     """Return all saved views."""
-    return _views(store.tracking_uri())
+    return list_views()
 
 
 def save(name: str, parameters: Mapping[str, str], person: str, *, replaces: str) -> None:
@@ -31,7 +26,7 @@ def save(name: str, parameters: Mapping[str, str], person: str, *, replaces: str
     try:
         save_view(name, parameters, person, replaces=replaces)
     finally:
-        _views.clear(store.tracking_uri())
+        views.clear()
 
 
 def delete(name: str) -> None:
@@ -39,4 +34,4 @@ def delete(name: str) -> None:
     try:
         delete_view(name)
     finally:
-        _views.clear(store.tracking_uri())
+        views.clear()

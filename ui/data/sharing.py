@@ -1,4 +1,4 @@
-"""Explanations for others: kinds of entities, a page to mail, a TRAPI message."""
+"""Explanations for the eye and for others: places and kinds of entities, a page to mail, TRAPI."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -7,22 +7,34 @@ import pandas as pd
 
 from clew import names
 from clew.errors import ClewError
-from clew.runs.reading.layout import PLAIN, looks
+from clew.runs.reading.layout import (
+    PLAIN,
+    Position,
+    looks,
+    name_lines,
+    node_labels,
+    positions,
+    short_text,
+)
 from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
-from clew.ui.data.influence import ReportHead
+from clew.ui.data.influence import FactPath, ReportHead
 from clew.ui.data.models import vocabulary
-from clew.ui.data.paths import FactPath
 from clew.ui.data.reviews import decision_on, decisions_of_all, reviews_of
 from clew.ui.data.runs import run_by_id
 
 __all__ = [
     "NO_KINDS",
     "PLAIN",
+    "Position",
     "SharedExplanation",
     "html_report",
     "looks",
+    "name_lines",
+    "node_labels",
+    "positions",
+    "short_text",
     "trapi_json",
 ]
 
@@ -48,7 +60,7 @@ def shared(
     run = run_by_id(run_id)
     source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
     triple = triple_of(test)
-    reviews = reviews_of(run_id).reviews if run else ()
+    reviews = reviews_of(run_id).records if run else ()
     return SharedExplanation(
         test,
         facts,
@@ -58,5 +70,5 @@ def shared(
         run_by_id(source),
         kinds=kinds_of(head),
         reviews=tuple(review for review in reviews if review.test.triple == triple),
-        decision=decision_on(triple, decisions_of_all([run_id]).decisions) if run else None,
+        decision=decision_on(triple, decisions_of_all([run_id]).records) if run else None,
     )

@@ -1,10 +1,8 @@
 """Studies for the pages: claims beside measurements, and configurations to plan for."""
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -15,7 +13,6 @@ from clew.config.loss import EntityLoss
 from clew.config.presets import presets
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
-from clew.runs import store
 from clew.runs.reading.studies import ClaimResult, StudyResult, read_study, shipped_studies
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
@@ -34,21 +31,20 @@ def studies() -> list[StudyResult]:
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
     latest: dict[tuple[str, str], StudyResult] = {}
     for run in runs:
-        found = _study(store.tracking_uri(), run.run_id) if run.status == "FINISHED" else None
+        found = _study(run.run_id) if run.status == "FINISHED" else None
         if found is not None and found.claims:
             latest.setdefault((found.study, found.machine), found)
     return list(latest.values()) or shipped_studies()
 
 
 @st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")
-def _study(uri: str, run_id: str) -> StudyResult | None:
+def _study(run_id: str) -> StudyResult | None:
     """Return a study, or None for a comparison of another kind, which has no report."""
-    with tempfile.TemporaryDirectory(prefix="clew-study-") as folder:
-        try:
-            return read_study(run_id, Path(folder))
-        except ClewError as error:
-            logger.info("%s", error)
-            return None
+    try:
+        return read_study(run_id)
+    except ClewError as error:
+        logger.info("%s", error)
+        return None
 
 
 def claims_frame(found: list[StudyResult]) -> pd.DataFrame:

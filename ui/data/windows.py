@@ -3,12 +3,12 @@
 import pandas as pd
 import streamlit as st
 
+from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.texts import read_text_report, windows_of
-from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
+from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
 from clew.ui.data.influence import Identity
 
-__all__ = ["SequenceInfluenceReport", "TextInfluenceReport", "windows_of"]
+__all__ = ["SequenceInfluenceReport", "TextInfluenceReport"]
 
 MIN_SHARED_CHARACTERS = 8
 Passage = tuple[int, int]
@@ -16,12 +16,46 @@ Passage = tuple[int, int]
 
 @st.cache_resource(max_entries=16, show_spinner="Reading the explanation …")
 def _report(_files: ReportFiles, identity: Identity) -> TextInfluenceReport:
-    return read_text_report(_files)
+    assert _files.text is not None
+    return TextInfluenceReport.read(_files.text)
 
 
 def text_report_of(files: ReportFiles) -> TextInfluenceReport:
     """Return the explanation of a text."""
     return _report(files, files.identity)
+
+
+def text_windows(report: TextInfluenceReport) -> pd.DataFrame:
+    """Return the training windows behind a text, most helpful first.
+
+    Columns: `rank` from 1, `influence`, `text`, `window` (its number), `first_token` and
+    `last_token` (its place in the packed corpus), `cosine` where the report has it, and `part_*`
+    and `checkpoint_*`.
+    """
+    entries = (*report.proponents, *reversed(report.opponents))
+    frame = pd.DataFrame([_row(entry, report) for entry in entries])
+    if frame.empty:
+        return pd.DataFrame(columns=["rank", "influence", "text", "window", "first_token"])
+    frame = frame.sort_values("influence", ascending=False, kind="stable", ignore_index=True)
+    frame.insert(0, "rank", range(1, len(frame) + 1))
+    return frame
+
+
+def _row(entry: TextWindow, report: TextInfluenceReport) -> dict[str, object]:
+    row: dict[str, object] = {
+        "influence": entry.influence,
+        "text": entry.text,
+        "window": entry.window,
+        "first_token": entry.first_token,
+    }
+    length = report.settings.get("window")
+    if isinstance(length, int):
+        row["last_token"] = entry.first_token + length - 1
+    if entry.cosine is not None:
+        row["cosine"] = entry.cosine
+    row |= {PART_PREFIX + part: value for part, value in entry.by_part.items()}
+    steps = zip(report.steps, entry.by_checkpoint, strict=False)
+    return row | {f"{CHECKPOINT_PREFIX}{step}": value for step, value in steps}
 
 
 def sequence_windows(report: SequenceInfluenceReport) -> pd.DataFrame:

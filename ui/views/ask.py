@@ -17,7 +17,6 @@ from clew.ui.components import (
     markup,
     sign_in,
     states,
-    why,
 )
 from clew.ui.data import jobs, models, questions
 from clew.ui.data.models import ModelNames, RegisteredModel
@@ -135,9 +134,9 @@ def _reasons(explain: answers.Explain) -> None:
         st.header("Why?", anchor=False)
         meant = _meant()
         if jobs.find(why_id) is None and meant is not None:
-            why.explain_again(meant, explain)
+            answers.explain_again(meant, explain)
         else:
-            job_view.show(why_id, progress=why.first_answer, result=why.explanation)
+            job_view.show(why_id, progress=answers.first_answer, result=answers.explanation)
 
 
 def _meant() -> Why | None:

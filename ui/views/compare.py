@@ -12,7 +12,6 @@ from clew.ui.components import (
     comparison_table,
     glossary,
     markup,
-    run_filters,
     runs_table,
     states,
     view_controls,
@@ -60,7 +59,7 @@ def _choose(runs: Sequence[RunRecord]) -> None:
     """Let a person choose runs: by the preset, or from the table of all."""
     compare_controls.preset_button(preset())
     with st.expander("Choose runs", expanded=not runs):
-        query = run_filters.run_query(run_filters.experiment(), kinds=False)
+        query = runs_table.run_query(runs_table.experiment(), kinds=False)
         ticked = runs_table.choose(query, key="compare")
         if ticked is not None:
             compare_controls.take_over(ticked, [run.run_id for run in runs])

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from clew import names
-from clew.ui.components import links, live, markup, run_filters, runs_table, states
+from clew.ui.components import links, live, markup, runs_table, states
 from clew.ui.data.runs import counts, has_runs, runs_by_id
 
 
@@ -17,11 +17,11 @@ def render() -> None:
             states.empty_store()
             return
         with experiment:
-            experiment_ids = run_filters.experiment()
+            experiment_ids = runs_table.experiment()
         _numbers(experiment_ids)
         live.section(experiment_ids)
         st.header("Runs", anchor=False)
-        query = run_filters.run_query(experiment_ids)
+        query = runs_table.run_query(experiment_ids)
         chosen = runs_table.choose(query, key="overview", trends=True)
         if chosen is not None:
             _actions(chosen)

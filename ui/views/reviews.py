@@ -68,7 +68,7 @@ def render() -> None:
                 )
         for problem in found.problems:
             states.warning(f"A review is left out: {problem}")
-        if not found.reviews:
+        if not found.records:
             states.nothing(
                 "No reviews yet",
                 "Open an explanation on the page Influence, choose Review, and say whether its "
@@ -81,17 +81,17 @@ def render() -> None:
         decided = decisions_of_all([run.run_id for run in runs])
         for problem in decided.problems:
             states.warning(f"A decision is left out: {problem}")
-        latest = latest_of_each(found.reviews)
-        _summary(latest, decided.decisions, chosen)
+        latest = latest_of_each(found.records)
+        _summary(latest, decided.records, chosen)
         with states.guarded("The disagreements"):
-            _disagreements(decided.decisions, runs, ids)
-        _table(list(found.reviews), chosen)
+            _disagreements(decided.records, runs, ids)
+        _table(list(found.records), chosen)
         spoken = {fact.triple for each in latest for fact in (*each.wrong, *each.convincing)}
         _wrong(
             latest,
             [
                 each
-                for each in decided.decisions
+                for each in decided.records
                 if each.run_id in ids or each.triple.triple in spoken
             ],
             runs,
@@ -134,7 +134,7 @@ def _disagreements(
     decisions: Sequence[Decision], runs: Sequence[RunRecord], chosen: Sequence[str]
 ) -> None:
     """List what reviewers of the chosen runs disagree about, and let a person decide."""
-    reviews = reviews_of_all([run.run_id for run in runs]).reviews
+    reviews = reviews_of_all([run.run_id for run in runs]).records
     found = [
         each
         for each in find_disagreements(reviews, decisions, runs)

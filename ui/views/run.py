@@ -3,7 +3,7 @@
 import streamlit as st
 
 from clew import names
-from clew.ui.components import address, links, markup, run_filters, run_report, runs_table, states
+from clew.ui.components import address, links, markup, run_report, runs_table, states
 from clew.ui.data.run_page import (
     by_relation,
     curves_of,
@@ -39,7 +39,7 @@ def render() -> None:
 
 def _choose() -> None:
     """Let a person choose a run."""
-    query = run_filters.run_query(run_filters.experiment())
+    query = runs_table.run_query(runs_table.experiment())
     chosen = runs_table.choose(query, key="run", several=False)
     if chosen:
         address.write("id", chosen[0])
@@ -51,7 +51,7 @@ def _run(run: RunRecord) -> None:
     _actions(run)
     left, right = st.columns([1, 1.15], gap="large")
     with left, states.guarded("What the run is"):
-        run_report.summary(run, data_of(run))
+        run_report.summary(run, data_of(run.run_id))
     with right, states.guarded("Its commands"):
         run_report.commands(run, repeating_commands(run), mlflow_page(run))
     st.header("Metrics", anchor=False)
@@ -65,14 +65,14 @@ def _run(run: RunRecord) -> None:
         run_report.relatives(lineage_of(run))
     with right, states.guarded("Its files"):
         st.header("Files", anchor=False)
-        run_report.files(files_of(run))
+        run_report.files(files_of(run.run_id))
     left, right = st.columns(2, gap="large")
     with left, states.guarded("The configuration"):
         st.header("Configuration", anchor=False)
         run_report.configuration(run)
     with right, states.guarded("The log"):
         st.header("Log", anchor=False)
-        run_report.log(log_of(run))
+        run_report.log(log_of(run.run_id))
 
 
 def _actions(run: RunRecord) -> None:
@@ -89,11 +89,11 @@ def _actions(run: RunRecord) -> None:
 
 def _relations(run: RunRecord) -> None:
     """Show the quality by relation, where an evaluation of triples recorded it."""
-    splits = splits_by_relation(files_of(run))
+    splits = splits_by_relation(files_of(run.run_id))
     if not splits:
         return
     st.header("Ranks by relation", anchor=False)
     split = splits[0]
     if len(splits) > 1:
         split = st.segmented_control("Split", splits, default=split, required=True, key="split")
-    run_report.relations(by_relation(run, split))
+    run_report.relations(by_relation(run.run_id, split))

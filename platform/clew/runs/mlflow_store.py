@@ -39,9 +39,8 @@ from clew.runs.messages import (
     Params,
     Tags,
 )
+from clew.runs.observers import RunLog, SystemMetrics
 from clew.runs.opening import connect, open_run
-from clew.runs.run_log import RunLog
-from clew.runs.system_metrics import SystemMetrics
 
 logger = logging.getLogger(__name__)
 

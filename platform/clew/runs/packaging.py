@@ -8,7 +8,7 @@ Requests and answers are described in MLflow's words, for each task.
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -65,7 +65,7 @@ def save_servable(
             python_model=str(code),
             artifacts={"model": str(source)},
             code_paths=[str(package)],
-            signature=SIGNATURES[task](),
+            signature=_signature(task),
             input_example=_frame([example]),
             pip_requirements=[
                 f"{name}=={_public_version(name)}" for name in (*PACKAGES, *MORE.get(task, ()))
@@ -122,84 +122,41 @@ def _pyfunc() -> Iterator[ModuleType]:
         yield pyfunc
 
 
-def _queries() -> Any:
-    """A row is a query with its answers."""
+def _signature(task: str) -> Any:
+    """Return what rows, answers and parameters of a task's models are, in MLflow's words."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, Object, Property
 
-    def optional(name: str, kind: DataType) -> Property:
-        return Property(name, kind, required=False)
+    text, whole, real, truth = DataType.string, DataType.long, DataType.double, DataType.boolean
 
-    answer = Object(
-        [
-            Property("rank", DataType.long),
-            optional("head", DataType.string),
-            optional("tail", DataType.string),
-            Property("label", DataType.string),
-            Property("score", DataType.double),
-            optional("probability", DataType.double),
-            optional("known", DataType.boolean),
-        ]
-    )
-    ends = [ColSpec(DataType.string, name, required=False) for name in ("head", "tail")]
-    relation = ColSpec(DataType.string, "relation")
-    said = [
-        ColSpec(DataType.long, "num_known", required=False),
-        ColSpec(DataType.string, "warning", required=False),
-    ]
-    return ModelSignature(
-        inputs=Schema([ends[0], relation, ends[1]]),
-        outputs=Schema([ends[0], relation, ends[1], *said, ColSpec(Array(answer), "answers")]),
-        params=ParamSchema(
+    def optional(kind: Any, name: str) -> ColSpec:
+        return ColSpec(kind, name, required=False)
+
+    if task == names.TASK_LINK_PREDICTION:  # a query with its answers
+        answer = Object(
             [
-                ParamSpec("top_k", DataType.long, 10),
-                ParamSpec("filter_known", DataType.boolean, False),
+                Property("rank", whole),
+                Property("head", text, required=False),
+                Property("tail", text, required=False),
+                Property("label", text),
+                Property("score", real),
+                Property("probability", real, required=False),
+                Property("known", truth, required=False),
             ]
-        ),
-    )
-
-
-def _prompts() -> Any:
-    """A row is a prompt; its answer is the text that follows."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-
-    return ModelSignature(
-        inputs=Schema([ColSpec(DataType.string, "prompt")]),
-        outputs=Schema([ColSpec(DataType.string, "text")]),
-        params=ParamSchema(
-            [
-                ParamSpec("max_tokens", DataType.long, 200),
-                ParamSpec("temperature", DataType.double, 1.0),
-                ParamSpec("top_p", DataType.double, 1.0),
-                ParamSpec("seed", DataType.long, 0),
-            ]
-        ),
-    )
-
-
-def _windows() -> Any:
-    """A row is a window of frames; its answer is a value with an interval."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-    from mlflow.types.schema import Array
-
-    row = Array(DataType.double)
-    pixels = ColSpec(Array(Array(Array(row))), "images")
-    scalars = ColSpec(Array(row), "scalars", required=False)
-    present = ColSpec(DataType.double, "present", required=False)
-    bounds = [ColSpec(DataType.double, name, required=False) for name in ("lower", "upper")]
-    return ModelSignature(
-        inputs=Schema([pixels, scalars, present]),
-        outputs=Schema([ColSpec(DataType.double, "prediction"), *bounds]),
-        params=ParamSchema([ParamSpec("confidence", DataType.double, 0.9)]),
-    )
-
-
-SIGNATURES: dict[str, Callable[[], Any]] = {
-    names.TASK_LINK_PREDICTION: _queries,
-    names.TASK_LANGUAGE_MODELING: _prompts,
-    names.TASK_SEQUENCE_REGRESSION: _windows,
-}
-"""Make the MLflow signature of each task's models."""
+        )
+        inputs = [optional(text, "head"), ColSpec(text, "relation"), optional(text, "tail")]
+        said = [optional(whole, "num_known"), optional(text, "warning")]
+        outputs = [*inputs, *said, ColSpec(Array(answer), "answers")]
+        params = [ParamSpec("top_k", whole, 10), ParamSpec("filter_known", truth, False)]
+    elif task == names.TASK_LANGUAGE_MODELING:  # a prompt; the text that follows
+        inputs, outputs = [ColSpec(text, "prompt")], [ColSpec(text, "text")]
+        params = [ParamSpec("max_tokens", whole, 200), ParamSpec("temperature", real, 1.0)]
+        params += [ParamSpec("top_p", real, 1.0), ParamSpec("seed", whole, 0)]
+    else:  # a window of frames; a value with an interval
+        row = Array(real)
+        inputs = [ColSpec(Array(Array(Array(row))), "images")]
+        inputs += [optional(Array(row), "scalars"), optional(real, "present")]
+        outputs = [ColSpec(real, "prediction"), optional(real, "lower"), optional(real, "upper")]
+        params = [ParamSpec("confidence", real, 0.9)]
+    return ModelSignature(Schema([*inputs]), Schema([*outputs]), ParamSchema(params))

@@ -23,7 +23,7 @@ from clew.runs.reading.runs import (
     list_artifacts,
     read_config,
 )
-from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.reading.search import RunQuery, every_run
 from clew.training.checkpoints import load_training_values, require_whole
 from clew.training.manifest import (
     MANIFEST_FILE,
@@ -35,7 +35,6 @@ from clew.workflows.dead_runs import end_if_dead
 
 logger = logging.getLogger(__name__)
 
-NUM_SEARCHED = 50
 """Runs that a search for one to continue reads at a time."""
 
 # Another value of one of these would make the checkpoint's tensors, its best metric, or the order
@@ -139,7 +138,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
             f"run {run_id} ended before it wrote its configuration: there is nothing to resume; "
             "start again with clew train --config"
         )
-    original = from_mapping(read_config(run_id, folder))
+    original = from_mapping(read_config(run_id))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)
     checkpoints = [
@@ -194,15 +193,11 @@ def runs_with(config: RunConfig, *, parent_run: str = "") -> Iterator[RunRecord]
         config_hash="" if is_auto else config.config_hash,
         parent_run=parent_run,
     )
-    offset, more = 0, True
-    while more:
-        page = search_runs(query, offset=offset, limit=NUM_SEARCHED)
-        offset, more = offset + NUM_SEARCHED, page.more
-        for run in page.runs:
-            prefix = f"{names.PARAMETER_PREFIX}training."
-            batch = (run.params.get(prefix + k) for k in ("batch_size", "gradient_accumulation"))
-            if run.tags.get(names.TAG_CONFIG_HASH) == _with_batch(config, *batch).config_hash:
-                yield run
+    for run in every_run(query):
+        prefix = f"{names.PARAMETER_PREFIX}training."
+        batch = (run.params.get(prefix + k) for k in ("batch_size", "gradient_accumulation"))
+        if run.tags.get(names.TAG_CONFIG_HASH) == _with_batch(config, *batch).config_hash:
+            yield run
 
 
 def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> RunConfig:

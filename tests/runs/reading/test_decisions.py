@@ -15,6 +15,8 @@ from clew.runs.reading.decisions import (
     decisions_csv,
     read_decisions,
     settled,
+    wrong_facts,
+    wrong_facts_tsv,
 )
 from clew.runs.reading.disagreements import Disagreement, find_disagreements
 from clew.runs.reading.reviews import (
@@ -26,7 +28,6 @@ from clew.runs.reading.reviews import (
     read_reviews,
 )
 from clew.runs.reading.search import find_runs
-from clew.runs.reading.wrong_facts import wrong_facts, wrong_facts_tsv
 from tests.recorded import Recorded
 
 TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")
@@ -51,8 +52,8 @@ def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Rec
 def found(store: Recorded) -> list[Disagreement]:
     run_id = store.runs["trace"]
     return find_disagreements(
-        read_reviews(run_id).reviews,
-        read_decisions(run_id).decisions,
+        read_reviews(run_id).records,
+        read_decisions(run_id).records,
         find_runs([run_id]),
     )
 
@@ -64,15 +65,15 @@ def decision(about: Disagreement, verdict: str, **changes: object) -> Decision:
 
 
 def decide(store: Recorded, about: Disagreement, verdict: str, **changes: object) -> Decision:
-    reviews = read_reviews(store.runs["trace"]).reviews
+    reviews = read_reviews(store.runs["trace"]).records
     wanted = decision(about, verdict, **changes)
     return append_decision(wanted, reviews, earlier=about.decisions)
 
 
 def listed(store: Recorded) -> str:
     run_id = store.runs["trace"]
-    reviews = read_reviews(run_id).reviews
-    decisions = read_decisions(run_id).decisions
+    reviews = read_reviews(run_id).records
+    decisions = read_decisions(run_id).records
     return wrong_facts_tsv(reviews, DataOrigin("", ""), decisions)
 
 
@@ -102,9 +103,9 @@ def test_a_decision_counts_in_place_of_the_verdicts_and_nothing_is_overwritten(
     decide(store, explanation, "unsure")
     assert read_reviews(store.runs["trace"]) == before
     kept = read_decisions(store.runs["trace"])
-    assert kept.decisions[0] == written
+    assert kept.records[0] == written
     assert (written.person, bool(written.created)) == ("Edsger", True)
-    (count,) = count_verdicts(settled(before.reviews, kept.decisions))
+    (count,) = count_verdicts(settled(before.records, kept.records))
     assert (count.plausible, count.implausible, count.unsure) == (0, 0, 1)
 
 
@@ -117,7 +118,7 @@ def test_a_decision_is_revised_and_the_last_one_counts(store: Recorded) -> None:
     assert [each.verdict for each in decided.decisions] == ["right", "wrong"]
     assert decided.decision is not None
     assert decided.decision.person == "Barbara"
-    (first, _) = wrong_facts(read_reviews(store.runs["trace"]).reviews, decided.decisions)
+    (first, _) = wrong_facts(read_reviews(store.runs["trace"]).records, decided.decisions)
     assert (first.num_reviews, first.decision) == (1, decided.decision)
 
 
@@ -140,7 +141,7 @@ def test_the_decision_on_a_fact_is_for_all_runs_of_its_data(store: Recorded) -> 
         append_review(Review(run_id, OTHER, "unsure", "Ada", wrong=(OTHER,)))
         append_review(Review(run_id, TEST, "unsure", "Ada", convincing=(OTHER,)))
     ids = [store.runs["trace"], other, strange]
-    reviews = [r for run_id in ids for r in read_reviews(run_id).reviews]
+    reviews = [r for run_id in ids for r in read_reviews(run_id).records]
     disagreements = find_disagreements(reviews, (), find_runs(ids))
     facts = [each for each in disagreements if each.about == "fact"]
     assert {each.triple for each in facts} == {FACT, OTHER}
@@ -158,7 +159,7 @@ def test_what_is_no_disagreement(store: Recorded) -> None:
     append_review(Review(run_id, TEST, "unsure", "Ada"))
     append_review(Review(run_id, TEST, "implausible", ""))
     append_review(Review(run_id, TEST, "unsure", "Grace", wrong=(FACT,)))
-    reviews = read_reviews(run_id).reviews
+    reviews = read_reviews(run_id).records
     assert find_disagreements(reviews, (), find_runs([run_id])) == []
 
 
@@ -185,7 +186,7 @@ def test_what_is_refused(store: Recorded) -> None:
         assert "\n" not in str(refused.value)
     with pytest.raises(TrackingError, match="no run"):
         decide(store, fact, "right", run_id="0" * 32)
-    assert read_decisions(store.runs["trace"]).decisions == ()
+    assert read_decisions(store.runs["trace"]).records == ()
 
 
 def test_files_that_are_no_decisions_are_named(store: Recorded) -> None:
@@ -201,7 +202,7 @@ def test_files_that_are_no_decisions_are_named(store: Recorded) -> None:
     }.items():
         store.client.log_text(store.runs["trace"], text, f"{FOLDER}/{name}.json")
     kept = read_decisions(store.runs["trace"])
-    assert kept.decisions == (written,)
+    assert kept.records == (written,)
     assert [problem.split(".")[0] for problem in kept.problems] == [
         "broken",
         "half",
@@ -212,7 +213,7 @@ def test_files_that_are_no_decisions_are_named(store: Recorded) -> None:
 
 def test_the_table_of_decisions(store: Recorded) -> None:
     decide(store, found(store)[1], "right", comment="=HYPERLINK(1)")
-    lines = decisions_csv(read_decisions(store.runs["trace"]).decisions).splitlines()
+    lines = decisions_csv(read_decisions(store.runs["trace"]).records).splitlines()
     assert lines[0].startswith("created,person,about,verdict,head,relation,tail")
     assert "Edsger,fact,right,D1,inhibits,P1" in lines[1]
     assert "'=HYPERLINK(1)" in lines[1]

@@ -18,7 +18,7 @@ from clew.runs.influence_report import (
     read_influence_json,
     read_influence_outline,
 )
-from clew.runs.reading.agreement import agreement
+from clew.runs.reading.facts import agreement
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.reports import add_hops, read_facts, read_head
 from tests.recorded import NUM_HOSTILE_FACTS as NUM_PAIRS

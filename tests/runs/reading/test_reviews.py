@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clew.errors import DataError, TrackingError
+from clew.runs.reading.decisions import WrongFact, wrong_facts, wrong_facts_tsv
 from clew.runs.reading.reviews import (
     FOLDER,
     DataOrigin,
@@ -22,7 +23,6 @@ from clew.runs.reading.reviews import (
     reviews_csv,
 )
 from clew.runs.reading.search import RunQuery, find_runs, search_runs
-from clew.runs.reading.wrong_facts import WrongFact, wrong_facts, wrong_facts_tsv
 from tests.recorded import Recorded
 
 TEST = Fact("D1", "treats", "X1", "Metformin", "treats", "Diabetes")
@@ -47,7 +47,7 @@ def test_a_review_comes_back_as_written(store: Recorded) -> None:
     comment = 'ünï\n<b>"quoted"</b>'
     written = append_review(review(run_id, comment=comment, convincing=(FACT,), wrong=(OTHER,)))
     found = read_reviews(run_id)
-    assert found.reviews == (written,)
+    assert found.records == (written,)
     assert found.problems == ()
     assert written.created
     assert written.review_id
@@ -67,7 +67,7 @@ def test_two_reviewers_at_once_lose_nothing(store: Recorded) -> None:
     reviews = [review(run_id, reviewer=f"reviewer {n}", comment=str(n)) for n in range(24)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(append_review, reviews))
-    found = read_reviews(run_id).reviews
+    found = read_reviews(run_id).records
     assert {r.comment for r in found} == {str(n) for n in range(24)}
 
 
@@ -84,7 +84,7 @@ def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
     ):
         store.client.log_text(run_id, text, f"{FOLDER}/{name}.json")
     found = read_reviews(run_id)
-    assert len(found.reviews) == 1
+    assert len(found.records) == 1
     assert sorted(problem.split(".")[0] for problem in found.problems) == [
         "broken",
         "half",
@@ -101,7 +101,7 @@ def test_what_is_refused(store: Recorded) -> None:
         append_review(review(run_id, comment="x" * 10_001))
     with pytest.raises(TrackingError, match="no run"):
         append_review(review("0" * 32))
-    assert read_reviews(run_id).reviews == ()
+    assert read_reviews(run_id).records == ()
 
 
 def test_a_change_of_mind_replaces() -> None:

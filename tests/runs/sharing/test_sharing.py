@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from reasoner_pydantic import Response
 from clew.__main__ import run as clew
 from clew.errors import ConfigError, TrackingError
 from clew.runs.reading.layout import COLOURS, SYMBOLS, looks
+from clew.runs.reading.reviews import Fact, Review
 from clew.runs.sharing.explanation import SharedExplanation, open_explanation
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import PREDICTION, PROPONENTS, trapi_json
@@ -68,6 +70,14 @@ def test_a_page_says_what_was_found(explained: SharedExplanation) -> None:
     assert tags.count("h1") == tags.count("svg") == 1
     shapes = sum(tag in ("circle", "rect") for tag in tags)
     assert shapes >= 2, "both ends are drawn"
+
+
+def test_a_review_without_a_name_is_of_somebody(explained: SharedExplanation) -> None:
+    row = explained.test
+    test = Fact(str(row["head_id"]), str(row["relation_id"]), str(row["tail_id"]))
+    review = Review("run", test, "plausible", "", created="2026-01-01T10:00:00")
+    page = Page(html_report(replace(explained, reviews=(review,)), now=NOW))
+    assert "plausible, somebody: 2026-01-01" in page.text
 
 
 @pytest.mark.parametrize("kind", ["explained", "hostile"])

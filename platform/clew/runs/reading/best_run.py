@@ -1,7 +1,7 @@
 """Chooses the best run of an experiment by a metric of its best checkpoint."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from clew import names
 from clew.config.directions import maximizes
@@ -9,9 +9,7 @@ from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.reading.metrics import HEADLINES
 from clew.runs.reading.runs import RunRecord, client
-from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs
-
-PAGE = 100
+from clew.runs.reading.search import RunQuery, every_run, experiment_id_of
 
 
 def own_metric(runs: Sequence[RunRecord]) -> str:
@@ -35,7 +33,8 @@ def find_best_run(experiment: str, metric: str = "") -> RunRecord:
             a finite value of the metric.
         ConfigError: the metric cannot tell the better of two runs.
     """
-    runs = list(_training_runs(experiment))
+    query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
+    runs = list(every_run(query))
     if not runs:
         raise TrackingError(
             f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
@@ -84,12 +83,3 @@ def value_at_best(run: RunRecord, metric: str) -> float:
         history = client().get_metric_history(run.run_id, metric)
     at_best = [entry.value for entry in history if entry.step == int(best_step)]
     return float(at_best[-1]) if at_best else run.metrics[metric]
-
-
-def _training_runs(experiment: str) -> Iterator[RunRecord]:
-    query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
-    offset, more = 0, True
-    while more:
-        page = search_runs(query, offset=offset, limit=PAGE)
-        yield from page.runs
-        offset, more = offset + len(page.runs), page.more

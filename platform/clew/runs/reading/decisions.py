@@ -1,27 +1,25 @@
-"""What people decided where reviewers disagree.
+"""What people decided where reviewers disagree, and which verdicts and facts count by that.
 
 A decision is a file with the run, beside the reviews: these stay as they are, and a later decision
-about the same thing counts instead of an earlier one.
+about the same thing counts instead of an earlier one. Training facts that count as wrong are a list
+that the next training leaves out.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
+from clew import names
 from clew.errors import DataError
 from clew.runs.reading import records
-from clew.runs.reading.reviews import (
-    VERDICTS,
-    Fact,
-    Review,
-    Verdict,
-)
+from clew.runs.reading.records import Kept
+from clew.runs.reading.reviews import VERDICTS, DataOrigin, Fact, Review, Verdict
 from clew.runs.reading.tables import csv_text
 
 FOLDER = "decisions"
-SCHEMA_VERSION = 1
 MAX_PERSON_CHARACTERS = 200
 
 About = Literal["explanation", "fact"]
@@ -52,14 +50,6 @@ class Decision:
 _DECISION = TypeAdapter(Decision)
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """The decisions kept with a run, oldest first, and the files that are none."""
-
-    decisions: tuple[Decision, ...]
-    problems: tuple[str, ...] = ()
-
-
 def append_decision(
     decision: Decision,
     reviews: Iterable[Review],
@@ -88,13 +78,12 @@ def append_decision(
             f"a decision names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters; give your "
             "name"
         )
-    records.check_comment(decision.comment)
     _check_disagreement(decision, {review.review_id: review for review in reviews}, earlier)
     now, decision_id = records.stamp()
     decision = replace(
         decision, person=decision.person.strip(), created=now, decision_id=decision_id
     )
-    records.append(decision, FOLDER, decision_id, schema_version=SCHEMA_VERSION)
+    records.append(decision, FOLDER, decision_id)
     return decision
 
 
@@ -132,23 +121,17 @@ def opinion_of(review: Review, about: About, triple: Fact) -> str | None:
     return None
 
 
-def read_decisions(run_id: str) -> Decisions:
+def read_decisions(run_id: str) -> Kept[Decision]:
     """Return all decisions that are kept with a run.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    found, problems = records.read(run_id, FOLDER, decode_decision)
-    return Decisions(tuple(sorted(found, key=lambda each: each.created)), tuple(problems))
+    return records.read(run_id, FOLDER, _decode)
 
 
-def decode_decision(content: Any) -> Decision:
-    """Return the decision that parsed JSON holds.
-
-    Raises:
-        DataError: it holds none, or one of another schema version.
-    """
-    decision = records.validated(content, _DECISION, "decision", SCHEMA_VERSION)
+def _decode(content: Any) -> Decision:
+    decision = records.validated(content, _DECISION, "decision")
     if decision.verdict not in CHOICES[decision.about]:
         raise DataError(f"no decision on {_article(decision.about)}: {decision.verdict}")
     return decision
@@ -189,6 +172,63 @@ def settled(reviews: Iterable[Review], decisions: Iterable[Decision]) -> list[Re
         )
         for decision in decided.values()
     ]
+
+
+@dataclass(frozen=True)
+class WrongFact:
+    """A training fact that counts as wrong."""
+
+    fact: Fact
+    num_reviews: int
+    """Reviews that mark it wrong."""
+    decision: Decision | None = None
+    """What a person decided where reviewers disagree."""
+
+
+def wrong_facts(reviews: Iterable[Review], decisions: Iterable[Decision] = ()) -> list[WrongFact]:
+    """Return the facts of one data set that count as wrong, those with the most reviews first.
+
+    A decision counts in place of the reviews: a fact decided right is left out, whoever marked it.
+    """
+    decided = {
+        decision.triple.triple: decision
+        for decision in last_of_each(decisions)
+        if decision.about == "fact"
+    }
+    facts: dict[tuple[str, str, str], Fact] = {}
+    votes: Counter[tuple[str, str, str]] = Counter()
+    for review in reviews:
+        marked = {fact.triple: fact for fact in review.wrong}
+        facts = marked | facts
+        votes.update(marked.keys())
+    for triple, decision in decided.items():
+        facts.setdefault(triple, decision.triple)
+    order = sorted(facts, key=lambda triple: -votes[triple])
+    found = [WrongFact(facts[triple], votes[triple], decided.get(triple)) for triple in order]
+    return [fact for fact in found if fact.decision is None or fact.decision.verdict == "wrong"]
+
+
+def wrong_facts_tsv(
+    reviews: Iterable[Review], origin: DataOrigin, decisions: Iterable[Decision] = ()
+) -> str:
+    """Return the facts that count as wrong as a list for `data.exclude`."""
+    triples = [wrong.fact.triple for wrong in wrong_facts(reviews, decisions)]
+    return exclusion_list(origin, triples)
+
+
+def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) -> str:
+    """Return facts as `head<TAB>relation<TAB>tail`, for `data.exclude`.
+
+    Lines before them say from which data they are. A name with a tab or a line break cannot be in
+    such a file, so it is left out.
+    """
+    told = {
+        names.LIST_DATA_SET_PREFIX: origin.name,
+        names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
+    }
+    lines = [f"{key}{' '.join(value.split())}" for key, value in told.items() if value]
+    facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
+    return "".join(f"{line}\n" for line in [*lines, *facts])
 
 
 def decisions_csv(decisions: Iterable[Decision]) -> str:

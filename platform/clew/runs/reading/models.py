@@ -1,6 +1,8 @@
 """Reads the model registry: models, versions, aliases, and where each version came from."""
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,7 @@ from clew import names
 from clew.errors import DataError, TrackingError
 from clew.parquet import columns_of, read_columns
 from clew.runs import store
-from clew.runs.reading.runs import RunRecord, client, download_artifact
+from clew.runs.reading.runs import RunRecord, client, fetched
 from clew.runs.reading.search import find_runs, quoted
 
 VOCABULARY_FOLDER = "vocabulary"
@@ -143,29 +145,26 @@ def version_of(
     )
 
 
-def read_vocabulary(run_id: str, folder: Path) -> ModelNames:
-    """Return the names that the model of a training run knows, fetched into `folder`.
+def read_vocabulary(run_id: str) -> ModelNames:
+    """Return the names that the model of a training run knows.
 
     Raises:
         TrackingError: the run is gone, or keeps no names.
         DataError: the files are not what they should be.
     """
-    return _names_in(download_artifact(run_id, VOCABULARY_FOLDER, folder))
+    with fetched(run_id, VOCABULARY_FOLDER) as path:
+        return _names_in(path)
 
 
-def read_version_vocabulary(model: RegisteredModel, version: int, folder: Path) -> ModelNames:
+def read_version_vocabulary(model: RegisteredModel, version: int) -> ModelNames:
     """Return the names that a registered version knows, whether or not its training is still there.
-
-    Args:
-        model: The registered model.
-        version: Which of its versions.
-        folder: An empty folder for what is fetched.
 
     Raises:
         TrackingError: the version is gone, or keeps no names.
         DataError: the files are not what they should be.
     """
-    return _names_in(_of_version(model, version, VOCABULARY_FOLDER, folder))
+    with _of_version(model, version, VOCABULARY_FOLDER) as path:
+        return _names_in(path)
 
 
 def _names_in(path: Path) -> ModelNames:
@@ -191,27 +190,21 @@ def _said(path: Path, column: str) -> dict[str, str]:
     return {name: text for name, text in zip(*columns.values(), strict=True) if text}
 
 
-def read_examples(model: RegisteredModel, version: int, folder: Path) -> list[tuple[str, str, str]]:
+def read_examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
     """Return triples that a version was trained on: one of each of its most frequent relations.
-
-    Args:
-        model: The registered model.
-        version: Which of its versions.
-        folder: An empty folder for what is fetched.
 
     Raises:
         TrackingError: the version is gone, or keeps no triples.
         DataError: the files are not what they should be.
     """
-    known, names_folder = (
-        _of_version(model, version, path, folder) for path in (KNOWN_FILE, VOCABULARY_FOLDER)
-    )
     ids = dict.fromkeys(("head", "relation", "tail"), pa.int32())
-    triples = read_columns(known, ids, "a file of known triples")
-    entities, relations = (
-        read_columns(names_folder / f"{kind}.parquet", {"name": pa.string()}, NAMES)["name"]
-        for kind in ("entities", "relations")
-    )
+    with _of_version(model, version, KNOWN_FILE) as known:
+        triples = read_columns(known, ids, "a file of known triples")
+    with _of_version(model, version, VOCABULARY_FOLDER) as folder:
+        entities, relations = (
+            read_columns(folder / f"{kind}.parquet", {"name": pa.string()}, NAMES)["name"]
+            for kind in ("entities", "relations")
+        )
     rows = triples.take(_example_rows(triples["relation"].to_numpy())).to_pylist()
     try:
         return [
@@ -229,20 +222,22 @@ def read_examples(model: RegisteredModel, version: int, folder: Path) -> list[tu
         ) from None
 
 
-def _of_version(model: RegisteredModel, version: int, path: str, folder: Path) -> Path:
-    """Return a file or folder of a version's model, fetched into `folder`."""
+@contextmanager
+def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Path]:
+    """Give a copy of a file or folder of a version's model, which goes at the end."""
     what = f"{path} of {model.name} version {version}"
-    with store.using(what):
-        connected = client()
-        location = connected.get_model_version_download_uri(model.name, str(version))
-        address = f"{location}/{MODEL_FOLDER}/{path}"
-        try:
-            found = artifacts.download_artifacts(
-                artifact_uri=address, dst_path=str(folder), tracking_uri=connected.tracking_uri
-            )
-        except OSError as error:
-            raise TrackingError(f"{what} cannot be fetched ({error})") from None
-    return Path(found)
+    with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
+        with store.using(what):
+            connected = client()
+            location = connected.get_model_version_download_uri(model.name, str(version))
+            address = f"{location}/{MODEL_FOLDER}/{path}"
+            try:
+                found = artifacts.download_artifacts(
+                    artifact_uri=address, dst_path=folder, tracking_uri=connected.tracking_uri
+                )
+            except OSError as error:
+                raise TrackingError(f"{what} cannot be fetched ({error})") from None
+        yield Path(found)
 
 
 def _example_rows(relation: np.ndarray) -> list[int]:

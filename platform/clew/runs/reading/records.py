@@ -7,10 +7,10 @@ import json
 import tempfile
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mlflow.exceptions import MlflowException
 from pydantic import TypeAdapter, ValidationError
@@ -31,25 +31,27 @@ if TYPE_CHECKING:
             """The run that it is kept with."""
 
         @property
+        def comment(self) -> str:
+            """Why it was said."""
+
+        @property
         def created(self) -> str:
             """When it was said, as `stamp` gives it."""
 
 
+SCHEMA_VERSION = 1
 MAX_COMMENT_CHARACTERS = 10_000
 
 T = TypeVar("T")
+RecordT = TypeVar("RecordT", bound="Record")
 
 
-def check_comment(comment: str) -> None:
-    """Refuse a comment that is too long.
+@dataclass(frozen=True)
+class Kept(Generic[T]):
+    """What people said of a run, oldest first, and what is wrong with files that hold no record."""
 
-    Raises:
-        DataError: it is.
-    """
-    if len(comment) > MAX_COMMENT_CHARACTERS:
-        raise DataError(
-            f"comment of {len(comment)} characters; at most {MAX_COMMENT_CHARACTERS} fit"
-        )
+    records: tuple[T, ...]
+    problems: tuple[str, ...] = ()
 
 
 def stamp() -> tuple[str, str]:
@@ -57,19 +59,18 @@ def stamp() -> tuple[str, str]:
     return datetime.now(UTC).isoformat(), uuid.uuid4().hex
 
 
-def append(
-    record: "Record",
-    folder: str,
-    record_id: str,
-    *,
-    schema_version: int,
-) -> None:
+def append(record: "Record", folder: str, record_id: str) -> None:
     """Write a record to a folder of its run, under a new name, and mark the run as reviewed.
 
     Raises:
+        DataError: the comment is too long.
         TrackingError: the run is gone or its artifacts cannot be written.
     """
-    content = {"schema_version": schema_version} | asdict(record)
+    if len(record.comment) > MAX_COMMENT_CHARACTERS:
+        raise DataError(
+            f"comment of {len(record.comment)} characters; at most {MAX_COMMENT_CHARACTERS} fit"
+        )
+    content = {"schema_version": SCHEMA_VERSION} | asdict(record)
     name = f"{folder}/{datetime.fromisoformat(record.created):%Y%m%dT%H%M%S}-{record_id}.json"
     text = json.dumps(content, ensure_ascii=False, indent=1)
     _mark_reviewed(record.run_id)
@@ -94,22 +95,22 @@ def _mark_reviewed(run_id: str) -> None:
             raise
 
 
-def validated(content: Any, adapter: TypeAdapter[T], kind: str, schema_version: int) -> T:
+def validated(content: Any, adapter: TypeAdapter[T], kind: str) -> T:
     """Return the record that parsed JSON holds.
 
     Raises:
         DataError: it holds none, or one of another schema version.
     """
-    if not isinstance(content, dict) or content.get("schema_version") != schema_version:
-        raise DataError(f"no {kind} of schema {schema_version}")
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(f"no {kind} of schema {SCHEMA_VERSION}")
     try:
         return adapter.validate_python(content)
     except ValidationError as error:
         raise DataError(f"not a whole {kind} ({described(error)})") from None
 
 
-def read(run_id: str, folder: str, decode: Callable[[Any], T]) -> tuple[list[T], list[str]]:
-    """Return all records in a folder of a run, and what is wrong with files that are none.
+def read(run_id: str, folder: str, decode: Callable[[Any], RecordT]) -> Kept[RecordT]:
+    """Return all records in a folder of a run.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
@@ -118,7 +119,7 @@ def read(run_id: str, folder: str, decode: Callable[[Any], T]) -> tuple[list[T],
     with store.using(f"{folder} of run {run_id}"), tempfile.TemporaryDirectory() as temporary:
         connected = client()
         if not connected.list_artifacts(run_id, folder):
-            return [], []
+            return Kept(())
         try:
             path = Path(connected.download_artifacts(run_id, folder, temporary))
         except OSError as error:
@@ -126,11 +127,11 @@ def read(run_id: str, folder: str, decode: Callable[[Any], T]) -> tuple[list[T],
         return _read_folder(path, decode)
 
 
-def _read_folder(folder: Path, decode: Callable[[Any], T]) -> tuple[list[T], list[str]]:
+def _read_folder(folder: Path, decode: Callable[[Any], RecordT]) -> Kept[RecordT]:
     found, problems = [], []
     for path in sorted(folder.glob("*.json")):
         try:
             found.append(decode(json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError, RecursionError) as error:
             problems.append(f"{path.name}: {described(error)}")
-    return found, problems
+    return Kept(tuple(sorted(found, key=lambda each: each.created)), tuple(problems))

@@ -7,18 +7,18 @@ lose nothing and nothing is ever overwritten.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 from pydantic import TypeAdapter
 
 from clew import names
 from clew.errors import DataError
 from clew.runs.reading import records
+from clew.runs.reading.records import Kept
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.tables import csv_text
 
 FOLDER = "reviews"
-SCHEMA_VERSION = 1
 
 Verdict = Literal["plausible", "implausible", "unsure"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -61,14 +61,6 @@ _REVIEW = TypeAdapter(Review)
 
 
 @dataclass(frozen=True)
-class Reviews:
-    """The reviews of a run, oldest first, and the files that are none."""
-
-    reviews: tuple[Review, ...]
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class VerdictCount:
     """How many reviews of a relation, or of a run, gave which verdict."""
 
@@ -92,30 +84,19 @@ def append_review(review: Review) -> Review:
     """
     if review.verdict not in VERDICTS:
         raise DataError(f"verdict is {review.verdict!r}; expected one of {', '.join(VERDICTS)}")
-    records.check_comment(review.comment)
     now, review_id = records.stamp()
     review = replace(review, created=now, review_id=review_id)
-    records.append(review, FOLDER, review_id, schema_version=SCHEMA_VERSION)
+    records.append(review, FOLDER, review_id)
     return review
 
 
-def read_reviews(run_id: str) -> Reviews:
+def read_reviews(run_id: str) -> Kept[Review]:
     """Return all reviews of a run.
 
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    found, problems = records.read(run_id, FOLDER, decode_review)
-    return Reviews(tuple(sorted(found, key=lambda review: review.created)), tuple(problems))
-
-
-def decode_review(content: Any) -> Review:
-    """Return the review that parsed JSON holds.
-
-    Raises:
-        DataError: it holds none, or one of another schema version.
-    """
-    return records.validated(content, _REVIEW, "review", SCHEMA_VERSION)
+    return records.read(run_id, FOLDER, lambda each: records.validated(each, _REVIEW, "review"))
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:

@@ -6,7 +6,8 @@ A folder can be added to its artifacts after it has ended.
 import functools
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,18 +103,18 @@ def record_of(run: Run) -> RunRecord:
     )
 
 
-def read_config(run_id: str, folder: Path) -> dict[str, object]:
-    """Return the run's resolved configuration, downloaded into `folder`.
+def read_config(run_id: str) -> dict[str, object]:
+    """Return the run's resolved configuration.
 
     Raises:
         TrackingError: there is no such run, or it has no configuration.
     """
-    path = download_artifact(run_id, names.ARTIFACT_CONFIG_YAML, folder)
-    try:
-        return read_yaml(path)
-    except ConfigError as error:
-        said = str(error).replace(f"{folder}/", "")
-        raise TrackingError(f"run {run_id}: {said}") from None
+    with fetched(run_id, names.ARTIFACT_CONFIG_YAML) as path:
+        try:
+            return read_yaml(path)
+        except ConfigError as error:
+            said = str(error).replace(f"{path.parent}/", "")
+            raise TrackingError(f"run {run_id}: {said}") from None
 
 
 def list_artifacts(run_id: str, path: str = "") -> list[str]:
@@ -124,6 +125,17 @@ def list_artifacts(run_id: str, path: str = "") -> list[str]:
 def list_artifact_folders(run_id: str, path: str = "") -> list[str]:
     """Return the names of the folders directly under `path` of the run's artifacts."""
     return [Path(info.path).name for info in _infos(run_id, path) if info.is_dir]
+
+
+@contextmanager
+def fetched(run_id: str, path: str) -> Iterator[Path]:
+    """Give a copy of a file or folder of the run's artifacts, which goes at the end.
+
+    Raises:
+        TrackingError: the run has no such artifact.
+    """
+    with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
+        yield download_artifact(run_id, path, Path(folder))
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:

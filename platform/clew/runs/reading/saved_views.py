@@ -20,7 +20,6 @@ from clew.runs.reading import records
 from clew.runs.reading.runs import client, find_run
 from clew.runs.reading.search import experiments_of
 
-SCHEMA_VERSION = 1
 MAX_NAME_CHARACTERS = 60
 MAX_ADDRESS_CHARACTERS = 4000
 """A tag of an experiment holds 5,000 on the servers that hold least."""
@@ -98,7 +97,7 @@ def _decode(name: str, text: str, experiment_id: str) -> SavedView:
     except ValidationError as error:
         raise DataError(f"not a whole view ({described(error)})") from None
     kept = content | {"name": check_name(name), "experiment_id": experiment_id}
-    return records.validated(kept, _VIEW, "view", SCHEMA_VERSION)
+    return records.validated(kept, _VIEW, "view")
 
 
 def check_name(name: str) -> str:
@@ -151,7 +150,7 @@ def save_view(
             "or open it and save it again"
         )
     experiment_id = find_run(view.run_ids[0]).experiment_id
-    content = {"schema_version": SCHEMA_VERSION} | asdict(view)
+    content = {"schema_version": records.SCHEMA_VERSION} | asdict(view)
     del content["name"], content["experiment_id"]
     text = TypeAdapter(dict[str, Any]).dump_json(content).decode()
     with store.using(f"saving the view {name}"):

@@ -7,7 +7,7 @@ there are: `clew.runs.reading.counting`.
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
 MAX_IDS_PER_FILTER = 50
-EXPERIMENTS_PER_PAGE = 500
+EXPERIMENTS_PER_PAGE, RUNS_PER_PAGE = 500, 100
 
 State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
 
@@ -106,6 +106,15 @@ def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage
             page_token=page_token(offset),
         )
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
+
+
+def every_run(query: RunQuery) -> Iterator[RunRecord]:
+    """Yield all runs that match; each page is read when the one before it is used up."""
+    offset, more = 0, True
+    while more:
+        page = search_runs(query, offset=offset, limit=RUNS_PER_PAGE)
+        yield from page.runs
+        offset, more = offset + len(page.runs), page.more
 
 
 def find_runs(run_ids: Sequence[str]) -> list[RunRecord]:

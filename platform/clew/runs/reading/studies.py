@@ -7,7 +7,7 @@ from typing import Any
 
 from clew.config.presets import SHIPPED, STUDIES
 from clew.errors import TrackingError, described
-from clew.runs.reading.runs import download_artifact
+from clew.runs.reading.runs import fetched
 
 STUDY_FILE = "study/study.json"
 
@@ -43,19 +43,19 @@ class StudyResult:
     claims: tuple[ClaimResult, ...]
 
 
-def read_study(run_id: str, folder: Path) -> StudyResult:
-    """Return what a run of kind `compare` found, its report downloaded into `folder`.
+def read_study(run_id: str) -> StudyResult:
+    """Return what a run of kind `compare` found.
 
     Raises:
         TrackingError: the run has no report, or one that is not readable.
     """
-    path = download_artifact(run_id, STUDY_FILE, folder)
-    try:
-        return _read(path, run_id)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise TrackingError(
-            f"run {run_id}: {STUDY_FILE} is not a study's report ({described(error)})"
-        ) from None
+    with fetched(run_id, STUDY_FILE) as path:
+        try:
+            return _read(path, run_id)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise TrackingError(
+                f"run {run_id}: {STUDY_FILE} is not a study's report ({described(error)})"
+            ) from None
 
 
 def shipped_studies() -> list[StudyResult]:

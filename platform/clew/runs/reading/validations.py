@@ -1,9 +1,7 @@
 """Finds what was measured of a model's explanations."""
 
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,7 +10,7 @@ from clew import names
 from clew.config.services import InfluenceConfig
 from clew.errors import DataError, TrackingError
 from clew.runs import store
-from clew.runs.reading.runs import download_artifact
+from clew.runs.reading.runs import fetched
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.validation_record import ValidationRecord, ValidationSummary, read_validation
 
@@ -83,10 +81,10 @@ def find_validation_of_report(
 def _read(run_id: str) -> ValidationRecord | None:
     """Return a test's result, None with a warning if it cannot be read."""
     path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
-    with tempfile.TemporaryDirectory(prefix="clew-validation-") as folder:
-        try:
-            return read_validation(download_artifact(run_id, path, Path(folder)))
-        except (DataError, TrackingError) as error:
-            reason = str(error).removeprefix(f"{Path(folder) / path}: ")
-            logger.warning("%s of run %s is left out: %s", path, run_id, reason)
-            return None
+    try:
+        with fetched(run_id, path) as found:
+            return read_validation(found)
+    except (DataError, TrackingError) as error:
+        reason = str(error).rpartition(f"{path}: ")[2]  # without the name of the copy
+        logger.warning("%s of run %s is left out: %s", path, run_id, reason)
+        return None

@@ -11,8 +11,8 @@ from clew import names
 from clew.errors import ConfigError, TrackingError
 from clew.folders import expanded
 from clew.runs.reading.decisions import Decision, decision_on, read_decisions
+from clew.runs.reading.facts import FactPath, find_paths
 from clew.runs.reading.models import read_vocabulary
-from clew.runs.reading.paths import FactPath, find_paths
 from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, read_facts, read_head
 from clew.runs.reading.reviews import Review, read_reviews
@@ -94,7 +94,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
     validation = head.validation or find_validation_of_report(
         head.run_id, head.settings, ensemble=head.runs
     )
-    reviews = read_reviews(run_id).reviews
+    reviews = read_reviews(run_id).records
     return replace(
         explanation,
         head=replace(head, validation=validation),
@@ -102,7 +102,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         model=model,
         kinds={} if model is None else _kinds(model),
         reviews=tuple(review for review in reviews if review.test.triple == triple),
-        decision=decision_on(triple, read_decisions(run_id).decisions),
+        decision=decision_on(triple, read_decisions(run_id).records),
     )
 
 
@@ -129,11 +129,10 @@ def _model_run(run: RunRecord) -> RunRecord | None:
 
 
 def _kinds(model: RunRecord) -> Mapping[str, str]:
-    with tempfile.TemporaryDirectory(prefix="clew-names-") as folder:
-        try:
-            return read_vocabulary(model.run_id, Path(folder)).kinds
-        except TrackingError:  # a run without a vocabulary says no kinds
-            return {}
+    try:
+        return read_vocabulary(model.run_id).kinds
+    except TrackingError:  # a run without a vocabulary says no kinds
+        return {}
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:

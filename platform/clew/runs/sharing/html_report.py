@@ -12,9 +12,8 @@ from markupsafe import Markup
 
 from clew import names
 from clew.biolink.curies import page_of
+from clew.runs.reading.facts import answer, evidence, facts_of_paths, scored, summary
 from clew.runs.reading.layout import looks
-from clew.runs.reading.paths import evidence, facts_of_paths
-from clew.runs.reading.wording import answer, scored, summary
 from clew.runs.sharing.explanation import SharedExplanation
 from clew.runs.sharing.picture import draw
 
@@ -200,7 +199,7 @@ def _reviews(explanation: SharedExplanation) -> Markup:
     items = [
         row.format(
             review.verdict,
-            review.reviewer,
+            review.reviewer or "somebody",
             review.created[:10],
             f" – {review.comment}" * bool(review.comment),
         )

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from clew.biolink.curies import as_curie
 from clew.biolink.terms import NAMED_THING, category_of, predicate_of, terms
-from clew.runs.reading.paths import FactPath
+from clew.runs.reading.facts import FactPath
 from clew.runs.sharing.explanation import SharedExplanation
 
 TRAPI_VERSION = "1.5.0"
@@ -20,6 +20,7 @@ RESOURCE = "infores:clew"
 """Who says so. The name is not registered in the infores catalogue."""
 HEAD, TAIL, ANSWER = "n0", "n1", "e0"
 PREDICTION = "prediction"
+NUMBER = "biolink:has_quantitative_value"
 PROPONENTS = "proponents"
 MAX_PROPONENTS = 50
 MAX_PATHS = 10
@@ -200,7 +201,7 @@ def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Nod
         for end in ("head", "tail"):
             name = str(row[f"{end}_id"])
             kind = explanation.kinds.get(name, "")
-            said = _said("biolink:category", "kind", kind) if kind else []
+            said = [_named("biolink:category", "kind", kind)] if kind else []
             node = Node(
                 name=str(row[end]), categories=[category_of(kind) or NAMED_THING], attributes=said
             )
@@ -213,32 +214,15 @@ def _predicted(test: pd.Series, graphs: list[str]) -> Edge:
     attributes = [
         Attribute(attribute_type_id="biolink:support_graphs", value=graphs),
         *_origin("prediction", "computational_model"),
-        *(
-            Attribute(
-                attribute_type_id="biolink:has_quantitative_value",
-                value=float(value),
-                original_attribute_name=name,
-            )
-            for name, value in numbers.items()
-            if pd.notna(value)
-        ),
+        *(_named(NUMBER, name, float(value)) for name, value in numbers.items() if pd.notna(value)),
     ]
     return _edge(test, attributes)
 
 
 def _fact(fact: pd.Series) -> Edge:
     """Return a training fact; its knowledge level is that of data whose origin is not known."""
-    influence = Attribute(
-        attribute_type_id="biolink:has_quantitative_value",
-        value=float(fact["influence"]),
-        original_attribute_name="influence",
-        description=INFLUENCE_NOTE,
-    )
-    rank = Attribute(
-        attribute_type_id="biolink:has_count",
-        value=int(fact["rank"]),
-        original_attribute_name="rank by influence",
-    )
+    influence = _named(NUMBER, "influence", float(fact["influence"]), INFLUENCE_NOTE)
+    rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
     return _edge(fact, [influence, rank, *_origin("not_provided", "not_provided")])
 
 
@@ -255,7 +239,7 @@ def _edge(row: pd.Series, attributes: list[Attribute]) -> Edge:
             Qualifier(qualifier_type_id=key, qualifier_value=value) for key, value in qualifiers
         ]
         or None,
-        attributes=[*attributes, *_said("biolink:original_predicate", "relation", name)],
+        attributes=[*attributes, _named("biolink:original_predicate", "relation", name)],
     )
 
 
@@ -264,20 +248,20 @@ def _origin(level: str, agent: str) -> list[Attribute]:
     return [Attribute(attribute_type_id=key, value=value) for key, value in kinds.items()]
 
 
-def _said(kind: str, name: str, value: str) -> list[Attribute]:
-    """Return what the data themselves say, where Biolink's word for it may be a wider one."""
-    return [Attribute(attribute_type_id=kind, value=value, original_attribute_name=name)]
+def _named(
+    kind: str, name: str, value: str | int | float, description: str | None = None
+) -> Attribute:
+    """Return an attribute under Clew's or the data's own name; Biolink's may be a wider one."""
+    return Attribute(
+        attribute_type_id=kind, value=value, original_attribute_name=name, description=description
+    )
 
 
 def _support_graphs(proponents: pd.DataFrame, paths: Iterable[FactPath]) -> dict[str, SupportGraph]:
     strongest = [_edge_id(int(rank)) for rank in proponents["rank"]]
     graphs = {PROPONENTS: SupportGraph(edges=strongest, attributes=[])} if strongest else {}
     for number, path in enumerate(paths, 1):
-        weakest = Attribute(
-            attribute_type_id="biolink:has_quantitative_value",
-            value=path.weakest,
-            original_attribute_name="weakest influence",
-        )
+        weakest = _named(NUMBER, "weakest influence", path.weakest)
         edges = [_edge_id(rank) for rank in path.ranks]
         graphs[f"path-{number}"] = SupportGraph(edges=edges, attributes=[weakest])
     return graphs

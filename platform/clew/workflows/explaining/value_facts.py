@@ -20,8 +20,8 @@ from clew.errors import DataError, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report_table import write_values_csv
 from clew.link_prediction.triples import KnowledgeGraph, Triples
+from clew.runs.reading.decisions import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
-from clew.runs.reading.wrong_facts import exclusion_list
 from clew.text_blocks import read_lines
 from clew.workflows.explaining.given_triples import read_test_triples, usable
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source

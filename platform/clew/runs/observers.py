@@ -1,21 +1,53 @@
-"""MLflow's own sampling of CPU, memory, disk, network and GPU, sent through the run's spool.
+"""What watches a run while it lasts, besides what the program tells of it: its log, its machine.
 
-MLflow's monitor thread ends for good when the store fails to answer once; its samplers are used
-here without it. They are loaded once a run has lasted a minute: a shorter one pays nothing for
-them, and has no curve worth looking at.
+The machine's values are MLflow's own samples of CPU, memory, disk, network and GPU, sent through
+the run's spool. MLflow's monitor thread ends for good when the store fails to answer once; its
+samplers are used here without it. They are loaded once a run has lasted a minute: a shorter one
+pays nothing for them, and has no curve worth looking at.
 """
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
+MAX_LINES = 5000
+"""Of a longer log the last lines stay."""
+FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 PREFIX = "system/"
 FIRST_SECONDS = 60.0
 """How long a run lasts before its machine is sampled."""
 SAMPLING_SECONDS = 10.0
+
+
+class RunLog(logging.Handler):
+    """Keeps in memory what Clew logs while a run lasts, to be kept among its artifacts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(FORMAT))
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._source = logging.getLogger("clew")
+        self._source.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self._lines.append(self.format(record))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Take no further messages; the last line says what ended the run, if anything did."""
+        self._source.removeHandler(self)
+        if error is not None:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            record = logging.LogRecord("clew", logging.ERROR, "", 0, said, None, None)
+            self.emit(record)
+
+    def text(self) -> str:
+        """Return all lines; empty if nothing was said."""
+        return "".join(f"{line}\n" for line in self._lines)
 
 
 class Sampler(Protocol):
