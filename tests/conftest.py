@@ -157,6 +157,16 @@ def artifacts_of_one_store() -> None:
 
 
 @pytest.fixture(autouse=True)
+def pages_of_one_store() -> None:
+    """Let pages forget what they read: a dashboard has one store, tests have many."""
+    if streamlit := sys.modules.get("streamlit"):
+        streamlit.cache_data.clear()
+    if loaded := sys.modules.get("clew.ui.data.models"):
+        for kept in (loaded.vocabulary, loaded.champion_vocabulary, loaded._examples):
+            kept.clear()
+
+
+@pytest.fixture(autouse=True)
 def log_has_its_level() -> None:
     """Let the log say what it says by default: `clew tune` makes it quieter for its process."""
     logging.getLogger("clew").setLevel(logging.NOTSET)
