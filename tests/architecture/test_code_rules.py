@@ -10,7 +10,12 @@ import pytest
 MAY_PRINT = {
     f"platform/clew/cli/{name}.py"
     for name in (
-        *("__init__", "explanations", "models", "predictions", "progress", "project", "reference"),
+        "__init__",
+        "explanations",
+        "models",
+        "options",
+        "project",
+        "reference",
         "training",
     )
 }
