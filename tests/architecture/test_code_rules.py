@@ -9,7 +9,7 @@ import pytest
 
 MAY_PRINT = {
     f"platform/clew/cli/{name}.py"
-    for name in (
+    for name in [
         "__init__",
         "explanations",
         "models",
@@ -17,7 +17,7 @@ MAY_PRINT = {
         "project",
         "reference",
         "training",
-    )
+    ]
 }
 # Errors go to standard error in one line, from the entry point of the command line.
 MAY_WRITE_STREAMS = MAY_PRINT | {"platform/clew/__main__.py", "platform/clew/warm.py"}

@@ -103,7 +103,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
 def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows.explaining import batch_tracin as workflow
-    from clew.workflows.explaining.batch_request import BatchRequest
+    from clew.workflows.explaining.batch_work import BatchRequest
     from clew.workflows.explaining.trace_source import GivenFiles
 
     request = BatchRequest(
