@@ -25,6 +25,7 @@ from clew.workflows.explaining.given_triples import GivenTriple
 from clew.workflows.explaining.trace_output import identity
 from clew.workflows.explaining.trace_source import GivenFiles, TraceSource
 from clew.workflows.explaining.tracin import Progress, explain
+from clew.workflows.shared_table import digest
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +71,7 @@ class BatchRequest:
         """Return where results go; `identity` is what they depend on."""
         if self.output_dir is not None:
             return self.output_dir
-        content = json.dumps([identity, str(Path(self.test_triples).resolve())], sort_keys=True)
-        return DEFAULT_FOLDER / hashlib.sha256(content.encode()).hexdigest()[:12]
+        return DEFAULT_FOLDER / digest([identity, str(Path(self.test_triples).resolve())])[:12]
 
     def labelled(self, graph: KnowledgeGraph) -> KnowledgeGraph:
         """Return a graph with the labels of other files, where they are given."""

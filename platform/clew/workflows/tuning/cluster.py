@@ -122,7 +122,7 @@ class ClusterTrials:
                 self._fill(wants_more, channel.line)
         finally:
             for line in self._running.values():
-                self._study.stop(line.trial)
+                self._study.end(line.trial, "stopped")
             self._end_left()
 
     def _fill(self, wants_more: Callable[[int], bool], channel: ChannelLine) -> None:
