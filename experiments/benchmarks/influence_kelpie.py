@@ -26,14 +26,18 @@ import numpy as np
 from clew.config.load import load
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.validation.baselines import random_scores, siblings, touching
-from clew.validation.experiment import NOTHING, Retraining
 from clew.validation.measures import Interval, strongest
 from clew.validation.outcomes import Examiner, Outcomes
-from clew.validation.retraining import Retrainer
+from clew.validation.retraining import (
+    NOTHING,
+    KeptRetrainings,
+    Retrainer,
+    Retraining,
+    train_missing,
+)
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.train import train
 from clew.workflows.validating.experiment import scores_by_form
-from clew.workflows.validating.kept_retrainings import KeptRetrainings, train_missing
 from clew.workflows.validating.validate_influence import identity
 from experiments.benchmarks.harness import print_table, write_results
 

@@ -20,17 +20,17 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.validation.experiment import random_subsets
 from clew.validation.measures import Interval, datamodelling_scores
+from clew.validation.retraining import KeptRetrainings
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.train import train
 from clew.workflows.validating.experiment import (
     UNROLLED,
     ValidationPlan,
     choose_tests,
+    random_subsets,
     scores_by_form,
 )
-from clew.workflows.validating.kept_retrainings import KeptRetrainings
 from clew.workflows.validating.validate_influence import (
     ValidationRequest,
     identity,

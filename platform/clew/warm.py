@@ -32,7 +32,6 @@ PRELOADED = (
     "torch._dynamo",  # every optimizer imports it
     "clew.cli.explanations",
     "clew.cli.models",
-    "clew.cli.predictions",
     "clew.workflows.predicting.predict",
     "clew.workflows.predicting.frames",
     "clew.workflows.predicting.text",

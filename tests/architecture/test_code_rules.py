@@ -9,10 +9,15 @@ import pytest
 
 MAY_PRINT = {
     f"platform/clew/cli/{name}.py"
-    for name in (
-        *("__init__", "explanations", "models", "predictions", "progress", "project", "reference"),
+    for name in [
+        "__init__",
+        "explanations",
+        "models",
+        "options",
+        "project",
+        "reference",
         "training",
-    )
+    ]
 }
 # Errors go to standard error in one line, from the entry point of the command line.
 MAY_WRITE_STREAMS = MAY_PRINT | {"platform/clew/__main__.py", "platform/clew/warm.py"}

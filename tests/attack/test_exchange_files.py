@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn
 
 from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
-from clew.workflows.convert_kgx import KgxRequest, convert_kgx
+from clew.workflows.data import KgxRequest, convert_kgx
 from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts
 from tests.attack.material import Material

@@ -25,7 +25,7 @@ from clew.runs.store import creation_lock
 from clew.runs.window_report import TextInfluenceReport
 from clew.training.history import last_step
 from clew.training.manifest import MANIFEST_FILE, read_manifest
-from clew.validation.experiment import Retraining
+from clew.validation.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,
@@ -34,7 +34,6 @@ from clew.workflows.explaining.batch_results import (
     _join_parquet,
 )
 from clew.workflows.model_source import open_model
-from clew.workflows.validating.kept_retrainings import IDENTITY_FILE, KeptRetrainings
 from tests.attack.cases import refused, require_one_line
 
 SETTINGS = {"model": "0" * 32}

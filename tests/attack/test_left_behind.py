@@ -36,15 +36,14 @@ from clew.language_modeling.pack_settings import PackSettings
 from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
 from clew.training.history import last_step
-from clew.validation.experiment import Retraining
 from clew.validation.outcomes import Outcomes
+from clew.validation.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,
     SUMMARY_FILE,
     OutputFolder,
 )
-from clew.workflows.validating.kept_retrainings import IDENTITY_FILE, KeptRetrainings
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import damaged_bytes, damaged_json
 from tests.attack.material import Material

@@ -13,7 +13,7 @@ from clew.runs.influence_columns import ENSEMBLE_CSV_COLUMNS
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.reports import read_facts, read_head
 from clew.training.manifest import CheckpointRecord, list_checkpoints
-from clew.workflows.explaining.ensemble import mean_checkpoints
+from clew.workflows.explaining.trace_source import mean_checkpoints
 from tests.oracles.test_influence_sum import CPU, DoubleTask, fixture_of, matrix, write_checkpoints
 
 

@@ -11,7 +11,7 @@ from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
 from clew.link_prediction.kgx import read_kgx
 from clew.link_prediction.sources import load_graph
-from clew.workflows.convert_kgx import KgxRequest, convert_kgx, relation_label, split_triples
+from clew.workflows.data import KgxRequest, convert_kgx, relation_label, split_triples
 
 NODES = [
     {

@@ -7,18 +7,18 @@ from scipy.stats import spearmanr, ttest_1samp
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.validation.baselines import adamic_adar, random_scores, siblings, touching
-from clew.validation.experiment import (
-    Retraining,
-    deletions,
-    expected_half_width,
-    random_subsets,
-)
 from clew.validation.measures import (
     Interval,
     ceiling,
     datamodelling_scores,
     rank_correlations,
     strongest,
+)
+from clew.validation.retraining import Retraining
+from clew.workflows.validating.experiment import (
+    deletions,
+    expected_half_width,
+    random_subsets,
 )
 
 

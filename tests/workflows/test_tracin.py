@@ -25,8 +25,8 @@ from clew.runs.influence_report import CONVE_PARTS, read_influence_json
 from clew.training.manifest import MANIFEST_FILE
 from clew.workflows.explaining import batch_work
 from clew.workflows.explaining import tracin as tracing
-from clew.workflows.explaining.batch_request import BatchRequest
 from clew.workflows.explaining.batch_tracin import BatchResult, batch_tracin
+from clew.workflows.explaining.batch_work import BatchRequest
 from clew.workflows.explaining.trace_source import GivenFiles
 from clew.workflows.explaining.tracin import tracin
 from tests.edited import edit_manifest

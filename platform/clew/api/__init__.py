@@ -7,8 +7,7 @@ would print (`clew.errors`).
 
 from clew.api.explanations import Attribution, attribute
 from clew.api.models import Model, evaluate, load
-from clew.api.training import Run, plan, train
-from clew.api.tuning import Search, tune
+from clew.api.training import Run, Search, plan, train, tune
 from clew.api.values import value_facts
 from clew.workflows.evaluate import EvaluateResult as Evaluation
 from clew.workflows.planning.plan import MemoryPlan

@@ -1,20 +1,22 @@
-"""`clew.train` and `clew.plan`: a configuration in, a finished run or a memory plan out."""
+"""`clew.train`, `clew.plan` and `clew.tune`: a configuration in, a run, a plan or a search out."""
 
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
 
 import pandas as pd
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationError, validate_call
 
 from clew import names
-from clew.api.arguments import checked
 from clew.api.models import Model, load, reference_of
 from clew.config.load import from_mapping
 from clew.config.load import load as load_config
 from clew.config.schema import RunConfig
+from clew.errors import ConfigError, quoted, reason_of
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.leave_one_out import leaves_one_out, train_each_group
@@ -22,6 +24,8 @@ from clew.workflows.planning.plan import MemoryPlan
 from clew.workflows.planning.plan import plan as plan_memory
 from clew.workflows.train import train as train_once
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Configuration = str | Path | Mapping[str, object] | RunConfig
 """Name of a preset, a YAML file, its content as a dictionary, or a checked configuration."""
 
@@ -59,6 +63,39 @@ class Run:
             UsageError: the run was not recorded, or has no best checkpoint.
         """
         return load(reference_of(self))
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that refuses arguments of wrong types in one line.
+
+    Raises:
+        ConfigError: an argument is not what the signature says; nothing was done.
+    """
+    signature = inspect.signature(function)
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}(): {error}") from None
+        try:
+            return validated(**given)  # type: ignore[call-arg]
+        except ValidationError as error:
+            if error.title != function.__name__:  # it comes from within
+                raise
+            problem, *others = error.errors()
+            name = str(problem["loc"][0])
+            expected = reason_of(problem)
+            if any(other["loc"][0] == name for other in others):  # none of several types
+                annotation = inspect.formatannotation(signature.parameters[name].annotation)
+                expected = "expected " + re.sub(r"(\w+\.)+", "", annotation)
+            elif len(problem["loc"]) > 1:  # something in it
+                raise ConfigError(f"{name}: {quoted(problem['input'])} given; {expected}") from None
+            raise ConfigError(f"{name} is {quoted(given[name])}; {expected}") from None
+
+    return call
 
 
 @checked
@@ -118,6 +155,84 @@ def plan(
     """
     return plan_memory(
         read_configuration(config, overrides or {}), device=device, memory_gib=memory_gib
+    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found so far."""
+
+    run_id: str
+    """Its id in the tracking store; the trials are parts of this run."""
+    metric: str
+    """The validation metric that chose, for example `valid/mrr`."""
+    value: float
+    """What the best trial reached."""
+    best_run_id: str
+    """Run of the best trial."""
+    settings: Mapping[str, object]
+    """The best trial's settings, `section.key` to value."""
+    config: Path
+    """The best configuration as YAML: `clew.train(search.config)` trains it."""
+    trials: pd.DataFrame = field(repr=False)
+    """One row for each trial, one column for each setting."""
+
+
+@checked
+def tune(
+    config: Configuration,
+    *,
+    space: str | Path = "",
+    minutes: Annotated[float, Field(gt=0)] = 60.0,
+    trials: Annotated[int | None, Field(ge=1)] = None,
+    seed: Annotated[int, Field(ge=0)] = 0,
+    overrides: Mapping[str, object] | None = None,
+    output_dir: str | Path | None = None,
+) -> Search:
+    """Search for the best configuration by the validation metric; called again, it goes on.
+
+    No trial is evaluated on the test split.
+
+    Args:
+        config: What the trials have in common, as for `train`.
+        space: YAML file, or the name of a space that ships with Clew; empty: the one for this kind
+            of data.
+        minutes: Time for this call; then the running trial is stopped.
+        trials: Stop after so many trials in all, those of earlier calls included.
+        seed: Seed of the search; `training.seed` is that of the trainings.
+        overrides: Settings to change, `section.key` to value.
+        output_dir: Folder that keeps the trials and the best configuration; None: in `runs/tune`.
+
+    Raises:
+        UsageError: configuration, space, data or tracking store cannot be used, or no trial was
+            completed in time.
+        Interrupted: stopped by the user; the trials that ended are kept.
+    """
+    # Only who searches waits for Optuna's import.
+    from clew.workflows.tuning.report import TRIALS_FILE
+    from clew.workflows.tuning.search import TuneRequest
+    from clew.workflows.tuning.tune import tune as search
+
+    result = search(
+        TuneRequest(
+            read_configuration(config, overrides or {}),
+            space=str(space),
+            minutes=minutes,
+            trials=trials,
+            seed=seed,
+            output_dir=Path(output_dir) if output_dir is not None else None,
+        )
+    )
+    best = result.best
+    assert best.value is not None
+    return Search(
+        result.run_id,
+        result.metric,
+        best.value,
+        best.run_id,
+        best.settings,
+        result.best_file,
+        pd.read_csv(result.folder / TRIALS_FILE),
     )
 
 

@@ -10,7 +10,7 @@ import os
 import click
 
 from clew import __version__
-from clew.cli import explanations, models, predictions, project, training
+from clew.cli import explanations, models, project, training
 from clew.errors import UsageError
 
 UNDER_TORCHRUN = ("train", "predict", "tracin", "batch-tracin")
@@ -35,7 +35,7 @@ for verb in (
     training.evaluate,
     training.compare,
     models.promote,
-    predictions.predict,
+    models.predict,
     models.export,
     explanations.tracin,
     explanations.batch_tracin,

@@ -18,8 +18,8 @@ from clew.cli.options import (
     Options,
     command,
     is_main_process,
+    progress_bar,
 )
-from clew.cli.progress import progress_bar
 from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.names import KIND_TRACE, KIND_TRAIN
@@ -103,7 +103,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
 def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows.explaining import batch_tracin as workflow
-    from clew.workflows.explaining.batch_request import BatchRequest
+    from clew.workflows.explaining.batch_work import BatchRequest
     from clew.workflows.explaining.trace_source import GivenFiles
 
     request = BatchRequest(
@@ -255,19 +255,11 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
     from clew.workflows.validating import validate_influence as workflow
 
-    request = workflow.ValidationRequest(
-        model=options.model,
-        subsets=options.subsets,
-        seeds=options.seeds,
-        drop=[float(part) for part in (options.drop or "0.05,0.5").split(",")],
-        tests=options.tests,
-        deletions=options.deletions,
-        scores=[part.strip() for part in options.scores.split(",") if part.strip()],
-        direction=options.direction,
-        test_loss=options.test_loss,
-        max_hours=options.max_hours,
-        output_dir=options.output_dir,
-    )
+    chosen = options.model_dump() | {
+        "drop": [float(part) for part in (options.drop or "0.05,0.5").split(",")],
+        "scores": [part.strip() for part in options.scores.split(",") if part.strip()],
+    }
+    request = workflow.ValidationRequest(**chosen)
     progress = progress_bar("retrainings", as_json=False)
     result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())

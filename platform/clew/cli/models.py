@@ -1,14 +1,166 @@
-"""Commands that hand trained models on: promote, export."""
+"""Commands that ask trained models, and hand them on: predict, promote, export."""
 
 import dataclasses
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import click
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, ModelReference, Options, command, dashed
+from clew.cli.options import (
+    JsonFlag,
+    ModelReference,
+    Option,
+    Options,
+    command,
+    dashed,
+    is_main_process,
+    progress_bar,
+)
+
+GRAPH = ("head", "relation", "tail", "input", "top_k", "filter_known", "conformal")
+TEXT = ("prompt", "prompt_file", "max_tokens", "temperature", "top_p", "seed", "state")
+FRAMES = ("frames", "output", "confidence")
+
+
+class PredictOptions(Options):
+    """Options of `clew predict`."""
+
+    model: ModelReference
+    """Run id, newest, models:/name@alias, or a checkpoint folder."""
+    head: str = ""
+    """Name or label of the head, to predict tails; with --tail too, the whole triple is ranked."""
+    relation: str = ""
+    """Name or label of the relation."""
+    tail: str = ""
+    """Name or label of the tail, to predict heads."""
+    top_k: Annotated[int, Field(ge=1)] = 10
+    """Number of answers per query."""
+    filter_known: bool = False
+    """Leave out answers that are already known from training."""
+    conformal: Annotated[float | None, Field(gt=0, lt=1), Option(alone="0.9")] = None
+    """Mark the answers in a set that holds a new answer with this probability (alone: 0.9)."""
+    input: Path | None = None
+    """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for an unknown end."""
+    prompt: str = ""
+    """Text that a language model continues."""
+    prompt_file: str = ""
+    """File with the prompt, in UTF-8, instead of --prompt; - is standard input."""
+    max_tokens: Annotated[int, Field(ge=0)] = 200
+    """Tokens to write."""
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Divides the logits before a token is drawn; 0 takes the likeliest."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw only among the likeliest tokens that together have this probability."""
+    seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    """Seed of the random draws (default: 0; with --state, the draws continue)."""
+    state: Path | None = None
+    """File that keeps the state after the text; if it exists, the text continues from there."""
+    frames: Path | None = None
+    """Image sequences to predict, as for training: HDF5, a Zarr store or a folder of arrays."""
+    output: Path | None = None
+    """Parquet file for the predictions of frames."""
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Share of targets that the intervals of frames are meant to hold."""
+    as_json: JsonFlag = False
+    """Print JSON instead of a table or text."""
+
+    @model_validator(mode="after")
+    def _asks_one_way(self) -> Self:
+        if self.input and (self.head or self.relation or self.tail):
+            raise ValueError("--input and a query are both given; give one of them")
+        if self.prompt and self.prompt_file:
+            raise ValueError("--prompt and --prompt-file are both given; give one of them")
+        first = [given[0] for options in (GRAPH, TEXT, FRAMES) if (given := self._given(options))]
+        if self.frames and "conformal" in self.model_fields_set:
+            raise ValueError(
+                "--conformal is given with --frames; the option for the intervals of frames is "
+                "--confidence"
+            )
+        if len(first) > 1:
+            raise ValueError(
+                f"{dashed(first[0])} and {dashed(first[1])} are for models of different tasks; "
+                "leave one of them out"
+            )
+        if bool(self.frames) != bool(self.output):
+            raise ValueError("--frames and --output belong together; give both")
+        return self
+
+    def _given(self, options: tuple[str, ...]) -> list[str]:
+        return [name for name in options if name in self.model_fields_set]
+
+    @property
+    def way(self) -> Callable[["PredictOptions"], None]:
+        """How the model is asked; about a graph unless the options say otherwise."""
+        return _continue if self._given(TEXT) else _predict_frames if self.frames else _answer
+
+
+@command(PredictOptions)
+def predict(options: PredictOptions) -> int:
+    """Ask a trained model. It answers with heads, tails, a triple's rank, text or values."""
+    options.way(options)
+    return 0
+
+
+def _answer(options: PredictOptions) -> None:
+    from clew.workflows.predicting import predict as workflow
+    from clew.workflows.predicting.queries import asked, read_queries
+
+    if options.input:
+        queries = read_queries(options.input)
+    else:
+        queries = [asked(options.head, options.relation, options.tail)]
+    result = workflow.predict(
+        options.model,
+        queries,
+        top_k=options.top_k,
+        filter_known=options.filter_known,
+        level=options.conformal,
+    )
+    if is_main_process():
+        click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+
+
+def _continue(options: PredictOptions) -> None:
+    from clew.language_modeling.generation import Sampling
+    from clew.workflows.predicting.text import TextRequest, predict_text, read_prompt
+
+    prompt = options.prompt
+    if options.prompt_file:
+        prompt = read_prompt(options.prompt_file, sys.stdin.buffer)
+    request = TextRequest(
+        prompt=prompt,
+        max_tokens=options.max_tokens,
+        sampling=Sampling(options.temperature, top_p=options.top_p),
+        seed=options.seed,
+        state=options.state,
+    )
+    pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
+    if options.as_json:
+        content = {"model": options.model, "prompt": prompt, "text": "".join(pieces)}
+        click.echo(json.dumps(content, indent=1))
+        return
+    for piece in pieces:
+        click.echo(piece, nl=False)
+    click.echo()
+
+
+def _predict_frames(options: PredictOptions) -> None:
+    from clew.workflows.predicting.frames import predict_frames
+
+    assert options.frames is not None
+    assert options.output is not None
+    result = predict_frames(
+        options.model,
+        options.frames,
+        options.output,
+        confidence=options.confidence,
+        progress=progress_bar("windows", as_json=False),
+    )
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 class PromoteOptions(Options):

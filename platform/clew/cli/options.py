@@ -6,6 +6,7 @@ docstring is the help text. Configuration settings that have their own option
 reference page from the same declarations.
 """
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -67,7 +68,9 @@ class Options(Section):
         for option in filter(lambda option: given[option.name], declared_options(verb, cls)):
             target, value = option.key or option.field, option.switch or given[option.name]
             if option.run_kind and value == NEWEST:
-                value = _newest_run(option.run_kind)
+                from clew.runs.reading.search import run_meant  # MLflow takes seconds
+
+                value = run_meant(NEWEST, option.run_kind)
             content = overrides if option.key else values
             if content.setdefault(target, value) != value:
                 raise ConfigError(
@@ -115,12 +118,13 @@ class ClusterOptions(Options):
         )
 
 
-@dataclass(frozen=True)
-class DeclaredOption:
-    """One option, in the form that click, MLproject and the reference page need."""
+@dataclass(frozen=True, kw_only=True)
+class DeclaredOption(Option):
+    """One option, in the form that click, MLproject and the reference page need.
 
-    name: str
-    """Name with underscores."""
+    Its name has underscores.
+    """
+
     help: str
     annotation: Any
     """Type of the value."""
@@ -130,14 +134,8 @@ class DeclaredOption:
     """Configuration key that it sets, instead of a field."""
     default: Any = None
     required: bool = False
-    alone: str = ""
-    """Value when the option is given without one."""
     switch: str = ""
     """Value, if the option never takes one."""
-    terminal_only: bool = False
-    hidden: bool = False
-    run_kind: str = ""
-    """Kind of the runs that `newest` chooses from."""
 
 
 def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:
@@ -149,8 +147,8 @@ def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:
     for item in flagged_fields(verb):
         main = DeclaredOption(
             item.name,
-            f"{first_sentence(item.field)} Sets {item.key}.",
-            item.field.annotation,
+            help=f"{first_sentence(item.field)} Sets {item.key}.",
+            annotation=item.field.annotation,
             key=item.key,
             alone="true" if item.field.annotation is bool else "",
         )
@@ -168,18 +166,15 @@ def _of_field(name: str, field: FieldInfo) -> list[DeclaredOption]:
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     if default not in (None, "", False):
         text = f"{text.removesuffix('.')} (default: {default})."
+    own = {"name": mark.name or name, "alone": mark.alone or ("true" if is_bool else "")}
     main = DeclaredOption(
-        mark.name or name,
-        text,
-        field.annotation,
+        **vars(mark) | own,
+        help=text,
+        annotation=field.annotation,
         field=name,
         default=default,
         required=field.is_required(),
-        alone=mark.alone or ("true" if is_bool else ""),
         switch="true" if is_bool and mark.terminal_only else "",
-        terminal_only=mark.terminal_only,
-        hidden=mark.hidden,
-        run_kind=mark.run_kind,
     )
     same = f"Same as {dashed(main.name)}."
     return [main, *(replace(main, name=other, help=same) for other in mark.also)]
@@ -194,12 +189,6 @@ def first_sentence(field: FieldInfo) -> str:
 def dashed(name: str) -> str:
     """Return an option as it is typed on the command line."""
     return f"--{name.replace('_', '-')}"
-
-
-def _newest_run(kind: str) -> str:
-    from clew.runs.reading.search import run_meant  # MLflow takes seconds
-
-    return run_meant(NEWEST, kind)
 
 
 def _describe(error: ValidationError, typed: Mapping[str, str]) -> str:
@@ -286,3 +275,24 @@ def _split_assignments(text: str) -> list[str]:
 def is_main_process() -> bool:
     """Whether this process prints for the command: torchrun's first process, or the only one."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
+    """Return a function that shows progress: a bar on a terminal, or one JSON object per line."""
+    from tqdm import tqdm
+
+    is_main = is_main_process()
+    silent = True if as_json or not is_main else None
+    bar = tqdm(unit=f" {unit}", delay=1.0, disable=silent, leave=False)
+
+    def show(done: int, total: int) -> None:
+        if not is_main:
+            return
+        if as_json:
+            click.echo(json.dumps({"done": done, "total": total}))
+        bar.total = total
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
+
+    return show

@@ -75,14 +75,14 @@ class DataOptions(Options):
 def data(options: DataOptions) -> int:
     """Check a data set and describe it. Or make one from KGX files, or pack triples."""
     if options.kgx is not None and options.output_dir is not None:
-        from clew.workflows.convert_kgx import KgxRequest, convert_kgx
+        from clew.workflows.data import KgxRequest, convert_kgx
 
         chosen = options.model_dump(
             include={"output_dir", "qualifiers", "valid_fraction", "test_fraction", "seed"}
         )
         click.echo(convert_kgx(KgxRequest(options.kgx, **chosen)))
         return 0
-    from clew.workflows.describe_data import data_settings, describe_data, pack_data
+    from clew.workflows.data import data_settings, describe_data, pack_data
 
     settings = data_settings(options.config, options.name, options.files)
     pack = options.pack

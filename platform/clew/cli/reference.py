@@ -40,7 +40,9 @@ LEFT_OUT = (
 TERMINAL_VERBS = ("runs", "sync", "ui")
 """Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
-SET = DeclaredOption("set", "More settings, section.key=value, separated by commas.", str)
+SET = DeclaredOption(
+    "set", help="More settings, section.key=value, separated by commas.", annotation=str
+)
 
 MLPROJECT_HEAD = f"""\
 # Entry points of `mlflow run`: the commands of the `clew` command line with the same options.

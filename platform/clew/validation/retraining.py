@@ -1,16 +1,23 @@
 """Trains a run again without facts: one model at a time by the product's own trainer.
 
-`clew.validation.stacked` trains many small models at once and gives the same models.
+`clew.validation.stacked` trains many small models at once and gives the same models. What each said
+of the test triples is kept on the disk, one file each: a killed command goes on where it was.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError
-from clew.files import working_folder
+from clew.errors import ConfigError, DataError, described
+from clew.files import replacing, working_folder, write_whole
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
@@ -19,7 +26,27 @@ from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer, total_steps
 from clew.validation.dropped_facts import Facts, WithoutFacts
+from clew.validation.outcomes import Examiner, Outcomes
 from clew.validation.stacked import STACK_SIZE, train_stack, why_not_stacked
+
+NOTHING: Facts = np.empty(0, np.int64)
+IDENTITY_FILE = "identity.json"
+FIELDS = ("loss", "log_probability", "rank")
+
+
+@dataclass(frozen=True, eq=False)
+class Retraining:
+    """One retraining."""
+
+    seed: int
+    dropped: Facts
+    """In ascending order."""
+
+    @property
+    def key(self) -> str:
+        """Name of the retraining among those of a run, from what is trained."""
+        digest = hashlib.sha256(self.dropped.astype("<i8").tobytes()).hexdigest()[:16]
+        return f"seed-{self.seed}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -115,3 +142,79 @@ class Retrainer:
             trainer.train()
         assert isinstance(trainer.model, GraphModel)
         return trainer.model.eval()
+
+
+class KeptRetrainings:
+    """What each retraining said of the test triples.
+
+    Args:
+        folder: Where the files are; it is made with the first of them.
+        identity: What all of them depend on: data, configuration, test triples.
+
+    Raises:
+        ConfigError: the folder holds retrainings of something else.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self.folder, self.identity = folder, json.dumps(identity)
+        stated = folder / IDENTITY_FILE
+        if stated.is_file():
+            if stated.read_bytes() != self.identity.encode():
+                raise ConfigError(
+                    f"--output-dir {folder}: holds retrainings of another model, data or choice of "
+                    "test triples; name another folder"
+                )
+        elif folder.is_dir() and any(path.suffix != ".tmp" for path in folder.iterdir()):
+            raise ConfigError(f"--output-dir {folder}: holds other files; name a new folder")
+
+    def __contains__(self, retraining: Retraining) -> bool:
+        return self._path(retraining).is_file()
+
+    def write(self, retraining: Retraining, outcomes: Outcomes) -> None:
+        """Keep a retraining, whole or not at all."""
+        write_whole(self.folder / IDENTITY_FILE, self.identity)
+        with replacing(self._path(retraining)) as temporary, temporary.open("wb") as file:
+            np.savez(file, **{name: getattr(outcomes, name) for name in FIELDS})
+
+    def read(self, retraining: Retraining) -> Outcomes:
+        """Return a finished retraining.
+
+        Raises:
+            DataError: its file cannot be read.
+        """
+        try:
+            with (
+                self._path(retraining).open("rb") as file,
+                np.load(file, allow_pickle=False) as stored,
+            ):
+                return Outcomes(*(stored[name] for name in FIELDS))
+        except Exception as error:  # zip files and NumPy's headers raise nearly everything
+            raise DataError(
+                f"{self._path(retraining)}: cannot be read ({described(error)}); delete it, and "
+                "the command trains that model again"
+            ) from None
+
+    def _path(self, retraining: Retraining) -> Path:
+        return self.folder / f"{retraining.key}.npz"
+
+
+def train_missing(
+    retrainings: Sequence[Retraining],
+    folder: KeptRetrainings,
+    retrainer: Retrainer,
+    examiner: Examiner,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Train what is not there yet, the models of one seed together."""
+    distinct = {retraining.key: retraining for retraining in retrainings}
+    missing = [retraining for retraining in distinct.values() if retraining not in folder]
+    done = len(distinct) - len(missing)
+    progress(done, len(distinct))
+    by_seed = attrgetter("seed")
+    for seed, group in groupby(sorted(missing, key=by_seed), by_seed):
+        waiting = list(group)
+        models = retrainer.train(seed, [retraining.dropped for retraining in waiting])
+        for retraining, model in zip(waiting, models, strict=True):
+            folder.write(retraining, examiner.examine(model))
+            done += 1
+            progress(done, len(distinct))

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("valid", "test")
 NEGATIVES_FILE = "{split}_negatives.txt"
-VALIDATION = "valid"
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,12 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
             "triples: leave it out"
         )
     if negatives.is_dir():
-        return _classify(task, model, negatives, split)
+        if split != "test":
+            raise ConfigError(
+                "split is valid, but the thresholds of triple classification are chosen on it; "
+                "evaluate test"
+            )
+        return _classify(task, model, negatives)
     graph = task.graph
     given = read_given_negatives(negatives, graph.entities, graph.relations)
     quality = rank_given(model, given, graph.num_relations).quality().metrics()
@@ -130,29 +134,20 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
     }
 
 
-def _classify(
-    task: LinkPrediction, model: GraphModel, folder: Path, split: str
-) -> dict[str, float]:
-    if split == VALIDATION:
-        raise ConfigError(
-            "split is valid, but the thresholds of triple classification are chosen on it; "
-            "evaluate test"
-        )
-    scored = {}
-    for name in (VALIDATION, split):
-        true = task.graph.split("valid" if name == VALIDATION else "test")
+def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
+    """Classify test triples, true and false ones, by thresholds from the validation triples."""
+    graph, scored = task.graph, {}
+    for name, true in (("valid", graph.valid), ("test", graph.test)):
         path = folder / NEGATIVES_FILE.format(split=name)
         if not path.is_file():
             raise DataError(f"{folder}: no file {path.name}; expected the false {name} triples")
-        triples = np.concatenate(
-            [true, read_triples(path, task.graph.entities, task.graph.relations)]
-        )
-        scores = score_triples(model, triples, task.graph.num_relations)
+        triples = np.concatenate([true, read_triples(path, graph.entities, graph.relations)])
+        scores = score_triples(model, triples, graph.num_relations)
         scored[name] = scores, np.arange(len(triples)) < len(true), triples[:, RELATION]
-    thresholds = Thresholds.fit(*scored[VALIDATION], task.graph.num_relations)
-    scores, is_true, relation = scored[split]
+    thresholds = Thresholds.fit(*scored["valid"], graph.num_relations)
+    scores, is_true, relation = scored["test"]
     quality = ClassificationQuality.of(thresholds.predict(scores, relation), is_true)
     return {
-        names.metric(split, names.CLASSIFICATION.format(name=name)): value
+        names.metric("test", names.CLASSIFICATION.format(name=name)): value
         for name, value in vars(quality).items()
     }

@@ -72,8 +72,7 @@ def open_model(reference: str) -> Iterator[ModelSource]:
         TrackingError: no such run, model or alias, or the store does not answer.
         CheckpointError: the run has no best checkpoint, or it cannot be read.
     """
-    refuse_empty(reference)
-    with working_folder("model", holds=title_of(reference)) as folder:
+    with folder_for(reference, "model") as folder:
         if reference.startswith(REGISTRY_SCHEME):
             yield open_version(find_version(reference), folder, reference)
         elif (local := folder_meant(reference)) is not None:
@@ -84,9 +83,18 @@ def open_model(reference: str) -> Iterator[ModelSource]:
             yield open_run_best(reference, folder)
 
 
-def title_of(reference: str) -> str:
-    """Return what a model is called in a message: its address, or `run` and its id."""
-    return reference if reference.startswith(REGISTRY_SCHEME) else f"run {reference}"
+@contextmanager
+def folder_for(reference: str, purpose: str) -> Iterator[Path]:
+    """Yield a working folder for a model's files; errors name the model in place of the folder.
+
+    Raises:
+        ConfigError: the reference is empty.
+    """
+    if not reference.strip():
+        raise ConfigError(f"no model given; expected {EXPECTED}")
+    title = reference if reference.startswith(REGISTRY_SCHEME) else f"run {reference}"
+    with working_folder(purpose, holds=title) as folder:
+        yield folder
 
 
 def find_version(reference: str) -> RegisteredVersion:
@@ -175,16 +183,6 @@ def recorded_file(source: ModelSource, name: str, work: Path) -> Path:
     if source.run_id is None:
         raise CheckpointError(f"{source.title}: no {name} beside it; ask the run by its id instead")
     return download_artifact(source.run_id, name, work)
-
-
-def refuse_empty(reference: str) -> None:
-    """Refuse a reference that names nothing.
-
-    Raises:
-        ConfigError: it is empty.
-    """
-    if not reference.strip():
-        raise ConfigError(f"no model given; expected {EXPECTED}")
 
 
 def folders_of_run(run_id: str) -> list[str]:

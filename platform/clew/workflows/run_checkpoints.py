@@ -9,7 +9,6 @@ from clew import names
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, quoted
-from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact, list_artifacts
 from clew.training.checkpoints import AVERAGE_FILE
 from clew.training.history import last_step
@@ -24,11 +23,10 @@ from clew.workflows.model_source import (
     REGISTRY_SCHEME,
     ModelSource,
     find_version,
+    folder_for,
     folder_meant,
     folders_of_run,
     missing_in_run,
-    refuse_empty,
-    title_of,
     trained_with,
 )
 
@@ -59,8 +57,7 @@ def open_checkpoints(
     Raises:
         UsageError: the checkpoints are missing or do not belong together.
     """
-    refuse_empty(reference)
-    with working_folder("trace", holds=title_of(reference)) as folder:
+    with folder_for(reference, "trace") as folder:
         version = None
         run_id: str | None = reference
         if reference.startswith(REGISTRY_SCHEME):
@@ -75,14 +72,8 @@ def open_checkpoints(
         _refuse_average(records, config)
         records = _complete(records, local, run_id, history)
         manifest = read_manifest(records[-1].path)
-        model = ModelSource(
-            reference,
-            records[-1].path,
-            manifest,
-            config,
-            run_id or manifest.run_id or None,
-            version,
-        )
+        found_run = run_id or manifest.run_id or None
+        model = ModelSource(reference, records[-1].path, manifest, config, found_run, version)
         yield model, tuple(records)
 
 

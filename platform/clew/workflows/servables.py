@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from clew import names
-from clew.errors import CheckpointError
 from clew.image_sequences.errors import HeldOutErrors, conformal_half_width
 from clew.image_sequences.model_folder import write_model_folder as write_frames_folder
 from clew.image_sequences.requests import WindowPredictor
@@ -70,8 +69,9 @@ class Servable(Protocol):
     serving_code: Path
     """The Python file that MLflow runs to get the model."""
 
-    def num_examples(self, split: str) -> int:
-        """Return how many examples a split has."""
+    @property
+    def num_test_examples(self) -> int:
+        """How many examples the test split has."""
         ...
 
     def calibrate(self, model: nn.Module) -> Any:
@@ -106,11 +106,10 @@ class ServedTriples:
         self.task = task
         self.graph = task.graph
 
-    def num_examples(self, split: str) -> int:
-        """Return the number of triples of a split, `train`, `valid` or `test`."""
-        return len(
-            {"train": self.graph.train, "valid": self.graph.valid}.get(split, self.graph.test)
-        )
+    @property
+    def num_test_examples(self) -> int:
+        """Number of test triples."""
+        return len(self.graph.test)
 
     def calibrate(self, model: nn.Module) -> Calibration | None:
         """Fit the temperature of answers to the validation triples, on the CPU."""
@@ -175,9 +174,10 @@ class ServedText:
     def __init__(self, task: LanguageModeling) -> None:
         self.task = task
 
-    def num_examples(self, split: str) -> int:
-        """Return the number of tokens of a split that are predicted."""
-        return len(self.task.splits.windows[split].stream) - 1
+    @property
+    def num_test_examples(self) -> int:
+        """Number of test tokens that are predicted."""
+        return len(self.task.splits.windows["test"].stream) - 1
 
     def calibrate(self, model: nn.Module) -> None:
         """Return None: nothing is fitted."""
@@ -214,9 +214,10 @@ class ServedFrames:
     def __init__(self, task: SequenceRegression) -> None:
         self.task = task
 
-    def num_examples(self, split: str) -> int:
-        """Return the number of windows of a split."""
-        return len(self.task.splits.windows[split])
+    @property
+    def num_test_examples(self) -> int:
+        """Number of test windows."""
+        return len(self.task.splits.windows["test"])
 
     def calibrate(self, model: nn.Module) -> HeldOutErrors | None:
         """Return the errors on validation and test windows, on the CPU; None if too few."""
@@ -264,17 +265,10 @@ _SERVED: dict[str, Any] = {
     names.TASK_LANGUAGE_MODELING: ServedText,
     names.TASK_SEQUENCE_REGRESSION: ServedFrames,
 }
-SERVABLE_TASKS = frozenset(_SERVED)
 
 
 def servable_of(task: Task[Any]) -> Servable:
-    """Return the task as promotion and serving see it.
-
-    Raises:
-        CheckpointError: models of this task cannot be served.
-    """
-    if task.kind not in _SERVED:
-        raise CheckpointError(f"{task.kind} models cannot be served; {sorted(SERVABLE_TASKS)} can")
+    """Return the task as promotion and serving see it."""
     servable: Servable = _SERVED[task.kind](task)
     return servable
 

@@ -329,16 +329,11 @@ def _write_run_files(trainer: Trainer[Any]) -> None:
     if not trainer.world.is_main:
         return
     config, folder = trainer.config, trainer.checkpointer.folder
-    tracker = trainer.history.tracker
-    (folder / names.ARTIFACT_CONFIG_YAML).write_text(to_yaml(config), encoding="utf-8")
-    content = config.model_dump(mode="json")
-    (folder / names.ARTIFACT_CONFIG_JSON).write_text(
-        json.dumps(content, indent=2), encoding="utf-8"
-    )
+    as_yaml, as_json = folder / names.ARTIFACT_CONFIG_YAML, folder / names.ARTIFACT_CONFIG_JSON
+    as_yaml.write_text(to_yaml(config), encoding="utf-8")
+    as_json.write_text(json.dumps(config.model_dump(mode="json"), indent=2), encoding="utf-8")
     extra = folder / RUN_FILES
     extra.mkdir(exist_ok=True)
     trainer.task.write_artifacts(extra)
-    for path in (folder / names.ARTIFACT_CONFIG_YAML, folder / names.ARTIFACT_CONFIG_JSON):
-        tracker.artifact(path)
-    for path in sorted(extra.iterdir()):
-        tracker.artifact(path)
+    for path in (as_yaml, as_json, *sorted(extra.iterdir())):
+        trainer.history.tracker.artifact(path)

@@ -3,9 +3,12 @@
 Test triples are computed together, a group at a time: the rows of their candidates' union are the
 work, and they are shared. Each test triple has its own result on the disk before the next group
 begins, so a killed run loses at most a group.
+
+On a cluster, a part of the work is some groups, the same as without one. A node works in a folder
+of its own, whose files come here: one process writes the output folder, each test triple once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +17,16 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.errors import ConfigError, DataError
-from clew.influence.link_prediction.report import Findings, ReportSource, build_report
+from clew.errors import ClusterError, ConfigError, DataError
+from clew.files import working_folder
+from clew.influence.link_prediction.report import Findings, build_report
 from clew.runs.base import Tracker
-from clew.runs.influence_report import InfluenceReport
 from clew.training.peers import require_same
-from clew.workflows.clusters.cluster import opened_cluster
+from clew.workflows.clusters.cluster import Cluster, opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
-from clew.workflows.explaining.batch_request import BatchRequest
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
-from clew.workflows.explaining.batch_work import BatchTrace, ids_of, run_on_cluster, unusable
-from clew.workflows.explaining.given_triples import read_test_triples
+from clew.workflows.explaining.batch_work import BatchRequest, BatchTrace, ids_of, unusable
+from clew.workflows.explaining.given_triples import GivenTriple, read_test_triples
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import (
     Progress,
@@ -39,6 +41,8 @@ from clew.workflows.shared_table import digest, sharing_the_table
 
 KEPT = "finished test triples are kept: start again to add the others"
 """What is left when a process is lost."""
+PARTS_PER_SLOT = 4
+"""So that nodes end at about the same time, and little is lost with one that dies."""
 
 
 @dataclass(frozen=True)
@@ -152,26 +156,93 @@ def _record(
     batch.output.summarise(outcomes)
     if all(outcome.status == "failed" for outcome in outcomes):
         raise DataError(_none_explained(request, outcomes))
-    tracker.artifact(batch.output.join(_frame(batch.report, batch.seconds)))
+    nothing = Findings(np.empty((0, 3), np.int32), [], *(np.empty(0),) * 3, batch.seconds)
+    tracker.artifact(batch.output.join(build_report(batch.report, nothing)))
     tracker.artifact(batch.output.root / "summary.json", "influence")
-    if any(outcome.status == "done" for outcome in outcomes):
-        measured = _speed(outcomes, batch.seconds) | deviation(batch.report.settings)
+    done = np.array([outcome.candidates for outcome in outcomes if outcome.status == "done"])
+    if len(done):  # of nodes, the seconds are their sum
+        measured = speed(done, batch.seconds) | deviation(batch.report.settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
-
-
-def _frame(report: ReportSource, seconds: float) -> InfluenceReport:
-    """Return the head of the joined report."""
-    none = Findings(np.empty((0, 3), np.int32), [], *(np.empty(0),) * 3, seconds)
-    return build_report(report, none)
-
-
-def _speed(outcomes: Sequence[Outcome], seconds: float) -> dict[str, float]:
-    """Return the metrics of speed over everything that was computed; of nodes, their sum."""
-    candidates = np.array([o.candidates for o in outcomes if o.status == "done"])
-    tests, empty = np.empty((len(candidates), 3), np.int32), np.empty(0)
-    return speed(Findings(tests, [], empty, empty, candidates, seconds))
 
 
 def _none_explained(request: BatchRequest, outcomes: Sequence[Outcome]) -> str:
     reasons = "; ".join(f"line {o.index + 1}: {o.message}" for o in outcomes[:3])
     return f"{request.test_triples}: no triple could be explained ({reasons})"
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What became of a part's test triples, with the files of those that were explained."""
+
+    outcomes: tuple[Outcome, ...]
+    files: Mapping[int, Mapping[str, bytes]]
+    """Index of a test triple to its files' names and content."""
+    seconds: float
+
+
+def explain_part(
+    request: BatchRequest, tests: Sequence[GivenTriple], settings: Mapping[str, Any]
+) -> PartResult:
+    """Explain a part; `settings` are those of the command, for the reports.
+
+    Raises:
+        UsageError: the model or the data cannot be used here, or are others than the command's.
+    """
+    with (
+        open_trace_source(request.model, request.overrides, files=request.files) as source,
+        working_folder("part") as folder,
+    ):
+        graph = request.labelled(source.task.graph)
+        report = replace(report_source(source, settings), graph=graph)
+        expected = request.identity(report)
+        own = request.identity(replace(report, settings=settings_of(source, ids_of(tests))))
+        for key in expected:
+            if own.get(key) != expected[key]:
+                raise ClusterError(
+                    f"{key} is {own.get(key)!r} on a node, {expected[key]!r} for the command; give "
+                    "all nodes the same data and tracking store"
+                )
+        output = OutputFolder(folder / "output")
+        output.prepare(expected)
+        batch = BatchTrace(source, report, output)
+        outcomes = batch.run(tests, lambda done, total: None)
+        return PartResult(tuple(outcomes), output.files(), batch.seconds)
+
+
+def run_on_cluster(
+    cluster: Cluster,
+    request: BatchRequest,
+    batch: BatchTrace,
+    tests: Sequence[GivenTriple],
+    progress: Progress,
+) -> list[Outcome]:
+    """Return the outcome of every test triple, in order; results are kept as parts end.
+
+    A part that a node refuses, or that is lost with node after node, fails with its test triples.
+    """
+    outcomes, waiting = batch.look(tests)
+    progress(len(outcomes), len(tests))
+    for part in _parts([test for test, _ in waiting], batch.group_size, cluster.slots):
+        cluster.submit(part, explain_part, request, part, batch.report.settings)
+    for part, ended in cluster.finished():
+        result: PartResult | None = ended.result
+        if result is None:
+            failed = (Outcome(t.index, t.text, "failed", str(ended.error)) for t in part)
+            outcomes |= {outcome.index: outcome for outcome in failed}
+        else:
+            for outcome in result.outcomes:
+                if outcome.index in result.files:
+                    batch.output.receive(outcome.index, result.files[outcome.index])
+                outcomes[outcome.index] = outcome
+            batch.seconds += result.seconds
+        progress(len(outcomes), len(tests))
+    return [outcomes[test.index] for test in tests]
+
+
+def _parts(
+    tests: Sequence[GivenTriple], group_size: int, slots: int
+) -> list[tuple[GivenTriple, ...]]:
+    """Divide test triples at the borders of groups."""
+    num_groups = -(-len(tests) // group_size)
+    size = group_size * max(1, -(-num_groups // (slots * PARTS_PER_SLOT)))
+    return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]

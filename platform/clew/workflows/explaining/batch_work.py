@@ -1,38 +1,97 @@
-"""The work of a batch explanation: test triples in groups, each result on the disk at once.
+"""A batch explanation: what is asked for, and the work, each result on the disk at once.
 
 Where processes share the entity table, all of them explain every group, and the main one writes.
-On a cluster, a part of the work is some groups, the same as without one. A node works in a folder
-of its own, whose files come here: one process writes the output folder, each test triple once.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from clew.errors import ClewError, ClusterError, Interrupted, NonFiniteLossError, described
-from clew.files import working_folder
+from clew.errors import ClewError, ConfigError, Interrupted, NonFiniteLossError, described
 from clew.folders import cache_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import ReportSource
-from clew.link_prediction.triples import Triples
-from clew.workflows.clusters.cluster import Cluster
-from clew.workflows.explaining.batch_request import BatchRequest
+from clew.link_prediction.labels import read_edge_map, read_labels
+from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.given_triples import GivenTriple
-from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
-from clew.workflows.explaining.tracin import Progress, explain, report_source, settings_of
+from clew.workflows.explaining.trace_output import identity
+from clew.workflows.explaining.trace_source import GivenFiles, TraceSource
+from clew.workflows.explaining.tracin import Progress, explain
+from clew.workflows.shared_table import digest
 
 logger = logging.getLogger(__name__)
 
-PARTS_PER_SLOT = 4
-"""So that nodes end at about the same time, and little is lost with one that dies."""
+DEFAULT_FOLDER = Path("runs/batch_tracin")
 Waiting = list[tuple[GivenTriple, np.ndarray]]
 """Test triples to explain, with their candidates."""
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """What to explain, and where results go."""
+
+    model: str
+    test_triples: str
+    output_dir: Path | None = None
+    """None: a folder of its own for each model, file of test triples, and settings."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    files: GivenFiles | None = None
+    start_index: int = 0
+    max_triples: int | None = None
+    edge_map: str = ""
+    node_name_dict: str = ""
+
+    def chosen(self, tests: list[GivenTriple]) -> list[GivenTriple]:
+        """Return the test triples from `start_index` on, at most `max_triples`.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if self.start_index < 0 or (self.max_triples is not None and self.max_triples < 1):
+            raise ConfigError(
+                f"start_index is {self.start_index} and max_triples {self.max_triples}; expected "
+                "start_index 0 or more and max_triples 1 or more"
+            )
+        if self.start_index >= len(tests):
+            raise ConfigError(
+                f"start_index is {self.start_index}, but {self.test_triples} has {len(tests)} lines"
+            )
+        stop = None if self.max_triples is None else self.start_index + self.max_triples
+        return tests[self.start_index : stop]
+
+    def folder(self, identity: Mapping[str, Any]) -> Path:
+        """Return where results go; `identity` is what they depend on."""
+        if self.output_dir is not None:
+            return self.output_dir
+        return DEFAULT_FOLDER / digest([identity, str(Path(self.test_triples).resolve())])[:12]
+
+    def labelled(self, graph: KnowledgeGraph) -> KnowledgeGraph:
+        """Return a graph with the labels of other files, where they are given."""
+        changed: dict[str, Any] = {}
+        if self.node_name_dict:
+            changed["entities"] = read_labels(Path(self.node_name_dict), graph.entities)
+        if self.edge_map:
+            path = Path(self.edge_map)
+            read = read_edge_map if path.suffix == ".json" else read_labels
+            changed["relations"] = read(path, graph.relations)
+        return replace(graph, **changed)
+
+    def identity(self, report: ReportSource) -> dict[str, Any]:
+        """Return what results depend on: what scores do, and what the files of labels hold."""
+        files = {"edge_map": self.edge_map, "node_name_dict": self.node_name_dict}
+        return identity(report) | {
+            f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+            for name, path in files.items()
+            if path
+        }
 
 
 class BatchTrace:
@@ -152,81 +211,3 @@ def unusable(test: GivenTriple) -> Outcome:
 def ids_of(tests: Sequence[GivenTriple]) -> Triples:
     """Return the ids of the usable triples."""
     return np.array([t.ids for t in tests if t.ids is not None], np.int32).reshape(-1, 3)
-
-
-@dataclass(frozen=True)
-class PartResult:
-    """What became of a part's test triples, with the files of those that were explained."""
-
-    outcomes: tuple[Outcome, ...]
-    files: Mapping[int, Mapping[str, bytes]]
-    """Index of a test triple to its files' names and content."""
-    seconds: float
-
-
-def explain_part(
-    request: BatchRequest, tests: Sequence[GivenTriple], settings: Mapping[str, Any]
-) -> PartResult:
-    """Explain a part; `settings` are those of the command, for the reports.
-
-    Raises:
-        UsageError: the model or the data cannot be used here, or are others than the command's.
-    """
-    with (
-        open_trace_source(request.model, request.overrides, files=request.files) as source,
-        working_folder("part") as folder,
-    ):
-        graph = request.labelled(source.task.graph)
-        report = replace(report_source(source, settings), graph=graph)
-        expected = request.identity(report)
-        own = request.identity(replace(report, settings=settings_of(source, ids_of(tests))))
-        for key in expected:
-            if own.get(key) != expected[key]:
-                raise ClusterError(
-                    f"{key} is {own.get(key)!r} on a node, {expected[key]!r} for the command; give "
-                    "all nodes the same data and tracking store"
-                )
-        output = OutputFolder(folder / "output")
-        output.prepare(expected)
-        batch = BatchTrace(source, report, output)
-        outcomes = batch.run(tests, lambda done, total: None)
-        return PartResult(tuple(outcomes), output.files(), batch.seconds)
-
-
-def run_on_cluster(
-    cluster: Cluster,
-    request: BatchRequest,
-    batch: BatchTrace,
-    tests: Sequence[GivenTriple],
-    progress: Progress,
-) -> list[Outcome]:
-    """Return the outcome of every test triple, in order; results are kept as parts end.
-
-    A part that a node refuses, or that is lost with node after node, fails with its test triples.
-    """
-    outcomes, waiting = batch.look(tests)
-    progress(len(outcomes), len(tests))
-    for part in _parts([test for test, _ in waiting], batch.group_size, cluster.slots):
-        cluster.submit(part, explain_part, request, part, batch.report.settings)
-    for part, ended in cluster.finished():
-        result: PartResult | None = ended.result
-        if result is None:
-            failed = (Outcome(t.index, t.text, "failed", str(ended.error)) for t in part)
-            outcomes |= {outcome.index: outcome for outcome in failed}
-        else:
-            for outcome in result.outcomes:
-                if outcome.index in result.files:
-                    batch.output.receive(outcome.index, result.files[outcome.index])
-                outcomes[outcome.index] = outcome
-            batch.seconds += result.seconds
-        progress(len(outcomes), len(tests))
-    return [outcomes[test.index] for test in tests]
-
-
-def _parts(
-    tests: Sequence[GivenTriple], group_size: int, slots: int
-) -> list[tuple[GivenTriple, ...]]:
-    """Divide test triples at the borders of groups."""
-    num_groups = -(-len(tests) // group_size)
-    size = group_size * max(1, -(-num_groups // (slots * PARTS_PER_SLOT)))
-    return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]

@@ -23,7 +23,6 @@ from clew.workflows.explaining.trace_windows import (
     open_task,
     open_tracer,
     record_each,
-    said_of,
     window_scores,
 )
 from clew.workflows.model_source import LoadedModel
@@ -64,7 +63,7 @@ def trace_sequences(
         chosen = [_test_window(loaded, task, frame) for frame in frames]
 
         def report_of(explained: Explained, test: int, folder: Path) -> SequenceInfluenceReport:
-            found, window = explained.found[test], chosen[test]
+            found, window = explained.found, chosen[test]
             report = SequenceInfluenceReport(
                 unit=task.splits.table.unit,
                 last_frame=int(window.ends[0]),
@@ -73,7 +72,7 @@ def trace_sequences(
                 prediction=float(task.predict(loaded.model, window, tracer.device)[0]),
                 proponents=_windows(windows, found.proponents, found.parts),
                 opponents=_windows(windows, found.opponents, found.parts),
-                **said_of(explained, test),
+                **explained.said,
             )
             report.write(folder / SEQUENCE_INFLUENCE_JSON)
             _draw(windows, window, report, folder / SEQUENCE_INFLUENCE_PICTURE)

@@ -15,6 +15,7 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.folders import cache_folder
 from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.summation import all_steps
 from clew.link_prediction.dictionaries import read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
@@ -22,7 +23,6 @@ from clew.link_prediction.triples import KnowledgeGraph
 from clew.training.distributed import World
 from clew.training.manifest import CheckpointRecord
 from clew.training.setup import prepare_process
-from clew.workflows.explaining.ensemble import mean_checkpoints, require_ensemble
 from clew.workflows.model_source import (
     LoadedModel,
     ModelSource,
@@ -40,6 +40,16 @@ NEED_WHOLE_TABLE = {
     "unrolled": "the whole model, whose training it repeats",
 }
 """What forms of the score need in one process."""
+FILES = {"name", "train", "valid", "test", "entity_to_id", "relation_to_id", "exclude"}
+LABELS = {"node_name_dict", "edge_map"}
+MAY_DIFFER: Mapping[str, set[str] | bool] = {
+    "data": FILES | LABELS,
+    "training": {"seed", "device", "num_workers"},
+    "influence": True,
+    "tracking": True,
+}
+"""Settings that do not say what is learned, and the seed. The data's fingerprint says whether files
+in other places hold the same triples."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,16 @@ class GivenFiles:
                     f"{path}: other {kind} names or ids than those of {model.title}, which has "
                     f"{len(own)}; leave {kind}_to_id out to use the model's own"
                 )
-        if self.train:
-            _check_training_file(Path(self.train), graph, model)
+        if not self.train:
+            return
+        given = np.unique(read_triples(Path(self.train), graph.entities, graph.relations), axis=0)
+        trained_on = np.unique(graph.train, axis=0)
+        if not np.array_equal(given, trained_on):
+            raise CheckpointError(
+                f"{self.train}: holds {len(given)} distinct triples, {model.title} was trained on "
+                f"{len(trained_on)} others (data fingerprint {model.manifest.data_fingerprint}); "
+                "leave train out to use the model's own"
+            )
 
 
 @dataclass(frozen=True)
@@ -183,13 +201,56 @@ def over_all_entities(config: RunConfig) -> RunConfig:
     return with_settings(config, {"loss.negatives": None})
 
 
-def _check_training_file(path: Path, graph: KnowledgeGraph, model: ModelSource) -> None:
-    """Refuse training triples other than the model's own; their order may differ."""
-    given = np.unique(read_triples(path, graph.entities, graph.relations), axis=0)
-    own = np.unique(graph.train, axis=0)
-    if not np.array_equal(given, own):
-        raise CheckpointError(
-            f"{path}: holds {len(given)} distinct triples, {model.title} was trained on "
-            f"{len(own)} others (data fingerprint {model.manifest.data_fingerprint}); leave "
-            "train out to use the model's own"
-        )
+def require_ensemble(models: Sequence[ModelSource]) -> None:
+    """Refuse runs that differ in more than their seed, and a run that is there twice.
+
+    Raises:
+        ConfigError: they do not belong together.
+    """
+    first, seeds = models[0], {models[0].config.training.seed: models[0]}
+    for other in models[1:]:
+        ours, theirs = first.manifest.data_fingerprint, other.manifest.data_fingerprint
+        if ours != theirs:
+            raise ConfigError(
+                f"{other.title} was trained on data {theirs}, {first.title} on {ours}; an ensemble "
+                "needs runs of one configuration on the same data"
+            )
+        for key, value in _learned(other.config).items():
+            own = _learned(first.config).get(key)
+            if value != own:
+                raise ConfigError(
+                    f"{key} is {value!r} in {other.title} and {own!r} in {first.title}; an "
+                    "ensemble needs runs of one configuration with other seeds"
+                )
+        seed = other.config.training.seed
+        if seed in seeds:
+            raise ConfigError(
+                f"training.seed is {seed} in {other.title} and in {seeds[seed].title}; an ensemble "
+                "needs runs with other seeds"
+            )
+        seeds[seed] = other
+
+
+def mean_checkpoints(
+    runs: Sequence[Sequence[CheckpointRecord]],
+) -> tuple[CheckpointRecord, ...]:
+    """Return one checkpoint for each step of any run, with the mean of its weights over all runs.
+
+    A run that has no checkpoint of that step counts with weight 0, as in `MeanOfRuns`.
+    """
+    found = []
+    for step in all_steps([[record.step for record in run] for run in runs]):
+        same = [record for run in runs for record in run if record.step == step]
+        weight = sum(record.learning_rate_weight for record in same) / len(runs)
+        found.append(replace(same[0], learning_rate_weight=weight))
+    return tuple(found)
+
+
+def _learned(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that determine what is learned, by their full key, the seed apart."""
+    content = config.model_dump(mode="json", exclude=MAY_DIFFER)
+    return {
+        f"{section}.{key}": value
+        for section, values in content.items()
+        for key, value in values.items()
+    }

@@ -23,7 +23,6 @@ from clew.workflows.explaining.trace_windows import (
     open_task,
     open_tracer,
     record_each,
-    said_of,
     window_scores,
 )
 from clew.workflows.model_source import LoadedModel
@@ -106,13 +105,13 @@ def trace_texts(
         ]
 
         def report_of(explained: Explained, test: int, folder: Path) -> TextInfluenceReport:
-            found = explained.found[test]
+            found, said = explained.found, explained.said
             report = TextInfluenceReport(
                 prompt=whole[test].prompt,
                 continuation=whole[test].continuation,
                 proponents=_windows(task, windows, found.proponents, found.parts),
                 opponents=_windows(task, windows, found.opponents, found.parts),
-                **said_of(explained, test, window=windows.length),
+                **said | {"settings": said["settings"] | {"window": windows.length}},
             )
             report.write(folder / TEXT_INFLUENCE_JSON)
             return report

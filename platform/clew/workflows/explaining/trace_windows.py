@@ -1,7 +1,7 @@
 """What explaining a text and explaining a sequence of frames share: open, explain, record, copy."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -129,12 +129,11 @@ def search_settings(source: ModelSource) -> SearchSettings | None:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """Explanations of several tests, made in one pass over the training windows."""
+    """The explanation of one test."""
 
-    found: Sequence[WindowExplanation]
-    said: Mapping[str, Any]
-    """What every report says of how they were made."""
-    metrics: Mapping[str, float]
+    found: WindowExplanation
+    said: dict[str, Any]
+    """What its report says of how it was made."""
 
 
 def explain(
@@ -142,11 +141,11 @@ def explain(
     tests: Sequence[B],
     source: ModelSource,
     progress: Callable[[int, int], None],
-) -> Explained:
-    """Explain test windows, batches of one each."""
+) -> tuple[list[Explained], dict[str, float]]:
+    """Explain test windows, batches of one each, in one pass; return the metrics of speed too."""
     top_k, num_windows = source.config.influence.top_k, len(tracer.windows)
-    search, started = search_settings(source), time.perf_counter()
-    found = tracer.explain(tests, top_k=top_k or num_windows, settings=search, progress=progress)
+    how, started = search_settings(source), time.perf_counter()
+    found = tracer.explain(tests, top_k=top_k or num_windows, settings=how, progress=progress)
     searched = found[0].searched
     making = searched.making_seconds if searched else 0.0
     seconds = (time.perf_counter() - started - making) / len(tests)
@@ -174,14 +173,18 @@ def explain(
         "device": device_name(tracer.device),
         "steps": tuple(record.step for record in tracer.checkpoints),
         "weights": tuple(map(float, tracer.weights)),
-        "settings": settings,
     }
     metrics = {
         names.INFLUENCE_SECONDS_PER_TEST: seconds,
         names.INFLUENCE_PAIRS_PER_SECOND: num_windows / seconds,
         **deviation_metrics(settings),
     }
-    return Explained(found, said, metrics)
+    explained = []
+    for each in found:
+        search = {} if each.searched is None else {names.SETTING_SEARCH: asdict(each.searched)}
+        own = {"loss": each.loss, "self_influence": each.self_influence}
+        explained.append(Explained(each, {**said, **own, "settings": settings | search}))
+    return explained, metrics
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ def record_each(
         report_of: Writes the report of one test into a folder, and returns it.
         progress: Called with the number of windows done and in total.
     """
-    explained, results = None, []
+    explained, metrics, results = list[Explained](), dict[str, float](), []
     for test in range(len(tests)):
         with (
             trace_run(source, loaded, f"{command} {loaded.task.dataset}") as tracker,
@@ -228,27 +231,15 @@ def record_each(
         ):
             folder = temporary / names.ARTIFACT_INFLUENCE
             folder.mkdir()
-            if explained is None:
-                explained = explain(tracer, tests, source, progress)
-                if explained.found[0].searched is not None:
-                    keep_indices(source, tracer.checkpoints, explained.found[0].searched)
-            tracker.metrics(explained.metrics, source.manifest.step)
-            report = report_of(explained, test, folder)
+            if not explained:
+                explained, metrics = explain(tracer, tests, source, progress)
+                if (searched := explained[0].found.searched) is not None:
+                    keep_indices(source, tracer.checkpoints, searched)
+            tracker.metrics(metrics, source.manifest.step)
+            report = report_of(explained[test], test, folder)
             tracker.artifact(folder)
         results.append(WindowTrace(report, tracker.run_id))
     return results
-
-
-def said_of(explained: Explained, test: int, **more: object) -> dict[str, Any]:
-    """Return what the report of one test says of how it was made."""
-    found = explained.found[test]
-    search = {} if found.searched is None else {names.SETTING_SEARCH: asdict(found.searched)}
-    return {
-        **explained.said,
-        "loss": found.loss,
-        "self_influence": found.self_influence,
-        "settings": {**explained.said["settings"], **search, **more},
-    }
 
 
 def keep_indices(

@@ -143,7 +143,8 @@ def tracin(
             if not world.is_main:
                 return TraceResult(build_report(described, findings), None, output)
             report = write_report(folder, described, findings)
-            tracker.metrics(speed(findings) | deviation(settings), source.model.manifest.step)
+            measured = speed(findings.candidates, findings.seconds) | deviation(settings)
+            tracker.metrics(measured, source.model.manifest.step)
             tracker.artifact(folder)
             if output is not None:
                 copy_files(folder, output)
@@ -286,12 +287,11 @@ def variant(source: TraceSource) -> str:
     return name if asked == "auto" else f"{name}+{asked}"
 
 
-def speed(findings: Findings) -> dict[str, float]:
-    """Return the metrics of speed."""
-    pairs = float(findings.candidates.sum())
+def speed(candidates: np.ndarray, seconds: float) -> dict[str, float]:
+    """Return the metrics of speed of explaining tests, each by so many candidates."""
     return {
-        names.INFLUENCE_SECONDS_PER_TEST: findings.seconds / len(findings.tests),
-        names.INFLUENCE_PAIRS_PER_SECOND: pairs / findings.seconds,
+        names.INFLUENCE_SECONDS_PER_TEST: seconds / len(candidates),
+        names.INFLUENCE_PAIRS_PER_SECOND: float(candidates.sum()) / seconds,
     }
 
 

@@ -211,7 +211,7 @@ class Gate:
         if key not in measured:
             detail = f"{key} is not measured; measured: {', '.join(sorted(measured))}"
             return Check("test", False, detail, final=True)
-        number = self.servable.num_examples("test")
+        number = self.servable.num_test_examples
         return Check("test", True, f"{key} {measured[key]:.6f} on {number:,} {examples}")
 
     def _champion(self) -> Check:

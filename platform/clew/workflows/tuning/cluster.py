@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from clew.config.schema import RunConfig
 from clew.config.search_space import Value
 from clew.errors import TrackingError
-from clew.workflows.clusters.channel import ChannelLine
-from clew.workflows.clusters.cluster import Cluster
+from clew.workflows.clusters.cluster import ChannelLine, Cluster
 from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.tuning.study import TrialStudy
 from clew.workflows.tuning.trial import Ending, TrialLine, TrialWatch, settle, train_trial
@@ -123,7 +122,7 @@ class ClusterTrials:
                 self._fill(wants_more, channel.line)
         finally:
             for line in self._running.values():
-                self._study.stop(line.trial)
+                self._study.end(line.trial, "stopped")
             self._end_left()
 
     def _fill(self, wants_more: Callable[[int], bool], channel: ChannelLine) -> None:

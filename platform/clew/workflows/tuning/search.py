@@ -98,9 +98,25 @@ class Search:
         return not self._is_time_up() and has_room
 
     def _ended(self, number: int) -> None:
-        """Say what became of a trial; give up where too many failed."""
-        self._tell(next(r for r in reversed(self.study.records) if r.number == number))
-        self._refuse_failures()
+        """Say in one line what became of a trial, and bring run and files up to date.
+
+        Raises:
+            UsageError: too many failed one after another.
+        """
+        record = next(r for r in reversed(self.study.records) if r.number == number)
+        best, decided = self.study.best, self.study.decided
+        self.say(self._line(record, is_best=record == best))
+        if best is not None and best.value is not None:
+            self.found = f"{self._metric} {best.value:.4g}"
+            self.tracker.metrics({self._metric: best.value}, len(decided))
+            self.tracker.tags({names.TAG_BEST_RUN: best.run_id})
+        self._write()
+        last = decided[-MOST_FAILURES:]
+        if len(last) == MOST_FAILURES and all(record.state == "failed" for record in last):
+            raise UsageError(
+                f"{MOST_FAILURES} trials failed one after another, the last because: "
+                f"{last[-1].problem}; narrow the space"
+            )
 
     def store(self) -> None:
         """Store the files of the search with its run."""
@@ -121,16 +137,6 @@ class Search:
     @property
     def _metric(self) -> str:
         return self.request.config.evaluation.metric
-
-    def _tell(self, record: TrialRecord) -> None:
-        """Say in one line what became of a trial, and bring run and files up to date."""
-        best = self.study.best
-        self.say(self._line(record, is_best=record == best))
-        if best is not None and best.value is not None:
-            self.found = f"{self._metric} {best.value:.4g}"
-            self.tracker.metrics({self._metric: best.value}, len(self.study.decided))
-            self.tracker.tags({names.TAG_BEST_RUN: best.run_id})
-        self._write()
 
     def _write(self) -> None:
         """Write the files, whole at any time: a search may be killed after each trial."""
@@ -155,11 +161,3 @@ class Search:
                 result = "stopped, the time is up"
         note = " (best so far)" if is_best else ""
         return f"[trial {record.number}] {result}: {shown(dict(record.settings))}{note}"
-
-    def _refuse_failures(self) -> None:
-        last = self.study.decided[-MOST_FAILURES:]
-        if len(last) == MOST_FAILURES and all(record.state == "failed" for record in last):
-            raise UsageError(
-                f"{MOST_FAILURES} trials failed one after another, the last because: "
-                f"{last[-1].problem}; narrow the space"
-            )

@@ -30,6 +30,13 @@ IDENTITY, PARENT, RUN, EPOCH, PROBLEM = "identity", "parent_run", "run", "epoch"
 """Attributes that Optuna keeps for us."""
 
 State = Literal["complete", "pruned", "failed", "stopped"]
+STATES: dict[State, TrialState] = {
+    "complete": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+    "stopped": TrialState.FAIL,
+}
+"""What Optuna calls them; a trial that failed has a problem, one that was stopped has none."""
 
 
 @dataclass(frozen=True)
@@ -82,22 +89,17 @@ class TrialStudy:
         self.study.sampler = optuna.samplers.TPESampler(seed=seed)
         return self.study.ask(dict(self.distributions))
 
-    def complete(self, trial: optuna.Trial, value: float) -> None:
-        """End a trial that trained to its end."""
-        self.study.tell(trial, value)
+    def end(
+        self, trial: optuna.Trial, state: State, *, value: float | None = None, problem: str = ""
+    ) -> None:
+        """End a trial, with its metric if it trained to its end.
 
-    def prune(self, trial: optuna.Trial) -> None:
-        """End a trial that was given up."""
-        self.study.tell(trial, state=TrialState.PRUNED)
-
-    def fail(self, trial: optuna.Trial, problem: str) -> None:
-        """End a trial whose settings do not train; they are not tried again."""
-        trial.set_user_attr(PROBLEM, problem)
-        self.study.tell(trial, state=TrialState.FAIL)
-
-    def stop(self, trial: optuna.Trial) -> None:
-        """End a trial that says nothing of its settings, which will be tried again."""
-        self.study.tell(trial, state=TrialState.FAIL)
+        Settings that do not train are not tried again; a trial that was stopped says nothing of its
+        own, which will be.
+        """
+        if problem:
+            trial.set_user_attr(PROBLEM, problem)
+        self.study.tell(trial, value, state=STATES[state])
 
     @property
     def records(self) -> list[TrialRecord]:

@@ -138,7 +138,7 @@ def run_trial(
     try:
         ending = train_trial(config, trial.params, watch, parent_run_id)
     except BaseException:
-        study.stop(trial)
+        study.end(trial, "stopped")
         raise
     settle(study, line, ending, config.evaluation.metric)
 
@@ -174,14 +174,9 @@ def train_trial(
 
 def settle(study: TrialStudy, line: TrialLine, ending: Ending, metric: str) -> None:
     """Keep with the search how a trial ended."""
-    match ending.state:
-        case "pruned":
-            study.prune(line.trial)
-        case "stopped":
-            study.stop(line.trial)
-        case "failed":
-            study.fail(line.trial, ending.problem)
-        case "complete" if math.isfinite(line.best):
-            study.complete(line.trial, line.best)
-        case "complete":
-            study.fail(line.trial, f"{metric} was never a finite number")
+    state, value, problem = ending.state, None, ending.problem
+    if state == "complete" and math.isfinite(line.best):
+        value = line.best
+    elif state == "complete":
+        state, problem = "failed", f"{metric} was never a finite number"
+    study.end(line.trial, state, value=value, problem=problem)

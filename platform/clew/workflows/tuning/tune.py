@@ -137,7 +137,7 @@ def _check(request: TuneRequest) -> None:
     """Refuse what cannot be searched, or not without looking at the test split.
 
     Raises:
-        ConfigError: the configuration does not validate, or trains in several processes.
+        ConfigError: the configuration does not validate, or holds out no group to validate with.
     """
     config = request.config
     check_folder("--output-dir", request.output_dir)

@@ -2,7 +2,8 @@
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -17,8 +18,10 @@ from clew.link_prediction.triples import Triples
 from clew.runs.validation_record import SIBLINGS
 from clew.training.manifest import read_manifest
 from clew.validation.baselines import BASELINES, random_scores, touching
-from clew.validation.experiment import NOTHING, Deletion, Retraining, deletions, random_subsets
+from clew.validation.dropped_facts import Facts
+from clew.validation.measures import strongest
 from clew.validation.outcomes import Outcomes
+from clew.validation.retraining import NOTHING, Retraining
 from clew.workflows.explaining.trace_source import TraceSource
 from clew.workflows.explaining.trace_unrolled import prepare
 
@@ -32,6 +35,23 @@ FORMS = tuple(form for form in EVERY_FORM if form != UNROLLED)
 """Those that are tested unless others are asked for: `unrolled` costs several trainings."""
 DELETION_BASELINES = ("touching", SIBLINGS)
 Matrix = Float[np.ndarray, "test fact"]
+TESTS_PER_GROUP = 5
+"""Test triples whose strongest facts are deleted together."""
+NUM_DELETED = (1, 4, 20)
+"""Strongest facts that are deleted for each test triple."""
+SPREAD_OF_TESTS = 0.1
+"""Standard deviation of the true correlation between test triples that the forecast assumes."""
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """Strongest facts of a group of test triples, deleted together."""
+
+    form: str
+    num_facts: int
+    """For each test triple."""
+    tests: tuple[int, ...]
+    facts: Facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,3 +188,43 @@ def _matrix(explanations: Iterable[Explanation]) -> Matrix:
         np.put_along_axis(scores, scored.train, scored.influence, 1)
         rows.append(scores)
     return np.concatenate(rows)
+
+
+def random_subsets(num_facts: int, fraction: float, count: int) -> Bool[np.ndarray, "subset fact"]:
+    """Return which facts each subset drops; the same for the same arguments."""
+    size = max(1, round(fraction * num_facts))
+    generator = np.random.default_rng([count, size, num_facts])
+    dropped = np.zeros((count, num_facts), bool)
+    for row in dropped:
+        row[generator.permutation(num_facts)[:size]] = True
+    return dropped
+
+
+def deletions(
+    scores: Mapping[str, Matrix],
+    tests: Sequence[int],
+    ties: Matrix,
+) -> Iterator[Deletion]:
+    """Yield what each form of score deletes for each group of test triples.
+
+    Args:
+        scores: Scores by form.
+        tests: Places of the test triples that take part.
+        ties: What decides between facts of equal score.
+    """
+    groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
+    for form, values in scores.items():
+        for count in NUM_DELETED:
+            for group in groups:
+                facts = [strongest(values[test], count, ties[test]) for test in group]
+                yield Deletion(form, count, group, np.unique(np.concatenate(facts)))
+
+
+def expected_half_width(num_subsets: int, num_tests: int) -> float:
+    """Forecast the half-width of a datamodelling score's 95 % interval.
+
+    A rank correlation over n subsets has a standard error of about 1 / sqrt(n - 1); test triples
+    differ by `SPREAD_OF_TESTS` besides.
+    """
+    variance = 1.0 / max(1, num_subsets - 1) + SPREAD_OF_TESTS**2
+    return 1.96 * math.sqrt(variance / max(1, num_tests))

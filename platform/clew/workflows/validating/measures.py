@@ -13,12 +13,11 @@ from clew.runs.validation_record import (
     Seeds,
     ValidationRecord,
 )
-from clew.validation.experiment import NOTHING, Retraining
 from clew.validation.measures import Interval, ceiling, datamodelling_scores
 from clew.validation.outcomes import Outcomes
+from clew.validation.retraining import NOTHING, KeptRetrainings, Retraining
 from clew.workflows.explaining.trace_source import TraceSource
 from clew.workflows.validating.experiment import ValidationPlan
-from clew.workflows.validating.kept_retrainings import KeptRetrainings
 
 
 def measure(

@@ -15,14 +15,8 @@ from clew.files import working_folder
 from clew.link_prediction.triples import Triples
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.validation_record import ValidationRecord, chart
-from clew.validation.experiment import (
-    NOTHING,
-    NUM_DELETED,
-    TESTS_PER_GROUP,
-    expected_half_width,
-)
 from clew.validation.outcomes import Examiner
-from clew.validation.retraining import Retrainer
+from clew.validation.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.linked_run import tags_of
 from clew.workflows.outputs import check_folder
@@ -30,10 +24,12 @@ from clew.workflows.validating.experiment import (
     DELETION_BASELINES,
     EVERY_FORM,
     FORMS,
+    NUM_DELETED,
+    TESTS_PER_GROUP,
     choose_tests,
+    expected_half_width,
     plan_experiment,
 )
-from clew.workflows.validating.kept_retrainings import KeptRetrainings, train_missing
 from clew.workflows.validating.measures import measure
 
 logger = logging.getLogger(__name__)
