@@ -141,9 +141,9 @@ def validate_influence(
 
 def _number_of_retrainings(request: ValidationRequest) -> int:
     """Return how many models are trained at most."""
-    subsets = len(request.drop) * request.subsets * (1 + request.seeds)
+    subsets = len(set(request.drop)) * request.subsets * (1 + request.seeds)
     groups = -(-request.deletions // TESTS_PER_GROUP)
-    forms = len(request.scores or FORMS) + len(DELETION_BASELINES)
+    forms = len(set(request.scores or FORMS)) + len(DELETION_BASELINES)
     return subsets + len(NUM_DELETED) * groups * forms * request.seeds + 1 + request.seeds
 
 
