@@ -109,11 +109,6 @@ class ConvETrunk(Trunk):
         """Return the scorer for one layer, the fully connected layer too for two."""
         return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
 
-    @property
-    def image_shape(self) -> tuple[int, int]:
-        """Rows and columns of the stacked image."""
-        return 2 * self.model.config.height, self.model.config.width
-
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return xh, qh and f of queries by name, and their h."""
         rows = self.model.entity(head).detach()
@@ -173,11 +168,11 @@ class ConvETrunk(Trunk):
 
     def _x1(self, image: Tensor) -> Tensor:
         x1 = image * self.input.gain + self.input.shift
-        return x1.view(-1, 1, *self.image_shape)
+        return x1.view(-1, 1, *self.model.image_shape)
 
     def _columns(self, image: Tensor) -> Float[Tensor, "row weight position"]:
         """Return U; on the CPU, copying a strided view is ten times faster than `unfold`."""
-        rows, columns = self.image_shape
+        rows, columns = self.model.image_shape
         height, width = self.kernel.shape[2:]
         positions = (rows - height + 1, columns - width + 1)
         x1 = self._x1(image)
@@ -191,7 +186,7 @@ class ConvETrunk(Trunk):
 
         On the CPU this takes a third of the time of a transposed convolution.
         """
-        rows, columns = self.image_shape
+        rows, columns = self.model.image_shape
         height, width = self.kernel.shape[2:]
         across, along = rows - height + 1, columns - width + 1
         shares = torch.matmul(self._folded_kernel.flatten(1).T, grad_u)

@@ -39,6 +39,7 @@ class ConvE(GraphModel, kind="conve"):
     def __init__(self, num_entities: int, num_relations: int, config: ConvEModel) -> None:
         super().__init__(num_entities, num_relations, config)
         self.recomputes = False
+        self.image_shape = 2 * config.height, config.width
         self.activation = {"relu": F.relu, "silu": F.silu}[config.activation]
         self.input_norm = nn.BatchNorm2d(1)
         self.convolution = nn.Conv2d(
@@ -58,7 +59,7 @@ class ConvE(GraphModel, kind="conve"):
     def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
         """Return the query vector of each pair of embeddings, `(batch, dim)`."""
         rows = torch.cat([head, relation], dim=1)
-        image = rows.view(-1, 1, 2 * self.config.height, self.config.width)
+        image = rows.view(-1, 1, *self.image_shape)
         if self.recomputes and self.training and torch.is_grad_enabled():
             hidden = recomputed(self._convolve, image, within=self)
         else:
