@@ -12,6 +12,7 @@ from clew.runs import store
 from clew.runs.reading.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
+    MODEL_KIND,
     Cell,
     Comparison,
     Group,
@@ -24,6 +25,7 @@ from clew.runs.reading.comparison import (
     find_preset,
     group_runs,
     pareto_front,
+    setting_name,
 )
 from clew.runs.reading.metrics import Pick, pick_values, smooth
 from clew.runs.reading.search import search_runs
@@ -41,6 +43,7 @@ from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs
 
 __all__ = [
     "IGNORED_PARAMETERS",
+    "MODEL_KIND",
     "Cell",
     "Comparison",
     "Group",
@@ -54,6 +57,7 @@ __all__ = [
     "number_text",
     "pareto_front",
     "ratio_text",
+    "setting_name",
     "statistic_text",
     "to_csv",
     "to_latex",
