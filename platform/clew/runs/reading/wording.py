@@ -17,8 +17,8 @@ _ANSWERS = {
         "Asked for <b>?</b> {relation} <b>{tail}</b>, the model puts <b>{head}</b> {place}."
     ),
     "both": Markup(
-        "Asked for either end of <b>{head}</b> {relation} <b>{tail}</b>, the model puts the right "
-        "one {place}, on average."
+        "Asked for either end of <b>{head}</b> {relation} <b>{tail}</b>, on average the model puts "
+        "the right one {place}."
     ),
 }
 """By what was asked, `influence.direction`; a rank belongs to one question, or to both."""
@@ -49,7 +49,11 @@ def answer(test: pd.Series, settings: Mapping[str, Any]) -> Markup:
     """
     said = _ANSWERS.get(str(settings.get("direction")), _ANSWERS["tail"])
     ends = {key: test[key] for key in ("head", "relation", "tail")}
-    return said.format(**ends, place=place_text(float(test["rank"])))
+    rank = float(test["rank"])
+    place = place_text(rank)
+    if math.isfinite(rank):  # in a list of all answers, such as that of the page Ask, it is lower
+        place += ", other known answers left out"
+    return said.format(**ends, place=place)
 
 
 def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:
