@@ -118,10 +118,21 @@ def test_curves(by_time: bool, field: str) -> None:
     assert spec["encoding"]["x"]["field"] == field
     assert spec["encoding"]["color"]["scale"]["domain"] == ["y", "x"]
     assert {row["minutes"] for row in spec["data"]["values"]} == {1.0, 2.0}
+    assert spec["encoding"]["x"]["title"] == ("Minutes" if by_time else "Optimizer step")
     logarithmic = charts.curves(
         frame, key="train/loss", order=["x"], by_time=by_time, logarithmic=True
     )
     assert len(checked(logarithmic)["data"]["values"]) == 2, "a logarithm of zero is left out"
+
+
+def test_samples_of_the_machine_are_no_optimizer_steps() -> None:
+    frame = pd.DataFrame(
+        {"run": "a", "group": "a", "step": [0, 1], "seconds": [60.0, 70.0], "value": [99.0, 98.0]}
+    )
+    key = "system/cpu_utilization_percentage"
+    spec = checked(charts.curves(frame, key=key, order=["a"], by_time=False))
+    assert spec["encoding"]["x"]["title"] == "Sample"
+    assert spec["encoding"]["y"]["title"] == "CPU utilization [%]"
 
 
 def test_many_groups_reuse_colours() -> None:

@@ -126,7 +126,8 @@ def curves(
     frame = frame.assign(minutes=frame["seconds"] / 60)
     if logarithmic:
         frame = frame[frame["value"] > 0]
-    time, step = number("minutes", title="Minutes"), number("step", title="Optimizer step")
+    counted = glossary.place_on_curve(key)
+    time, step = number("minutes", title="Minutes"), number("step", title=counted)
     label, colours = glossary.label(key), {"domain": order, "range": _colours(len(order))}
     legend = {"title": None, "orient": "bottom", "columns": 4, "labelLimit": 260}
     clicked = {"type": "point", "fields": ["group"]}
@@ -145,7 +146,7 @@ def curves(
             "opacity": {"condition": {"param": "chosen", "value": 0.9}, "value": 0.08},
             "tooltip": [
                 name("run", title="Run"),
-                number("step", title="Step"),
+                number("step", title=counted),
                 number("minutes", title="Minutes", format=".1f"),
                 number("value", title=label, format=".5~g"),
             ],
