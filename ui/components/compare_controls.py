@@ -100,7 +100,7 @@ def take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
 def setting(runs: Sequence[RunRecord]) -> Setting:
     """Let a person set reference, quality metric and how values are picked."""
     labels = distinct_labels(runs)
-    first, second, third, fourth = st.columns([2, 2, 1.6, 1.5], vertical_alignment="bottom")
+    first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
     ids = [run.run_id for run in runs]
     linked = address.text("ref")
     reference = first.selectbox(
