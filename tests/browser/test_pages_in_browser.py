@@ -49,6 +49,18 @@ def test_a_page_looks_right(
     assert not dashboard.overflows()
 
 
+def test_no_choice_is_cut_in_a_window_of_a_tablet(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
+    cut = """() => [...document.querySelectorAll('[data-testid="stButtonGroup"] *')].filter(
+        part => part.clientWidth && part.scrollWidth > part.clientWidth + 1
+    ).map(part => part.innerText)"""
+    for page in PAGES:
+        dashboard = look(filled_address, path_of(page, filled))
+        dashboard.page.set_viewport_size({"width": 800, "height": 900})
+        assert dashboard.settle().page.evaluate(cut) == [], page
+
+
 def test_hostile_names_are_text(look: Look, filled: Recorded, filled_address: str) -> None:
     for path in (
         "/",

@@ -10,8 +10,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import answers, job_view, sign_in
+from clew.ui.components import answers, ask_controls, job_view, sign_in
 from clew.ui.data import jobs, questions
+from clew.ui.data.models import ModelNames
 from clew.ui.data.questions import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
 from tests.ui.conftest import Open, no_surprise, shown
@@ -39,6 +40,7 @@ class Started:
         self.calls: list[tuple[str, object]] = []
         self.prepared: set[str] = set()
         self.people: set[str] = set()
+        self.called: list[str] = []
         self.job = Job()
         monkeypatch.setattr(job_view, "show", self.show)
         monkeypatch.setattr(questions, "predict", self.start)
@@ -46,8 +48,9 @@ class Started:
         monkeypatch.setattr(questions, "prepare_reasons", lambda m, run: self.prepared.add(m))
         monkeypatch.setattr(jobs, "find", self.find)
 
-    def start(self, model: str, what: object, *, person: str = "") -> Job:
+    def start(self, model: str, what: object, *, called: str = "", person: str = "") -> Job:
         self.calls.append((model, what))
+        self.called.append(called)
         self.people.add(person)
         return self.job
 
@@ -80,6 +83,30 @@ def press(app: AppTest, label: str) -> AppTest:
     return no_surprise(button.click().run())
 
 
+def test_an_explanation_is_called_by_the_labels_of_its_triple(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labels = ModelNames(
+        entities=(("MESH:D013409", "sulfacetamide"), ("MESH:D000152", "Acne vulgaris")),
+        relations=(("biolink:treats", "treats"),),
+    )
+    triple = ("MESH:D013409", "biolink:treats", "MESH:D000152")
+    called = ask_controls.triple_text(triple, labels)
+    assert called == "sulfacetamide · treats · Acne vulgaris"
+    assert ask_controls.triple_text(("", *triple[1:]), labels).startswith("what? · treats")
+
+    titles: list[str] = []
+
+    class Jobs:
+        def start(self, arguments: list[str], *, title: str, **more: object) -> Job:
+            titles.append(title)
+            return Job()
+
+    monkeypatch.setattr(jobs, "jobs", Jobs)
+    questions.trace(CHAMPION, Why(*triple, "tail"), called=called)
+    assert titles == ["Explain sulfacetamide · treats · Acne vulgaris"]
+
+
 def test_a_link_whose_answer_is_gone_asks_again(
     page: Open, many: Recorded, started: Started
 ) -> None:
@@ -91,6 +118,7 @@ def test_a_link_whose_answer_is_gone_asks_again(
     press(app, "Explain again")
     meant = Why("steroid", "affects", "eicosanoid", "tail")
     assert started.calls[1:] == [(CHAMPION, meant)]
+    assert started.called[1:] == ["steroid · affects · eicosanoid"]
     page("ask", many.uri, answer="gone", h="no such name", r="affects")
     page("ask", many.uri, answer="gone", r="affects")
     assert len(started.calls) == 2, "a name that the model does not know is not asked"

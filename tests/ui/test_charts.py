@@ -57,7 +57,7 @@ def test_cost_and_quality(points: pd.DataFrame) -> None:
             points, cost_key=names.TIME_EPOCH_SECONDS, quality_key="valid/mrr"
         )
     )
-    assert marks(spec) == ["line", "rule", "rule", "point", "text", "text"]
+    assert marks(spec) == ["line", "rule", "rule", "point", *["text"] * 4]
     assert spec["layer"][0]["transform"] == [{"filter": "datum.front"}]
     x, y = (spec["layer"][3]["encoding"][axis]["title"] for axis in "xy")
     assert (x, y) == ("Time per epoch [s]", "MRR, validation")
@@ -68,6 +68,22 @@ def test_cost_and_quality(points: pd.DataFrame) -> None:
     assert drawn["fp32"]["low"] == pytest.approx(0.340)
     assert drawn["fp16"]["low"] == drawn["fp16"]["high"], "one run has no deviation"
     assert drawn["fp16"]["above"] != drawn["bf16"]["above"], "neighbours' names are apart"
+
+
+def test_costs_begin_at_zero_at_least_and_names_stay_in_the_picture(points: pd.DataFrame) -> None:
+    wide = points.assign(cost=[0.3, 14.0, 7.0], cost_deviation=np.nan)
+    spec = checked(
+        charts.quality_against_cost(
+            wide, cost_key=names.TIME_EPOCH_SECONDS, quality_key="valid/mrr"
+        )
+    )
+    first, last = spec["layer"][3]["encoding"]["x"]["scale"]["domain"]
+    assert first == 0, "there are no seconds below zero"
+    assert last > 14
+    drawn = {row["group"]: row["early"] for row in spec["data"]["values"]}
+    assert drawn == {"fp32": True, "bf16": True, "fp16": False}
+    sides = {layer["mark"]["align"] for layer in spec["layer"] if layer["mark"]["type"] == "text"}
+    assert sides == {"left", "right"}
 
 
 @pytest.mark.parametrize(
@@ -118,10 +134,21 @@ def test_curves(by_time: bool, field: str) -> None:
     assert spec["encoding"]["x"]["field"] == field
     assert spec["encoding"]["color"]["scale"]["domain"] == ["y", "x"]
     assert {row["minutes"] for row in spec["data"]["values"]} == {1.0, 2.0}
+    assert spec["encoding"]["x"]["title"] == ("Minutes" if by_time else "Optimizer step")
     logarithmic = charts.curves(
         frame, key="train/loss", order=["x"], by_time=by_time, logarithmic=True
     )
     assert len(checked(logarithmic)["data"]["values"]) == 2, "a logarithm of zero is left out"
+
+
+def test_samples_of_the_machine_are_no_optimizer_steps() -> None:
+    frame = pd.DataFrame(
+        {"run": "a", "group": "a", "step": [0, 1], "seconds": [60.0, 70.0], "value": [99.0, 98.0]}
+    )
+    key = "system/cpu_utilization_percentage"
+    spec = checked(charts.curves(frame, key=key, order=["a"], by_time=False))
+    assert spec["encoding"]["x"]["title"] == "Sample"
+    assert spec["encoding"]["y"]["title"] == "CPU utilization [%]"
 
 
 def test_many_groups_reuse_colours() -> None:

@@ -40,5 +40,19 @@ def test_a_form_of_the_score_stands_behind_the_name() -> None:
     assert of_form.help == plain.help
 
 
+@pytest.mark.parametrize(
+    ("key", "label"),
+    [
+        ("system/cpu_utilization_percentage", "CPU utilization [%]"),
+        ("system/system_memory_usage_megabytes", "Main memory usage [MB]"),
+        ("system/gpu_0_power_usage_watts", "GPU 0 power usage [W]"),
+        ("system/own", "Own"),
+    ],
+)
+def test_what_was_sampled_of_the_machine_has_a_name_and_a_unit(key: str, label: str) -> None:
+    assert glossary.label(key) == label
+    assert "every 10 s" in glossary.words(key).help
+
+
 def test_what_nobody_described_keeps_its_name() -> None:
     assert glossary.words("own/metric").label == "own/metric"

@@ -105,12 +105,37 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
             "Gabapentin to neuralgia: Gabapentin inhibits calcium channel; calcium channel causes "
             "neuralgia.",
         ),
+        (
+            [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL), (CHANNEL, "causes", PAIN)],
+            "Of the three strongest facts, 2 mention Gabapentin and 2 neuralgia. The triple is "
+            "itself a training fact. The best other path from Gabapentin to neuralgia: Gabapentin "
+            "inhibits calcium channel; calcium channel causes neuralgia.",
+        ),
+        (
+            [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL)],
+            "Of the two strongest facts, 2 mention Gabapentin and 1 neuralgia. The triple is "
+            "itself a training fact. No other path of up to three helping facts joins Gabapentin "
+            "and neuralgia.",
+        ),
     ],
 )
 def test_evidence(triples: list[Triple], sentence: str) -> None:
     given = facts(*triples)
     found = reading.evidence(explained(), given, reading.find_paths(explained(), given))
     assert found.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("rank", "end"),
+    [
+        (1.0, "neuralgia</b> first, other known answers left out."),
+        (2.5, "neuralgia</b> at rank 2.5 (tied), other known answers left out."),
+        (float("nan"), "neuralgia</b> at a rank that this file does not say."),
+    ],
+)
+def test_a_rank_says_what_it_leaves_out(rank: float, end: str) -> None:
+    test = pd.concat([explained(), pd.Series({"rank": rank})])
+    assert reading.answer(test, {"direction": "tail"}).endswith(end)
 
 
 def test_without_a_helping_fact_there_is_no_evidence() -> None:

@@ -102,11 +102,9 @@ def examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> N
     """Offer questions to begin with; an empty end is the one that is asked for."""
     if not found:
         return
-    labels = dict(vocabulary.entities), dict(vocabulary.relations)
     st.header("For example", anchor=False)
     for number, (head, relation, tail) in enumerate(found):
-        ends = [labels[0].get(end, end) or "what?" for end in (head, tail)]
-        text = f"{ends[0]} · {labels[1].get(relation, relation)} · {ends[1]}"
+        text = triple_text((head, relation, tail), vocabulary)
         why = " – how likely is it, and why?" if head and tail else ""
         st.button(
             markup.markdown(text + why),
@@ -114,6 +112,14 @@ def examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> N
             on_click=_take,
             args=((head, relation, tail),),
         )
+
+
+def triple_text(triple: tuple[str, str, str], vocabulary: ModelNames) -> str:
+    """Return a triple under the labels that people know; an empty end is asked for."""
+    entities, relations = dict(vocabulary.entities), dict(vocabulary.relations)
+    head, relation, tail = triple
+    ends = [entities.get(end, end) or "what?" for end in (head, tail)]
+    return f"{ends[0]} · {relations.get(relation, relation)} · {ends[1]}"
 
 
 def _take(asked: tuple[str, str, str]) -> None:

@@ -42,8 +42,11 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
         # Neighbours' names stand above and below in turn, so that they do not cover each other.
         above=points["cost"].rank(method="first").astype(int) % 2 == 1,
     )
+    first, last = _cost_axis(points)
+    # A name goes towards the middle of the picture, whose edge would cut it.
+    points = points.assign(early=points["cost"] <= (first + last) / 2)
     cost, quality = glossary.label(cost_key), glossary.label(quality_key)
-    x = number("cost", title=cost, scale={"zero": False, "padding": 56})
+    x = number("cost", title=cost, scale=_from_to(first, last))
     y = number("quality", title=quality, scale=_padded(points))
     order = list(points["group"])
     colour = name("group", legend=None, scale={"domain": order, "range": _colours(len(order))})
@@ -89,22 +92,34 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
 
 def _names_beside(encoding: Spec) -> list[Spec]:
     """Return the layers of the points' names, above a point and below the next."""
-    text = {"type": "text", "align": "left", "dx": 9, "fontSize": 12, "color": palette.ink()}
+    text = {"type": "text", "fontSize": 12, "color": palette.ink()}
     return [
         {
-            "transform": [{"filter": f"datum.above == {side}"}],
-            "mark": text | {"dy": dy},
+            "transform": [{"filter": f"datum.above == {above} && datum.early == {early}"}],
+            "mark": text | {"dy": dy, "dx": dx, "align": align},
             "encoding": encoding,
         }
-        for side, dy in (("true", -11), ("false", 14))
+        for above, dy in (("true", -11), ("false", 14))
+        for early, dx, align in (("true", 9, "left"), ("false", -9, "right"))
     ]
+
+
+def _cost_axis(points: pd.DataFrame) -> tuple[float, float]:
+    """Return where an axis of costs begins and ends; no cost is below zero."""
+    low, high = float(points["cheap"].min()), float(points["costly"].max())
+    margin = max((high - low) * 0.15, abs(high) * 0.02, 1e-9)
+    return max(low - margin, min(low, 0.0)), high + margin
+
+
+def _from_to(first: float, last: float) -> Spec:
+    return {"domain": [first, last], "zero": False, "nice": False}
 
 
 def _padded(points: pd.DataFrame) -> Spec:
     """Return a scale around the values; they often differ by little."""
     low, high = float(points["low"].min()), float(points["high"].max())
     margin = max((high - low) * 0.2, abs(high) * 0.002, 1e-9)
-    return {"domain": [low - margin, high + margin], "zero": False, "nice": False}
+    return _from_to(low - margin, high + margin)
 
 
 def _colours(count: int) -> list[str]:
@@ -126,7 +141,8 @@ def curves(
     frame = frame.assign(minutes=frame["seconds"] / 60)
     if logarithmic:
         frame = frame[frame["value"] > 0]
-    time, step = number("minutes", title="Minutes"), number("step", title="Optimizer step")
+    counted = glossary.place_on_curve(key)
+    time, step = number("minutes", title="Minutes"), number("step", title=counted)
     label, colours = glossary.label(key), {"domain": order, "range": _colours(len(order))}
     legend = {"title": None, "orient": "bottom", "columns": 4, "labelLimit": 260}
     clicked = {"type": "point", "fields": ["group"]}
@@ -145,7 +161,7 @@ def curves(
             "opacity": {"condition": {"param": "chosen", "value": 0.9}, "value": 0.08},
             "tooltip": [
                 name("run", title="Run"),
-                number("step", title="Step"),
+                number("step", title=counted),
                 number("minutes", title="Minutes", format=".1f"),
                 number("value", title=label, format=".5~g"),
             ],

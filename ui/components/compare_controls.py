@@ -10,6 +10,7 @@ from clew.ui.components import address, glossary, states
 from clew.ui.components.comparison_table import Change
 from clew.ui.data.comparison import (
     IGNORED_PARAMETERS,
+    MODEL_KIND,
     Pick,
     Preset,
     Setting,
@@ -17,6 +18,7 @@ from clew.ui.data.comparison import (
     distinct_labels,
     quality_metrics,
     reference_of,
+    setting_name,
 )
 from clew.ui.data.runs import RunRecord
 
@@ -24,7 +26,6 @@ PRESET_HELP = (
     "The newest training setting that was run in several variants, with the same seeds of each, "
     "and plain float32 as the reference where there is one."
 )
-MODEL_KIND = f"{names.PARAMETER_PREFIX}model.kind"
 FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
 PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
 CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
@@ -65,7 +66,7 @@ def preset_text(found: Preset) -> str:
     first = found.runs[0]
     called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
     called += [first.tags.get(names.TAG_DEVICE, "")]
-    called += [f"{key.rpartition('.')[2]} {value or 'unset'}" for key, value in found.apart.items()]
+    called += [f"{setting_name(key)} {value or 'unset'}" for key, value in found.apart.items()]
     variants = list(dict.fromkeys(run.tags[names.TAG_VARIANT] for run in found.runs))
     each = len(found.runs) // len(variants)
     seeds = f"{each} of each, no seed in common"
@@ -99,7 +100,7 @@ def take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
 def setting(runs: Sequence[RunRecord]) -> Setting:
     """Let a person set reference, quality metric and how values are picked."""
     labels = distinct_labels(runs)
-    first, second, third, fourth = st.columns([2, 2, 1.6, 1.5], vertical_alignment="bottom")
+    first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
     ids = [run.run_id for run in runs]
     linked = address.text("ref")
     reference = first.selectbox(

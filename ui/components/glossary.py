@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from clew.runs.system_metrics import PREFIX as MACHINE
+from clew.runs.system_metrics import SAMPLING_SECONDS
+
 from clew import names
 
 
@@ -213,6 +216,9 @@ SPEARMAN = (
 )
 OVERLAP = "Share of the strongest facts that both explanations have among their strongest."
 
+_MACHINE_UNITS = {"percentage": "%", "megabytes": "MB", "watts": "W"}
+"""How a unit is written at the end of the key of a machine's metric."""
+
 PARTS = {
     "entity_output": "answer's embedding",
     "entity_cross": "embedding as question and answer",
@@ -227,6 +233,8 @@ def words(key: str) -> Words:
     """Return the words for a metric; one that nobody described keeps its own name."""
     if key in _METRICS:
         return _METRICS[key]
+    if key.startswith(MACHINE):
+        return _of_machine(key)
     split, _, name = key.rpartition("/")
     if split in _METRICS:  # a measure of one form of score: `influence/lds_same_seed/cosine`
         measure = _METRICS[split]
@@ -237,6 +245,22 @@ def words(key: str) -> Words:
         data = {"valid": "validation", "test": "test"}[split]
         return Words(f"{found.label}, {data}{asked}{among}", found.unit, found.help)
     return Words(key, "", f"The metric {key} as the run recorded it.")
+
+
+def _of_machine(key: str) -> Words:
+    """Return the words for what was sampled of the machine."""
+    name = key.removeprefix(MACHINE)
+    start, _, end = name.rpartition("_")
+    unit = _MACHINE_UNITS.get(end, "")
+    said = (start if unit else name).replace("_", " ").replace("system memory", "main memory")
+    said = said.replace("cpu", "CPU").replace("gpu", "GPU")
+    label = f"{said[:1].upper()}{said[1:]}"
+    return Words(label, unit, f"Of the whole machine, sampled every {SAMPLING_SECONDS:.0f} s.")
+
+
+def place_on_curve(key: str) -> str:
+    """Return what the numbers count at which a metric was recorded."""
+    return "Sample" if key.startswith(MACHINE) else "Optimizer step"
 
 
 def _side(name: str) -> tuple[str, str]:

@@ -39,6 +39,7 @@ FACTS = (
     ("Version of Clew", names.TAG_VERSION),
     ("Decision", names.TAG_DECISION),
 )
+COUNTS = (names.TAG_PARAMETERS, names.TAG_BEST_STEP)
 GROUPS = {
     "valid": "Quality",
     "test": "Quality",
@@ -56,6 +57,7 @@ def summary(run: RunRecord, data: list[RunData]) -> None:
     """Show what the run is, on what data and which machine."""
     state = state_of(run)
     tags = dict(run.tags) | {names.TAG_VARIANT: variants_of([run])[run.run_id]}
+    tags |= {tag: f"{int(tags[tag]):,}" for tag in COUNTS if tags.get(tag, "").isdigit()}
     rows = [
         ("State", f"{palette.STATE_SYMBOLS[state]} {state}"),
         ("Started (UTC)", utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S")),

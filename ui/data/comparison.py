@@ -11,6 +11,7 @@ from clew.config.directions import direction_of
 from clew.runs.reading.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
+    MODEL_KIND,
     Cell,
     Comparison,
     Group,
@@ -23,6 +24,7 @@ from clew.runs.reading.comparison import (
     find_preset,
     group_runs,
     pareto_front,
+    setting_name,
 )
 from clew.runs.reading.metrics import Pick, pick_values, smooth
 from clew.runs.reading.search import search_runs
@@ -40,6 +42,7 @@ from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs
 
 __all__ = [
     "IGNORED_PARAMETERS",
+    "MODEL_KIND",
     "Cell",
     "Comparison",
     "Group",
@@ -53,6 +56,7 @@ __all__ = [
     "number_text",
     "pareto_front",
     "ratio_text",
+    "setting_name",
     "statistic_text",
     "to_csv",
     "to_latex",

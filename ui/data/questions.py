@@ -126,17 +126,21 @@ def predictions_of(job: Job) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
 
 
-def trace(model: str, why: Why, *, person: str = "") -> Job:
+def trace(model: str, why: Why, *, called: str = "", person: str = "") -> Job:
     """Start tracing a triple to its training facts; the triple goes by file, whatever is in it.
 
-    The explanation's run names `person`, or else the system's user.
+    Args:
+        model: The model's address.
+        why: The triple, under the names of the data.
+        called: The triple in the words that people know, if they are others.
+        person: Whom the explanation's run names; the system's user if it is empty.
     """
     triple = (why.head, why.relation, why.tail)
     arguments = [f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"]
     arguments += [f"--first-answer={{folder}}/{FIRST_ANSWER_FILE}", "--json"]
     return jobs.jobs().start(
         ["tracin", *arguments],
-        title=f"Explain {' · '.join(triple)}",
+        title=f"Explain {called or ' · '.join(triple)}",
         person=person,
         files={"test.txt": "\t".join(triple) + "\n"},
     )

@@ -115,7 +115,9 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
         return
 
     def explain(meant: Why) -> None:
-        job = questions.trace(models.champion_uri(model), meant, person=sign_in.person())
+        called = ask_controls.triple_text((meant.head, meant.relation, meant.tail), vocabulary)
+        person = sign_in.person()
+        job = questions.trace(models.champion_uri(model), meant, called=called, person=person)
         address.write("why", job.job_id)
         address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 

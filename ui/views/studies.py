@@ -84,9 +84,9 @@ def _claims() -> None:
         },
     )
     states.note(
-        "Measured: the ratio to the study's reference, or the value that is claimed, with its 95 % "
-        "interval over rounds. A claim holds if the whole interval keeps its bounds; a "
-        "saving larger than the one claimed holds too."
+        "Measured: the ratio to the study's reference, the difference from it, or the value "
+        "itself, as the claim says, with its 95 % interval over rounds. A claim holds if the whole "
+        "interval keeps its bounds; a saving larger than the one claimed holds too."
     )
 
 

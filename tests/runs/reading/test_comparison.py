@@ -84,6 +84,23 @@ def test_a_path_is_called_by_its_last_part() -> None:
     assert labels == {"a": "fp32 · exclude None", "b": "fp32 · exclude wrong.tsv"}
 
 
+def test_runs_of_two_models_are_called_by_their_models() -> None:
+    first, second = run("a", batch_size=128), run("b", batch_size=256)
+    both = {"cfg.loss.kind": "kvs_all", "cfg.model.kind": "conve", "cfg.model.activation": "relu"}
+    other = {"cfg.loss.kind": "one_vs_all", "cfg.model.kind": "distmult", "cfg.loss.triples": "1"}
+    first = dataclasses.replace(first, params={**first.params, **both})
+    second = dataclasses.replace(second, params={**second.params, **other})
+    labels = comparison.distinct_labels([first, second])
+    assert labels["a"] == "fp32 · model conve · loss kvs_all"
+    assert labels["b"] == "fp32 · model distmult · loss one_vs_all"
+
+
+def test_a_setting_that_only_some_runs_have_is_named_last() -> None:
+    first, second = run("a", zoom=1), run("b", zoom=2, aperture=3)
+    labels = comparison.distinct_labels([first, second])
+    assert labels["b"] == "fp32 · zoom 2 · aperture 3"
+
+
 def test_changes_against_the_reference() -> None:
     runs = [run("a"), run("a2", seed=1), run("b", "fp16"), run("b2", "fp16", seed=1)]
     groups = comparison.group_runs(runs, by_seed=True)

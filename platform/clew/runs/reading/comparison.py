@@ -14,6 +14,9 @@ from clew.config.directions import direction_of
 from clew.runs.reading.runs import RunRecord
 
 SEED = f"{names.PARAMETER_PREFIX}training.seed"
+MODEL_KIND = f"{names.PARAMETER_PREFIX}model.kind"
+KIND = ".kind"
+"""How the name of a choice ends; which further settings its section has depends on it."""
 IGNORED_PARAMETERS = (SEED, f"{names.PARAMETER_PREFIX}tracking.run_name")
 OPTIMIZATIONS = f"{names.PARAMETER_PREFIX}optimizations."
 TRACKING = f"{names.PARAMETER_PREFIX}tracking."
@@ -137,13 +140,13 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     several = len({run.tags.get(names.TAG_DATASET) for run in runs}) > 1
     plain = {run.run_id: _plain_label(run, several=several) for run in runs}
     differing = differing_parameters(runs, ignore=IGNORED_PARAMETERS)
-    shown = [key for key in differing if not key.startswith((OPTIMIZATIONS, TRACKING))][:2]
+    telling = [key for key in differing if not key.startswith((OPTIMIZATIONS, TRACKING))]
+    shown = sorted(telling, key=lambda key: _place_in_name(key, differing[key]))[:2]
     labels = {}
     for run in runs:
         start = plain[run.run_id]
         settings = [
-            f"{key.rpartition('.')[2]} {_file_name(differing[key][run.run_id]) or '–'}"
-            for key in shown
+            f"{setting_name(key)} {_file_name(differing[key][run.run_id]) or '–'}" for key in shown
         ]
         labels[run.run_id] = " · ".join([start, *settings] if _shared(plain, start) else [start])
     for addition in ("seed", "id"):
@@ -153,6 +156,20 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
                 seed = f"seed {run.params.get(SEED, '?')}"
                 labels[run.run_id] += f" · {seed if addition == 'seed' else run.run_id[:6]}"
     return labels
+
+
+def setting_name(key: str) -> str:
+    """Return a parameter's name without its section; of a choice the section says more."""
+    section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
+    return section if key.endswith(KIND) and section else name
+
+
+def _place_in_name(key: str, by_run: Mapping[str, str]) -> tuple[bool, ...]:
+    """Return where a parameter stands in the names of runs: which model it is comes first.
+
+    Then come other choices; what only some of the runs have follows from a choice, and is last.
+    """
+    return key != MODEL_KIND, not key.endswith(KIND), "" in by_run.values()
 
 
 def _file_name(value: str) -> str:

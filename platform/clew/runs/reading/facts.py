@@ -27,8 +27,8 @@ _ANSWERS = {
         "Asked for <b>?</b> {relation} <b>{tail}</b>, the model puts <b>{head}</b> {place}."
     ),
     "both": Markup(
-        "Asked for either end of <b>{head}</b> {relation} <b>{tail}</b>, the model puts the right "
-        "one {place}, on average."
+        "Asked for either end of <b>{head}</b> {relation} <b>{tail}</b>, on average the model puts "
+        "the right one {place}."
     ),
 }
 """By what was asked, `influence.direction`; a rank belongs to one question, or to both."""
@@ -128,9 +128,23 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
         if 2 * same > len(top):
             text += f": the model answers with what is common for {relation}"
         text += "."
-    if paths:
-        return f"{text} The best path from {head} to {tail}: {paths[0].sentence}."
-    return f"{text} No path of up to {_number(MAX_STEPS)} helping facts joins {head} and {tail}."
+    itself = _itself(test, facts)
+    other = "other " if itself else ""
+    if itself:  # it explains nothing, so no path is told that consists of it
+        text += " The triple is itself a training fact."
+    for path in paths:
+        if path.ranks not in itself:
+            return f"{text} The best {other}path from {head} to {tail}: {path.sentence}."
+    steps = _number(MAX_STEPS)
+    return f"{text} No {other}path of up to {steps} helping facts joins {head} and {tail}."
+
+
+def _itself(test: pd.Series, facts: pd.DataFrame) -> set[tuple[int, ...]]:
+    """Return the ranks, as of a path of one fact, under which a test triple is a fact itself."""
+    same = pd.Series(True, index=facts.index)
+    for column in ("head_id", "relation_id", "tail_id"):
+        same &= facts[column] == test[column]
+    return {(int(rank),) for rank in facts.loc[same, "rank"]}
 
 
 def _number(count: int) -> str:
@@ -163,7 +177,11 @@ def answer(test: pd.Series, settings: Mapping[str, Any]) -> Markup:
     """
     said = _ANSWERS.get(str(settings.get("direction")), _ANSWERS["tail"])
     ends = {key: test[key] for key in ("head", "relation", "tail")}
-    return said.format(**ends, place=place_text(float(test["rank"])))
+    rank = float(test["rank"])
+    place = place_text(rank)
+    if math.isfinite(rank):  # in a list of all answers, such as that of the page Ask, it is lower
+        place += ", other known answers left out"
+    return said.format(**ends, place=place)
 
 
 def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:
