@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from clew.runs.system_metrics import PREFIX as MACHINE
-from clew.runs.system_metrics import SAMPLING_SECONDS
-
 from clew import names
+from clew.runs.observers import PREFIX as MACHINE
+from clew.runs.observers import SAMPLING_SECONDS
 
 
 @dataclass(frozen=True)
