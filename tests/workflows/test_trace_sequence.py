@@ -8,7 +8,9 @@ from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.window_report import SequenceInfluenceReport
 from clew.workflows.explaining.trace_sequence import trace_sequences
+from clew.workflows.explaining.trace_text import Text, trace_texts
 from clew.workflows.explaining.trace_windows import WindowTrace, write_outputs
+from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
 from tests.workflows.trained import sequence_config
@@ -66,6 +68,16 @@ def test_unless_told_otherwise_it_is_the_worst_prediction(model: str) -> None:
     check(trace_sequences(model, [None], {})[0])
     with pytest.raises(ConfigError, match=r"--frame is 3, which ends no test window.*22 to 29"):
         trace_sequences(model, [3], {})
+
+
+def test_a_command_for_other_models_is_refused_before_data_are_read(model: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("trace_source", "trace_windows"):
+            patch.delattr(f"clew.workflows.explaining.{module}.own_task")
+        with pytest.raises(ConfigError, match="regression model; tracin explains link prediction"):
+            tracin(model, "a,b,c", {})
+        with pytest.raises(ConfigError, match="regression model; trace-text explains language"):
+            trace_texts(model, [Text("a")], {})
 
 
 def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:

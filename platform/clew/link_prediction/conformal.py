@@ -85,8 +85,8 @@ class Guarantee:
             of = "all relations"
         level, grounds = 100 * self.level, f"{self.num_valid:,} validation triples of {of}"
         text = (
-            f"It holds a new answer in at least {level:.4g} % of all cases{average}: calibrated on "
-            f"{grounds}"
+            f"It is meant to hold a new answer in at least {level:.4g} % of all cases{average}: "
+            f"calibrated on {grounds}"
         )
         if math.isinf(self.threshold):
             text += ", too few for this level, so that it is every candidate"

@@ -148,12 +148,13 @@ def _load(
     world: World,
 ) -> TraceSource:
     model, config = models[0], over_all_entities(models[0].config)
+    if (kind := model.manifest.task) != LinkPrediction.kind:
+        raise ConfigError(
+            f"{model.title} is a {kind} model; tracin explains link prediction: triples"
+        )
     prepare_process(config)
     task = own_task(replace(model, config=config))
-    if not isinstance(task, LinkPrediction):
-        raise ConfigError(
-            f"{model.title} is a {task.kind} model; tracin explains link prediction: triples"
-        )
+    assert isinstance(task, LinkPrediction)
     files.check(task.graph, model)
     _check_processes(world, config, task, [record.path for run in runs for record in run])
     tracer = Tracer(

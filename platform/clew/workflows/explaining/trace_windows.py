@@ -35,7 +35,7 @@ from clew.workflows.model_source import (
 from clew.workflows.outputs import check_file, check_new_folder
 from clew.workflows.run_checkpoints import average_setting
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Task[Any])
 R = TypeVar("R", bound=WindowReport[Any])
 
 
@@ -51,6 +51,8 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
         ConfigError: the model's task is another, the form of the score is not defined for it, or
             more windows are to be kept than are scored.
     """
+    if source.manifest.task != kind.kind:
+        raise ConfigError(f"{source.title} is a {source.manifest.task} model; {explains}")
     score = source.config.influence.score
     if score not in {"auto", "raw", "unrolled"}:
         raise ConfigError(
@@ -60,8 +62,7 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
     search_settings(source)  # refused before the data are read and a run is open
     prepare_process(source.config)
     task = own_task(source)
-    if not isinstance(task, kind):
-        raise ConfigError(f"{source.title} is a {task.kind} model; {explains}")
+    assert isinstance(task, kind)
     return task
 
 
