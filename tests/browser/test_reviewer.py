@@ -128,7 +128,7 @@ def _traced_in_half_precision(dashboard: Dashboard) -> str:
     dashboard.page.get_by_role("combobox", name="Compare with").click()
     options = dashboard.page.get_by_role("option").all_inner_texts()
     dashboard.page.keyboard.press("Escape")
-    begin = "tracin umls · fp32, traced in bf16 · umls · "
+    begin = "tracin umls, 6 triples · fp32, traced in bf16 · umls · "
     return next(text for text in options if text.startswith(begin))
 
 

@@ -78,7 +78,7 @@ def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(
 def test_a_version_whose_run_is_gone(page: Open, registered: Recorded) -> None:
     registered.client.delete_run(registered.runs["bf16 1"])
     table = page("models", registered.uri).dataframe[0].value
-    assert list(table["Run"]) == ["deleted", "umls fp32"]
+    assert list(table["Run"]) == ["deleted", "umls conve fp32"]
 
 
 def test_a_candidate_of_the_address_that_is_gone_is_a_message(

@@ -26,7 +26,7 @@ def test_a_training_with_all_that_was_recorded(page: Open, many: Recorded) -> No
     run_id = many.runs["fp32 0"]
     app = page("run", many.uri, id=run_id)
     text = shown(app)
-    assert app.title[0].value == "umls fp32"
+    assert app.title[0].value == "umls conve fp32"
     assert not app.error
     for part in ("clew train", "run-", run_id, "fingerprint", "cores", "parameters", MODEL):
         assert part in text or part == MODEL, part

@@ -78,6 +78,7 @@ def test_three_files_and_a_linked_run(trained: TrainedStore, triples: Path, tmp_
     client = MlflowClient(trained.uri)
     recorded = client.get_run(result.run_id or "")
     assert recorded.info.status == "FINISHED"
+    assert recorded.info.run_name == "tracin umls, 6 triples"
     tags, metrics = recorded.data.tags, recorded.data.metrics
     assert tags[names.TAG_KIND] == names.KIND_TRACE
     assert tags[names.TAG_SOURCE_RUN] == trained.strong
@@ -248,6 +249,12 @@ def test_a_run_is_not_explained_as_if_it_were_trained_otherwise(trained, setting
         tracin(trained.strong, LINES[0].replace("\t", ","), setting)
     as_it_was = {"training.device": "cpu", "influence.top_k": "3", "loss.chunk_mib": "8"}
     assert tracin(trained.strong, LINES[0].replace("\t", ","), as_it_was).run_id
+
+
+def test_a_run_is_called_by_the_triple_that_it_explains(trained: TrainedStore) -> None:
+    run_id = tracin(trained.strong, LINES[0].replace("\t", ","), {"influence.top_k": "3"}).run_id
+    name = MlflowClient(trained.uri).get_run(run_id or "").info.run_name
+    assert name == "tracin " + " · ".join(LINES[0].split("\t"))
 
 
 def test_results_of_other_settings_are_kept(trained: TrainedStore, tmp_path: Path):

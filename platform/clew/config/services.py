@@ -118,7 +118,7 @@ class TrackingConfig(Section):
     experiment: str = "clew"
     """Name of the experiment."""
     run_name: str | None = None
-    """Name of the run; unset: made of the variant and the data set."""
+    """Name of the run; unset: the data set, the model and the variant."""
     log_system_metrics: bool = True
     """MLflow's own sampling of CPU, memory, disk, network and GPU, under `system/`, once the run
     has lasted a minute."""

@@ -56,7 +56,7 @@ def open_training_run(
     tracker: Tracker = open_tracker(
         config.tracking,
         kind=names.KIND_TRAIN,
-        run_name=config.tracking.run_name or f"{task.dataset} {variant}",
+        run_name=config.tracking.run_name or f"{task.dataset} {config.model.kind} {variant}",
         tags=tags,
         parent_run_id=parent_run_id,
     )

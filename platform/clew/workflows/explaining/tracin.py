@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from clew import names
+from clew.errors import printable
 from clew.files import working_folder
 from clew.influence.link_prediction.report import (
     Findings,
@@ -19,7 +20,7 @@ from clew.influence.link_prediction.report import (
     write_report,
 )
 from clew.influence.link_prediction.traced_run import MOMENTS
-from clew.link_prediction.triples import HEAD, TAIL, Triples
+from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.influence_report import (
     InfluenceEntry,
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 SHOWN_PROPONENTS = 3
 LARGEST_SHARE = 0.25
 """Of the training triples that a first answer may be of; more would hold up the whole one."""
+NAME_CHARACTERS = 120
+"""Of a run's name at most; labels may be of any length."""
 Progress = Callable[[int, int], None]
 
 
@@ -93,6 +96,15 @@ def in_words(triple: TripleRecord) -> str:
     return f"{triple.head.label} · {triple.relation.label} · {triple.tail.label}"
 
 
+def run_name(graph: KnowledgeGraph, tests: Triples) -> str:
+    """Return what the run of an explanation is called: by its triple, or by how many there are."""
+    if len(tests) > 1:
+        return f"tracin {graph.name}, {len(tests):,} triples"
+    head, relation, tail = tests[0]
+    labels = graph.entities.label(head), graph.relations.label(relation), graph.entities.label(tail)
+    return printable(f"tracin {' · '.join(labels)}"[:NAME_CHARACTERS])
+
+
 def tracin(
     model: str,
     test: str,
@@ -135,7 +147,7 @@ def tracin(
         if first_answer is not None:
             write_first_answer(first_answer, source, described, tests)
         with (
-            open_trace_run(source, f"tracin {source.task.dataset}") as tracker,
+            open_trace_run(source, run_name(source.task.graph, tests)) as tracker,
             working_folder("influence") as temporary,
         ):
             folder = temporary / names.ARTIFACT_INFLUENCE
