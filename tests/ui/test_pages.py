@@ -160,6 +160,14 @@ def test_the_preset_compares_variants_over_seeds(page: Open, many: Recorded) -> 
     }
 
 
+def test_runs_of_different_data_are_said_to_be(page: Open, many: Recorded) -> None:
+    first, second, other = (many.runs[name] for name in ("fp32 0", "fp32 1", "hostile"))
+    assert "different data" not in shown(page("compare", many.uri, runs=f"{first},{second}"))
+    assert "These runs are of different data (" in shown(
+        page("compare", many.uri, runs=f"{first},{other}")
+    )
+
+
 def test_the_preset_shows_every_variant_of_many_runs(
     page: Open, recorded: Recorded, tmp_path: Path
 ) -> None:

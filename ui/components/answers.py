@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from clew.errors import ClewError
-from clew.ui.components import links, markup, palette, states, tables
+from clew.ui.components import address, links, markup, palette, states, tables
 from clew.ui.data import questions
 from clew.ui.data.influence import (
     ReportFiles,
@@ -95,7 +95,8 @@ def _prediction(
         if ticked:
             why_button("Why?", why(ticked[0]), explain, key=f"why-{key}")
         else:
-            st.caption(f"Tick a {end} to ask why.")
+            article = "another" if address.text("why") else "a"
+            st.caption(f"Tick {article} {end} to ask why.")
 
 
 def _about(asked: dict[str, Any], end: str) -> None:

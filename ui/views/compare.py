@@ -67,6 +67,7 @@ def _choose(runs: Sequence[RunRecord]) -> None:
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
     """Show the chosen runs in a table and in pictures."""
+    _different_data(runs)
     setting = compare_controls.setting(runs)
     comparison = compared(runs, setting)
     change = compare_controls.change()
@@ -77,6 +78,18 @@ def _comparison(runs: Sequence[RunRecord]) -> None:
         _curves(runs, comparison)
     with states.guarded("The parameters"):
         _parameters(runs, comparison)
+
+
+def _different_data(runs: Sequence[RunRecord]) -> None:
+    """Say so if the chosen runs are not of the same data."""
+    data = {
+        run.tags[names.TAG_DATA_FINGERPRINT]: run.tags.get(names.TAG_DATASET, "")
+        for run in runs
+        if names.TAG_DATA_FINGERPRINT in run.tags
+    }
+    if len(data) > 1:
+        called = ", ".join(sorted(set(data.values())))
+        states.note(f"These runs are of different data ({called}): compare their costs alone.")
 
 
 def _costs(comparison: Comparison, setting: Setting) -> None:
