@@ -34,14 +34,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
         cost_key: Metric on the x axis; less is better.
         quality_key: Metric on the y axis.
     """
-    points = points.assign(
-        low=points["quality"] - points["quality_deviation"].fillna(0),
-        high=points["quality"] + points["quality_deviation"].fillna(0),
-        cheap=points["cost"] - points["cost_deviation"].fillna(0),
-        costly=points["cost"] + points["cost_deviation"].fillna(0),
-        # Neighbours' names stand above and below in turn, so that they do not cover each other.
-        above=points["cost"].rank(method="first").astype(int) % 2 == 1,
-    )
+    points = _with_deviations(points)
     first, last = _cost_axis(points)
     # A name goes towards the middle of the picture, whose edge would cut it.
     points = points.assign(early=points["cost"] <= (first + last) / 2)
@@ -88,6 +81,19 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
     ]
     layers += _names_beside({"x": x, "y": y, "text": name("group"), "tooltip": tooltip})
     return {"data": points, "height": HEIGHT, "layer": layers}
+
+
+def _with_deviations(points: pd.DataFrame) -> pd.DataFrame:
+    """Return points with the ends of their deviations, and on which side their names are."""
+    quality, cost = points["quality_deviation"].fillna(0), points["cost_deviation"].fillna(0)
+    return points.assign(
+        low=points["quality"] - quality,
+        high=points["quality"] + quality,
+        cheap=points["cost"] - cost,
+        costly=points["cost"] + cost,
+        # Neighbours' names stand above and below in turn, so that they do not cover each other.
+        above=points["cost"].rank(method="first").astype(int) % 2 == 1,
+    )
 
 
 def _names_beside(encoding: Spec) -> list[Spec]:
