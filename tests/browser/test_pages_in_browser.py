@@ -61,6 +61,23 @@ def test_no_choice_is_cut_in_a_window_of_a_tablet(
         assert dashboard.settle().page.evaluate(cut) == [], page
 
 
+def test_a_table_has_the_width_of_a_tablet_to_itself(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
+    path = f"/influence?run={filled.runs['trace hostile']}&test=0&view=Training+facts"
+    dashboard = look(filled_address, path)
+    table = dashboard.page.get_by_test_id("stDataFrame").filter(visible=True).last
+    beside = table.bounding_box()
+    dashboard.page.set_viewport_size({"width": 800, "height": 900})
+    dashboard.settle()
+    below = table.bounding_box()
+    assert beside is not None
+    assert below is not None
+    assert beside["x"] > 500
+    assert below["x"] < 50
+    assert below["width"] > 700
+
+
 def test_hostile_names_are_text(look: Look, filled: Recorded, filled_address: str) -> None:
     for path in (
         "/",

@@ -198,6 +198,18 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     assert "ann@example.org" in started.people
 
 
+def test_a_link_to_an_explanation_ticks_its_answer(
+    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+) -> None:
+    use(many.uri)
+    started.answer("--relation=affects", "--tail=steroid", capsys=capsys)
+    question = {"answer": "gone", "r": "affects", "t": "steroid"}
+    answer = page("ask", many.uri, **question).dataframe[0].value["Answer"][3]
+    for why, end, is_ticked in (("x", "head", True), ("x", "tail", False), ("", "head", False)):
+        app = page("ask", many.uri, why=why, **question, **{"for": f"{end},{answer}"})
+        assert ("Why?" in [button.label for button in app.button]) == is_ticked
+
+
 def test_the_answer_set_is_marked_and_its_coverage_shown(
     page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
 ) -> None:

@@ -1,7 +1,10 @@
 """The functions that build chart specifications: what is drawn, in which order, with which sign."""
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,7 @@ import streamlit as st
 
 from clew import names
 from clew.runs.reading import comparison, layout
+from clew.runs.sharing import picture
 from clew.ui.components import charts, comparison_table, graph, influence_charts, palette
 from clew.ui.data.comparison import points as points_of
 
@@ -336,8 +340,50 @@ def test_nothing_stands_on_the_line_of_a_fact_that_joins_both_ends(
     rows = [places[key][1] for key in between]
     assert 0 not in rows
     assert len(set(rows)) == number
-    assert max(rows) == 1
-    assert min(rows) >= -1
+    assert max(map(abs, rows)) == 1
+    assert all(row > 0 or row <= -2 * min(map(abs, rows)) for row in rows), (
+        "one row is the triple's"
+    )
+
+
+def star(number: int, *, between: int) -> pd.DataFrame:
+    """Return facts of which most hang on the head, and some lead over one entity to the tail."""
+    triples = [("H", f"name of a fact {i}") for i in range(number)]
+    triples += [ends for i in range(between) for ends in (("H", f"b{i}"), (f"b{i}", "T"))]
+    ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
+    facts = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
+    return facts.assign(relation="treats", influence=1.0, rank=range(1, len(facts) + 1))
+
+
+@pytest.mark.parametrize("between", [1, 2, 5, 12])
+def test_beside_a_long_column_a_short_one_has_room_for_its_names(
+    explained: pd.Series, between: int
+) -> None:
+    places = layout.positions(explained, star(25, between=between))
+    rows = sorted(places[f"b{i}"][1] for i in range(between))
+    apart = min((b - a for a, b in pairwise(rows)), default=1)
+    assert apart * (graph.HEIGHT - 68) / 2 > 24, "pixels"
+    assert max(map(abs, rows)) <= 1
+
+
+def test_the_picture_to_mail_is_as_high_as_its_rows_need(explained: pd.Series) -> None:
+    drawn = picture.draw(explained, star(0, between=6), {})
+    places = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn)
+    ((column, _),) = Counter(x for x, _ in places).most_common(1)
+    rows = sorted(float(y) for x, y in places if x == column)
+    assert len(rows) == 6
+    assert min(b - a for a, b in pairwise(rows)) == pytest.approx(picture.ROW_HEIGHT, abs=0.2)
+
+
+def test_lines_that_meet_have_no_names_over_each_other(explained: pd.Series) -> None:
+    for many in (star(25, between=1), star(0, between=12)):
+        (series,) = graph.spec(explained, many, column="influence")["series"]
+        assert not any(link["label"]["show"] for link in series["links"][1:3])
+        (chosen,) = graph.spec(explained, many, column="influence", selected={2})["series"]
+        assert [link["label"]["show"] for link in chosen["links"][1:4]] == [False, True, False]
+    alike = pd.concat([star(0, between=1)] * 2, ignore_index=True)
+    (series,) = graph.spec(explained, alike, column="influence")["series"]
+    assert [link["label"]["show"] for link in series["links"][1:]] == [True, True, False, False]
 
 
 def test_a_large_graph_is_cut(explained: pd.Series) -> None:

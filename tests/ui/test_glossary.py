@@ -5,7 +5,7 @@ import re
 import pytest
 
 from clew import names
-from clew.ui.components import glossary
+from clew.ui.components import glossary, run_report
 
 RECORDED = re.compile(r"(train|time|throughput|memory|influence|value)/[a-z0-9_]+")
 METRICS = [
@@ -52,6 +52,25 @@ def test_a_form_of_the_score_stands_behind_the_name() -> None:
 def test_what_was_sampled_of_the_machine_has_a_name_and_a_unit(key: str, label: str) -> None:
     assert glossary.label(key) == label
     assert "every 10 s" in glossary.words(key).help
+
+
+@pytest.mark.parametrize(
+    ("key", "label", "group"),
+    [
+        ("bf16/test/hits_at_1", "bf16: Hits@1, test", "Quality"),
+        ("fp16 ckpt/memory/process_peak_gib", "fp16 ckpt: Peak process memory [GiB]", "Memory"),
+        ("champion/valid/mrr_head", "champion: MRR, validation, asked for heads", "Quality"),
+        ("ratio/bf16/time/epoch_seconds", "bf16: ratio of Time per epoch", "Time"),
+        ("bf16/own/metric", "bf16/own/metric", "Other"),
+        ("influence/lds_siblings/cosine", None, "Explanations"),
+    ],
+)
+def test_a_metric_of_a_variant_is_called_as_one_of_a_run(
+    key: str, label: str | None, group: str
+) -> None:
+    assert label in {None, glossary.label(key)}
+    assert ("reference" in glossary.words(key).help) == key.startswith("ratio/")
+    assert run_report._group(key) == group
 
 
 def test_what_nobody_described_keeps_its_name() -> None:

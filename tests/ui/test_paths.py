@@ -32,7 +32,9 @@ def facts(*triples: Triple, influence: list[float] | None = None) -> pd.DataFram
 
 def plain_paths(test: pd.Series, found: pd.DataFrame) -> list[tuple[float, tuple[int, ...]]]:
     """Try every order of up to three facts: weakest influence and ranks of those that join."""
-    helping = found[found["influence"] > 0]
+    names = ["head_id", "relation_id", "tail_id"]
+    itself = (found[names].astype(str) == test[names].astype(str)).all(axis="columns")
+    helping = found[(found["influence"] > 0) & ~itself]
     strongest: dict[frozenset[str], pd.Series] = {}
     for _, fact in helping.iterrows():
         pair = frozenset((fact["head_id"], fact["tail_id"]))
@@ -67,6 +69,12 @@ def test_paths_are_those_of_a_plain_search(seed: int) -> None:
     found = reading.find_paths(explained(), given)
     expected = plain_paths(explained(), given)
     assert [(path.weakest, path.ranks) for path in found] == expected[: reading.MAX_PATHS]
+
+
+def test_the_triple_itself_is_no_path_and_hides_none() -> None:
+    given = facts((DRUG, "treats", PAIN), (PAIN, "is_eased_by", DRUG), (DRUG, "inhibits", CHANNEL))
+    (other,) = reading.find_paths(explained(), given)
+    assert other.sentence == "neuralgia is eased by Gabapentin"
 
 
 def test_a_path_is_told_in_words_from_the_head_on() -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import streamlit as st
 
-from clew.ui.components import tables
+from clew.ui.components import runs_table, tables
 
 FRAME = pd.DataFrame({"Run": ["first", "second", "third"]})
 IDS = ("a", "b", "c")
@@ -53,3 +53,10 @@ def test_a_table_is_as_high_as_its_rows_up_to_a_limit(shown: dict[str, Any]) -> 
     assert shown["height"] == 38 + 3 * 30
     tables.show(FRAME, most=100)
     assert shown["height"] == 100
+
+
+def test_the_name_of_an_explanation_fits_into_the_list_of_runs() -> None:
+    name = "tracin rickettsia_or_chlamydia · causes · disease"
+    frame = pd.DataFrame({"Run": [name]})
+    pixels_a_character = 6.3
+    assert runs_table.columns(frame)["Run"]["width"] >= len(name) * pixels_a_character

@@ -1,5 +1,7 @@
 """Training again without the facts marked wrong: from the page Reviews to both runs' metrics."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +151,22 @@ def test_data_that_are_gone_or_others_are_one_line(
     assert said in error.value.replace("\\", "")
     assert "\n" not in error.value
     assert "after" not in app.query_params
+
+
+def test_relative_paths_start_where_the_run_was_started(
+    store: Recorded, commands: CommandsHere, tmp_path: Path
+) -> None:
+    started = tmp_path / "far" / "away"
+    started.mkdir(parents=True)
+    shutil.copy2(UMLS / "train.txt", started / "train.txt")
+    moved(store, Path("train.txt"))
+    manifest = store.files("fp32 1", "best/manifest.json")
+    said = json.loads(manifest.read_text(encoding="utf-8")) | {"folder": str(started)}
+    manifest.write_text(json.dumps(said), encoding="utf-8")
+    (run,) = runs_by_id([store.runs["fp32 1"]])
+    train_without(run, line(wrong(store)) + "\n")
+    config = yaml.safe_load((commands.last.folder / "config.yaml").read_text(encoding="utf-8"))
+    assert config["data"]["train"] == str(started / "train.txt")
 
 
 def test_a_configuration_that_is_gone_is_one_line(

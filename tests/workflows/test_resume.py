@@ -17,7 +17,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
-from clew.workflows.resume import find_in_folder, find_newest, find_resume_point
+from clew.workflows.resume import ResumePoint, find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import resume, train
 from clew.workflows.training_run import lock_of
 from tests.workflows.trained import small_config
@@ -126,6 +126,27 @@ def test_a_run_whose_batch_size_was_chosen_is_found_by_auto(
     point = find_newest(automatic, {}, tmp_path)
     assert point.run_id == stopped
     assert point.config == chosen
+
+
+def test_the_copy_of_a_run_is_completed_where_it_is(tracking_store: Path, tmp_path: Path) -> None:
+    whole, kept = tmp_path / "whole", tmp_path / "kept"
+    even = {"schedule__kind": "constant"}  # other schedules depend on the number of epochs
+    train(config_of(**even), output_dir=whole)
+    begun = train(config_of(**even, training__num_epochs=2), output_dir=kept).run_id or ""
+    longer = {"training.num_epochs": 4}
+
+    def find(folder: Path) -> ResumePoint:
+        return find_resume_point(begun, longer, folder)
+
+    resume(find, output_dir=kept)
+    for name in ("best/model.safetensors", "checkpoints/epoch-0004/model.safetensors"):
+        assert (whole / name).read_bytes() == (kept / name).read_bytes(), name
+    assert {path.name for path in kept.iterdir()} == {path.name for path in whole.iterdir()}
+    before = (kept / "history.parquet").read_bytes()
+    for folder in (kept, whole):  # of a training that has gone further, and of another one
+        with pytest.raises(ConfigError, match=r"--output-dir .*: exists and is not empty; name"):
+            resume(find, output_dir=folder)
+    assert (kept / "history.parquet").read_bytes() == before
 
 
 def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(

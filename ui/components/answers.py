@@ -140,6 +140,7 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str
         frame(found, end),
         found,
         key=f"answers-{key}",
+        first=_explained(found, end),
         alt="Answers, the best first",
         placeholder="–",
         most=MAX_HEIGHT,
@@ -152,6 +153,12 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str
             "Known": st.column_config.TextColumn(help="Whether the training data say so already."),
         },
     )
+
+
+def _explained(found: Sequence[dict[str, Any]], end: str) -> dict[str, Any] | None:
+    """Return the answer that the address has explained, None if it is not among them."""
+    wanted = address.text("why") and address.text("for")
+    return next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None)
 
 
 def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:

@@ -215,6 +215,7 @@ SPEARMAN = (
 )
 OVERLAP = "Share of the strongest facts that both explanations have among their strongest."
 
+RATIO = "ratio"
 _MACHINE_UNITS = {"percentage": "%", "megabytes": "MB", "watts": "W"}
 """How a unit is written at the end of the key of a machine's metric."""
 
@@ -243,7 +244,35 @@ def words(key: str) -> Words:
     if split in {"valid", "test"} and (found := _QUALITY.get(name) or _loss_at(name)):
         data = {"valid": "validation", "test": "test"}[split]
         return Words(f"{found.label}, {data}{asked}{among}", found.unit, found.help)
-    return Words(key, "", f"The metric {key} as the run recorded it.")
+    owner, metric = whose(key)
+    return (
+        _of_owner(owner, words(metric))
+        if owner
+        else Words(key, "", f"The metric {key} as the run recorded it.")
+    )
+
+
+def whose(key: str) -> tuple[str, str]:
+    """Return whose a metric is and its own key, such as `bf16` and `test/mrr`.
+
+    Studies record metrics of their variants, and under `ratio/<variant>` their ratios to those of
+    the reference; promotions record those of the champion. Empty for a metric of the run itself.
+    """
+    owner, _, metric = key.partition("/")
+    if owner == RATIO:
+        variant, _, metric = metric.partition("/")
+        owner = f"{RATIO}/{variant}"
+    is_known = bool(metric) and words(metric).label != metric
+    return (owner, metric) if is_known else ("", key)
+
+
+def _of_owner(owner: str, found: Words) -> Words:
+    """Return the words for a metric of an owner, or for its ratio to the study's reference."""
+    if not owner.startswith(f"{RATIO}/"):
+        return Words(f"{owner}: {found.label}", found.unit, found.help)
+    name = owner.removeprefix(f"{RATIO}/")
+    help_text = f"{found.help} Here divided by the value of the study's reference."
+    return Words(f"{name}: ratio of {found.label}", "", help_text)
 
 
 def _of_machine(key: str) -> Words:

@@ -30,10 +30,8 @@ MAX_EDGES = 60
 NUM_LABELLED = 3
 NUM_NAMED = 40
 """How many entities have names, those of the strongest facts first; others show theirs on hover."""
-NUM_WRAPPED = 28
-"""With more entities than this, a name has one line."""
 NUM_STACKED = 8
-"""In an outer column of more entities than this, names stand beside them, in one line."""
+"""In a column of more entities than this, names have one line, in an outer one beside them."""
 BESIDE_PIXELS, AROUND_PIXELS = 150, 70
 """Room for names beside a column, and for those above and below it."""
 HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
@@ -99,8 +97,9 @@ def spec(
     labels = node_labels(test, facts)
     places = positions(test, facts)
     ends = [str(test["head_id"]), str(test["tail_id"])]
-    crowded = _crowded_sides(places)
-    nodes = partial(_nodes, labels, places, ends, kinds=kinds, crowded=crowded)
+    long = _long_columns(places)
+    crowded = long & {-1.0, 1.0}
+    nodes = partial(_nodes, labels, places, ends, kinds=kinds, long=long)
     # No `labelLayout`: with it, names of edges are drawn at another size and place.
     series = {
         "type": "graph",
@@ -117,7 +116,7 @@ def spec(
         "emphasis": {"focus": "none", "label": {"show": True}, "lineStyle": {"opacity": 1}},
         "select": {"lineStyle": {"opacity": 1}},
         "data": nodes(height=HEIGHTS[len(crowded)], beside=True),
-        "links": [_test_edge(test), *_fact_edges(facts, places, column, selected)],
+        "links": [_test_edge(test), *_fact_edges(facts, places, column, selected, long)],
     }
     # Too narrow for names beside the columns: they are above and below.
     narrow = {
@@ -140,14 +139,14 @@ def _nodes(
     *,
     height: float,
     kinds: Mapping[str, str],
-    crowded: Collection[float],
+    long: set[float],
     beside: bool,
 ) -> list[dict[str, Any]]:
     """Return the entities; `labels` begins with the ends, then come those of strong facts.
 
-    In a crowded column a name has one line, `beside` its entity where there is room.
+    In a long column a name has one line, in an outer one `beside` its entity where there is room.
     """
-    wrapped = len(labels) <= NUM_WRAPPED
+    crowded = long & {-1.0, 1.0} if beside else set()
     styles = {key: _style(key in ends, PLAIN.symbol, "") for key in labels}
     for kind, look in looks(kinds, labels).items():
         for key in labels:
@@ -164,9 +163,9 @@ def _nodes(
                 text,
                 places[key],
                 shown=number < NUM_NAMED,
-                wrapped=wrapped and places[key][0] not in crowded,
+                wrapped=places[key][0] not in long,
                 is_end=key in ends,
-                crowded=crowded if beside else (),
+                crowded=crowded,
             ),
         }
         for number, (key, text) in enumerate(labels.items())
@@ -184,10 +183,10 @@ def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
     return {"symbol": symbol, "symbolSize": size + 2, "itemStyle": {"color": colour} | rim}
 
 
-def _crowded_sides(places: Mapping[str, Position]) -> set[float]:
-    """Return where outer columns of many entities are: -1 the left one, 1 the right one."""
+def _long_columns(places: Mapping[str, Position]) -> set[float]:
+    """Return where columns of many entities are: -1 is the left end of the picture, 1 the right."""
     sizes = Counter(x for x, _ in places.values())
-    return {x for x in (-1.0, 1.0) if sizes[x] > NUM_STACKED}
+    return {x for x, size in sizes.items() if size > NUM_STACKED}
 
 
 def _name(
@@ -235,7 +234,11 @@ def _test_edge(test: pd.Series) -> dict[str, Any]:
 
 
 def _fact_edges(
-    facts: pd.DataFrame, places: dict[str, Position], column: str, selected: Collection[int]
+    facts: pd.DataFrame,
+    places: dict[str, Position],
+    column: str,
+    selected: Collection[int],
+    long: set[float],
 ) -> list[dict[str, Any]]:
     largest = float(facts[column].abs().max() or 1.0) if len(facts) else 1.0
     seen: dict[frozenset[str], int] = {}
@@ -247,6 +250,8 @@ def _fact_edges(
         value = float(fact[column])
         chosen = fact["rank"] in selected
         (x, y), (end_x, end_y) = places[source], places[target]
+        # Names of lines that run into each other, or side by side, would lie over each other.
+        is_apart = seen[pair] == 1 and not long & {x, end_x}
         # A line within a column would run over the entities there: it is bent towards the middle.
         bent = math.copysign(0.3, (end_y - y) * -x) if x == end_x and y != end_y else 0.0
         edges.append(
@@ -261,7 +266,7 @@ def _fact_edges(
                     "curveness": bent or 0.12 * (seen[pair] - 1),
                 },
                 "label": {
-                    "show": bool(chosen or (not selected and number < NUM_LABELLED)),
+                    "show": bool(chosen or (not selected and is_apart and number < NUM_LABELLED)),
                     "formatter": "{c}",
                     "fontSize": 11,
                     "fontWeight": "bold" if chosen else "normal",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import address, graph, markup, states, tables
+from clew.ui.components import address, beside, graph, markup, states, tables
 from clew.ui.data.influence import MAX_STEPS, FactPath, facts_of_paths
 
 NUM_DRAWN = 8
@@ -32,7 +32,7 @@ def show(
         return
     place = address.number("path") or 0
     place = place if place < len(paths) else 0
-    left, right = st.columns([1.3, 1])
+    left, right = beside.columns([1.3, 1], key="paths")
     with left:
         _picture(test, facts, paths, place, key=f"{key}-paths-{place}", kinds=kinds)
     with right:

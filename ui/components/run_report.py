@@ -50,7 +50,7 @@ GROUPS = {
     "influence": "Explanations",
     "system": "Machine",
 }
-"""Where a metric stands in the table, by the first part of its key; others come last."""
+"""Where a metric stands in the table, by the first part of its own key; others come last."""
 
 
 def summary(run: RunRecord, data: list[RunData]) -> None:
@@ -113,7 +113,8 @@ def metrics(run: RunRecord, table: pd.DataFrame, curves: dict[str, pd.DataFrame]
 
 
 def _group(key: str) -> str:
-    return GROUPS.get(key.partition("/")[0], "Other")
+    _, metric = glossary.whose(key)
+    return GROUPS.get(metric.partition("/")[0], "Other")
 
 
 def _place(run: RunRecord, key: str) -> tuple[int, bool, bool, str]:

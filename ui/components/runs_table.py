@@ -25,6 +25,8 @@ from clew.ui.data.runs import (
 )
 
 MAX_HEIGHT = 560
+NAME_PIXELS = 320
+"""Holds the name of an explanation: a triple of usual length."""
 ORDERS = {
     "newest first": "attributes.start_time DESC",
     "oldest first": "attributes.start_time ASC",
@@ -168,7 +170,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
             help="running: alive. stuck: says it is running but has been silent for two minutes or "
             "more. finished, failed, killed: how it ended.",
         ),
-        "Run": st.column_config.TextColumn(width="medium"),
+        "Run": st.column_config.TextColumn(width=NAME_PIXELS),
         "Kind": st.column_config.TextColumn(
             width="small",
             help="train: a training. trace: explanations. evaluate: a ranking of test "

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import pandas as pd
 import streamlit as st
+from streamlit.elements.arrow import DataframeStateInput
 
 ROW_HEIGHT, LOW_ROW_HEIGHT = 36, 34
 HEADER_HEIGHT = 38
@@ -35,16 +36,18 @@ def ticked(
     *,
     key: str,
     several: bool = False,
+    first: Value | None = None,
     most: int | None = None,
     **look: Unpack[Look],
 ) -> list[Value]:
-    """Show a table and return what the ticked rows stand for."""
+    """Show a table and return what the ticked rows stand for; `first` is ticked to begin with."""
     event = st.dataframe(
         frame,
         key=key,
         hide_index=True,
         on_select="rerun",
         selection_mode="multi-row" if several else "single-row",
+        selection_default=_ticked_rows(values, first),
         row_height=ROW_HEIGHT,
         height=_height(frame, ROW_HEIGHT, most),
         **look,
@@ -73,18 +76,23 @@ def tick_one(
         rows = st.session_state[key].selection.rows
         take(values[rows[0]] if rows and rows[0] < len(values) else None)
 
-    rows = [] if chosen is None else [values.index(chosen)]
     st.dataframe(
         frame,
         key=key,
         hide_index=True,
         on_select=choose,
         selection_mode="single-row",
-        selection_default={"selection": {"rows": rows, "columns": [], "cells": []}},
+        selection_default=_ticked_rows(values, chosen),
         row_height=row_height,
         height=_height(frame, row_height, most),
         **look,
     )
+
+
+def _ticked_rows(values: Sequence[Value], ticked: Value | None) -> DataframeStateInput:
+    """Return the selection of a table in which one row is ticked, or none."""
+    rows = [] if ticked is None else [values.index(ticked)]
+    return {"selection": {"rows": rows, "columns": [], "cells": []}}
 
 
 def _height(frame: pd.DataFrame, row_height: int, most: int | None) -> int | Literal["auto"]:

@@ -9,12 +9,13 @@ import pandas as pd
 import yaml
 
 from clew import names
+from clew.config.load import from_mapping
 from clew.errors import DataError, described
 from clew.files import write_whole
 from clew.folders import expanded
 from clew.runs import store
 from clew.runs.reading.reviews import OfRun
-from clew.runs.reading.runs import read_config
+from clew.runs.reading.runs import read_config, started_in
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 from clew.ui.data.runs import RunRecord, runs_by_id
@@ -51,11 +52,15 @@ def train_without(run: RunRecord, listed: str, *, person: str = "") -> Job:
 
     Raises:
         TrackingError: the run keeps no configuration.
+        ConfigError: its configuration cannot be used by this version of Clew.
         DataError: the run left facts out itself, and their list cannot be read.
         UsageError: too many commands are running.
     """
     config = read_config(run.run_id)
     data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
+    folder = started_in(run.run_id)
+    for name in from_mapping(config).data.paths:
+        data[name] = _where_it_was(data.get(name), folder)
     data["exclude"] = str(_kept(listed, data.get("exclude")))
     title = f"{(run.name or run.run_id[:8]).removesuffix(SUFFIX)}{SUFFIX}"
     tracking["run_name"] = title
@@ -74,6 +79,12 @@ def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[st
             f"run {run.run_id}: its configuration has no section {name}; choose another run"
         )
     return section
+
+
+def _where_it_was(path: str | None, folder: str) -> str | None:
+    """Return a path of a run's data as it leads from anywhere, if it led to something then."""
+    there = Path(folder) / expanded(path) if path and folder else None
+    return str(there) if there and there.exists() else path
 
 
 def _kept(listed: str, earlier: str | None) -> Path:

@@ -13,6 +13,7 @@ from clew.ui.components import (
     ask_controls,
     ask_frames,
     ask_text,
+    beside,
     job_view,
     markup,
     sign_in,
@@ -121,7 +122,8 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
         address.write("why", job.job_id)
         address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 
-    left, right = st.columns([1.2, 1], gap="medium")  # a long table leaves the reasons in view
+    # A long table leaves the reasons in view.
+    left, right = beside.columns([1.2, 1], key="reasons", gap="medium")
     with left:
         job_view.show(
             answer_id, result=lambda job: answers.answers(job, vocabulary, explain, right)

@@ -10,6 +10,7 @@ from clew.names import TAG_TASK
 from clew.runs import store
 from clew.ui.components import (
     agreement_view,
+    beside,
     facts,
     influence_charts,
     influence_controls,
@@ -135,7 +136,7 @@ def _facts(
         return
     column = value_column(found, cosine=wanted.cosine)
     key = f"{key}-{hash(wanted)}"
-    left, right = st.columns([1.1, 1.2])
+    left, right = beside.columns([1.1, 1.2], key="facts")
     with left:
         if form == "bars":
             facts.bars(shown, column)

@@ -20,7 +20,7 @@ from clew.errors import CheckpointError, DataError, described
 from clew.image_sequences.errors import HeldOutErrors
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.training.checkpoints import copy_weights, load_model
+from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 SEQUENCES_FILE = "sequences.json"
@@ -96,6 +96,4 @@ def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRe
         num_scalars=encoding.size,
         mask_channels=data.nan_pixels == "mask",
     )
-    model = SequenceRegressor(shape, settings)
-    load_model(checkpoint, model)
-    return model.eval()
+    return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval()

@@ -23,7 +23,7 @@ from clew.image_sequences.prediction import predict_windows
 from clew.image_sequences.report import draw_attention, write_regression_report
 from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
 from clew.image_sequences.windows import SequenceBatch, SequenceWindows
-from clew.training.checkpoints import load_model
+from clew.training.checkpoints import read_model
 from clew.training.task import LossSum
 
 logger = logging.getLogger(__name__)
@@ -90,9 +90,7 @@ class SequenceRegression:
 
     def load(self, checkpoint: Path, device: torch.device) -> SequenceRegressor:
         """Return the model of a checkpoint, ready to predict."""
-        model = self.build_model()
-        load_model(checkpoint, model)
-        return model.to(device).eval()
+        return read_model(checkpoint, self.build_model).to(device).eval()
 
     def train_examples(self) -> SequenceWindows:
         """Return the training windows."""

@@ -25,7 +25,7 @@ from clew.language_modeling.tokenizers import (
     Tokenizer,
     load_tokenizer,
 )
-from clew.training.checkpoints import copy_weights, load_model
+from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 TOKENS_FILE = "tokens.json"
@@ -89,6 +89,8 @@ def load_text_model(checkpoint: Path, text: PackManifest, tokenizer: Tokenizer) 
             f"{checkpoint}: was trained on text {manifest.data_fingerprint}, the tokens given are "
             f"of {text.fingerprint}; take both from one run"
         )
-    model = EigenstateLM(text.vocabulary_size, config.model, end_of_text=text.end_of_text)
-    load_model(checkpoint, model)
+    settings, size = config.model, text.vocabulary_size
+    model = read_model(
+        checkpoint, lambda: EigenstateLM(size, settings, end_of_text=text.end_of_text)
+    )
     return TextModel(model.eval(), tokenizer)

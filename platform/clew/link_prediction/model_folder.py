@@ -29,7 +29,7 @@ from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.parquet import read_columns
-from clew.training.checkpoints import copy_weights, load_model
+from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 VOCABULARY_FOLDER = "vocabulary"
@@ -112,9 +112,8 @@ def load_graph_model(checkpoint: Path, num_entities: int, num_relations: int) ->
             f"{' or '.join(GRAPH_MODELS)} on triples; only link prediction answers queries by name"
         )
     num_rows = num_relations * (2 if config.data.inverse_relations else 1)
-    model = build_graph_model(config.model, num_entities, num_rows)
-    load_model(checkpoint, model)
-    return model
+    settings = config.model
+    return read_model(checkpoint, lambda: build_graph_model(settings, num_entities, num_rows))
 
 
 def write_known(path: Path, triples: Triples) -> None:

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -43,8 +44,11 @@ from clew.training.manifest import (
     write_manifest,
 )
 from clew.training.progress import TrainingValues
+from clew.training.seeding import DrawingApart
 from clew.training.sharding.files import read_file, read_rows, rows_files, split_rows
 from clew.training.sharding.rows import RowShard, row_shards
+
+M = TypeVar("M", bound=nn.Module)
 
 SHOWN_NAMES = 5
 MAX_TRAINING_STATE_BYTES = 2**29  # the history of every metric is in there
@@ -142,6 +146,19 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
         return
     for name in (MODEL_FILE, MANIFEST_FILE):
         shutil.copy2(checkpoint / name, folder / name)
+
+
+def read_model(folder: Path, build: Callable[[], M]) -> M:
+    """Return a model with the weights of a checkpoint; torch's own generator stays where it is.
+
+    Args:
+        folder: The checkpoint.
+        build: Builds the model with freshly drawn weights.
+    """
+    with DrawingApart():
+        model = build()
+    load_model(folder, model)
+    return model
 
 
 def load_model(folder: Path, model: nn.Module) -> None:

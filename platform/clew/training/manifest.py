@@ -19,6 +19,7 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from clew.errors import CheckpointError, described, quoted
+from clew.names import CHECKPOINT_MANIFEST
 from clew.training.checkpoint_files import (
     FileName,
     FolderPath,
@@ -33,7 +34,7 @@ from clew.training.progress import Count, Weight
 SCHEMA_VERSION = 1
 MAX_MANIFEST_BYTES = 2**24
 MODEL_FILE = "model.safetensors"
-MANIFEST_FILE = "manifest.json"
+MANIFEST_FILE = CHECKPOINT_MANIFEST
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))

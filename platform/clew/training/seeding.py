@@ -1,11 +1,13 @@
 """Random generators: seeded once, captured and restored whole."""
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def seed_everything(seed: int, *, rank: int = 0) -> None:
@@ -44,3 +46,30 @@ def restore_generators(tensors: dict[str, Tensor], values: dict[str, Any]) -> No
     random.setstate((version, tuple(tensors["python"].tolist()), gauss))
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])
+
+
+class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets this thread fill tensors with random numbers from a generator of its own.
+
+    A model whose weights are about to be read draws some first. From torch's own generator these
+    would be missing in a training that another thread runs, and no seed would repeat it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Give operations that draw the generator; some have a variant of their own for it."""
+        given = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            takes_one = any(argument.name == "generator" for argument in func._schema.arguments)
+            func = func if takes_one else func.overloadpacket.generator
+            given["generator"] = self._generator
+        return func(*args, **given)

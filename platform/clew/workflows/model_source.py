@@ -19,7 +19,7 @@ from clew.errors import CheckpointError, ConfigError, TrackingError, quoted
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
 from clew.runs.registry import RegisteredVersion, Registry
-from clew.training.checkpoints import load_model
+from clew.training.checkpoints import read_model
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
@@ -296,8 +296,7 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
             data = data.model_copy(update={"inverse_relations": own.inverse_relations})
         source = replace(source, config=source.config.model_copy(update={"data": data}))
     task, device = own_task(source), device_of(source.config)
-    model = task.build_model()
-    load_model(source.checkpoint, model)
+    model = read_model(source.checkpoint, task.build_model)
     return LoadedModel(task, model.to(device), device)
 
 

@@ -34,7 +34,6 @@ from clew.training.setup import (
 from clew.training.stopping import Watch
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.workflows.outputs import check_new_folder
 from clew.workflows.planning.memory_guard import (
     MemoryBefore,
     explaining_lack_of_memory,
@@ -45,6 +44,7 @@ from clew.workflows.tasks import build_task
 from clew.workflows.training_run import (
     RUN_FILES,
     check_folders,
+    check_output_dir,
     copy_outputs,
     only_training_in,
     open_training_run,
@@ -124,7 +124,8 @@ def resume(
 
     Args:
         find: Finds the checkpoint, and may download it into the folder that it gets.
-        output_dir: Also copy the run's files to this new folder at the end.
+        output_dir: Also copy the run's files at the end to this folder, which is new or has those
+            of the run up to the checkpoint.
         checkpoint_dir: Keep the run's files in this folder while it trains.
         parent_run_id: Run of which this one is a part.
         tags: Further tags of the run.
@@ -138,6 +139,7 @@ def resume(
     ):
         with world.main_first():
             point = find(folder)
+            check_output_dir(output_dir, point)
         world.wait_for_peers(point.config.training.peer_timeout_seconds)
         return _train(
             point.config,
@@ -188,7 +190,7 @@ def _train(
         only_training_in("--checkpoint-dir", checkpoint_dir, world),
         only_training_in("--output-dir", output_dir, world),
     ):
-        check_new_folder("--output-dir", output_dir)  # another training may just have filled it
+        check_output_dir(output_dir, point)  # another training may just have filled it
         tracker.tags(tags or {})
         watch.started(tracker)
         folder = checkpoint_dir or temporary

@@ -18,13 +18,14 @@ from filelock import FileLock, Timeout
 from clew import __version__, names
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError
+from clew.errors import CheckpointError, ConfigError
+from clew.files import replacing
 from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tensorboard import TensorBoardTracker
 from clew.training.distributed import World
-from clew.training.manifest import Manifest
+from clew.training.manifest import Manifest, list_checkpoints, read_manifest
 from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
 from clew.training.task import Task
 from clew.workflows.linked_run import task_tags
@@ -117,12 +118,13 @@ def variant_name(config: RunConfig, precision: str) -> str:
 def check_folders(
     output_dir: Path | None, checkpoint_dir: Path | None, *, resumes: bool = False
 ) -> None:
-    """Refuse folders that a training cannot fill; one that resumes may have its checkpoints there.
+    """Refuse folders that a training cannot fill; one that resumes may have its own files there.
 
     Raises:
         ConfigError: one of them holds something or cannot be written, or both are the same.
     """
-    check_new_folder("--output-dir", output_dir)
+    check_output = check_folder if resumes else check_new_folder
+    check_output("--output-dir", output_dir)
     if not resumes:
         check_folder("--checkpoint-dir", checkpoint_dir)
         if checkpoint_dir and any(checkpoint_dir.glob(f"{names.ARTIFACT_CHECKPOINTS}/*/")):
@@ -136,6 +138,27 @@ def check_folders(
             f"--output-dir and --checkpoint-dir are both {output_dir}; name two folders, or give "
             "--checkpoint-dir alone, which holds the run's files too"
         )
+
+
+def check_output_dir(output_dir: Path | None, point: ResumePoint | None) -> None:
+    """Refuse a folder with files other than those of the run that goes on, up to where it goes on.
+
+    Raises:
+        ConfigError: it holds something else, or cannot be written.
+    """
+    if output_dir is None or point is None or not _holds_begin(output_dir, point):
+        check_new_folder("--output-dir", output_dir)
+
+
+def _holds_begin(folder: Path, point: ResumePoint) -> bool:
+    """Whether a folder's newest checkpoint is one of those that a run goes on from."""
+    try:
+        kept = list_checkpoints(folder / names.ARTIFACT_CHECKPOINTS)
+        newest = read_manifest(kept[-1].path) if kept else None
+        own = {(m.run_id, m.step) for m in map(read_manifest, (*point.earlier, point.checkpoint))}
+    except CheckpointError:
+        return False
+    return newest is not None and (newest.run_id, newest.step) in own
 
 
 def lock_of(folder: Path) -> Path:
@@ -175,11 +198,14 @@ def only_training_in(option: str, folder: Path | None, world: World) -> Iterator
 
 
 def copy_outputs(folder: Path, output_dir: Path) -> None:
-    """Copy a run's files to the folder that a person asked for."""
+    """Copy a run's files to the folder that a person asked for, which may hold its beginning."""
     output_dir.mkdir(parents=True, exist_ok=True)
     for name in (names.ARTIFACT_CONFIG_YAML, names.ARTIFACT_CONFIG_JSON, names.ARTIFACT_HISTORY):
         shutil.copy2(folder / name, output_dir / name)
-    for name in (names.ARTIFACT_BEST, names.ARTIFACT_CHECKPOINTS):
-        if (folder / name).is_dir():
-            shutil.copytree(folder / name, output_dir / name)
+    if (folder / names.ARTIFACT_BEST).is_dir():
+        with replacing(output_dir / names.ARTIFACT_BEST) as best:
+            shutil.copytree(folder / names.ARTIFACT_BEST, best)
+    if (folder / names.ARTIFACT_CHECKPOINTS).is_dir():
+        kept = output_dir / names.ARTIFACT_CHECKPOINTS
+        shutil.copytree(folder / names.ARTIFACT_CHECKPOINTS, kept, dirs_exist_ok=True)
     shutil.copytree(folder / RUN_FILES, output_dir, dirs_exist_ok=True)

@@ -41,7 +41,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.models.tucker import TuckER
 from clew.link_prediction.task import LinkPrediction
-from clew.training.checkpoints import load_model, weights_digest
+from clew.training.checkpoints import read_model, weights_digest
 from clew.training.manifest import CheckpointRecord
 from clew.training.precision import half_precision_type
 
@@ -227,9 +227,7 @@ class TracedRun:
         return found.reshape(2, rows.num_directions, rows.num_triples)
 
     def _load(self, task: LinkPrediction, record: CheckpointRecord) -> GraphModel:
-        model = task.build_model()
-        load_model(record.path, model)
-        return model.to(self.device).eval()
+        return read_model(record.path, task.build_model).to(self.device).eval()
 
     @torch.no_grad()
     def _geometry(self, model: GraphModel, record: CheckpointRecord, rows: TripleRows) -> Geometry:

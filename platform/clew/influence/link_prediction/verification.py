@@ -22,6 +22,7 @@ from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, build_graph_model, model_class
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
+from clew.training.seeding import DrawingApart
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +157,8 @@ def _dot(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:
 
 def _require_covered(model: GraphModel) -> None:
     """Refuse parameters that the kernel does not know, and frozen ones."""
-    plain = build_graph_model(model.config, 1, 1).state_dict().keys()
+    with DrawingApart():
+        plain = build_graph_model(model.config, 1, 1).state_dict().keys()
     for name, parameter in model.named_parameters():
         if name not in plain:
             raise InfluenceError(

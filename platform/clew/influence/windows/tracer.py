@@ -29,7 +29,7 @@ from clew.influence.windows.estimates import Estimates, Searched, SearchSettings
 from clew.influence.windows.index_files import IndexOf, WindowIndex, find_index, index_of
 from clew.influence.windows.indexing import make_index, search, window_norms
 from clew.layers.products import MatrixProduct
-from clew.training.checkpoints import load_model
+from clew.training.checkpoints import read_model
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord
 from clew.training.task import B, Task
@@ -84,9 +84,7 @@ class WindowTracer(Generic[B]):
 
     def model(self, record: CheckpointRecord) -> nn.Module:
         """Return the model of a checkpoint, for evaluation."""
-        model = self.task.build_model()
-        load_model(record.path, model)
-        return model.to(self.device).eval()
+        return read_model(record.path, self.task.build_model).to(self.device).eval()
 
     @torch.no_grad()
     def explain(

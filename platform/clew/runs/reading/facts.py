@@ -54,10 +54,12 @@ class FactPath:
 def find_paths(test: pd.Series, facts: pd.DataFrame) -> list[FactPath]:
     """Return the paths of at most `MAX_STEPS` helping facts, by falling weakest influence.
 
-    Between two entities only the strongest fact counts. At most `MAX_PATHS`, no entity twice.
+    Between two entities only the strongest fact counts. At most `MAX_PATHS`, no entity twice. The
+    triple itself, where it is a fact, explains nothing: no path has it.
     """
     columns = ["head_id", "tail_id", "head", "relation", "tail", "rank", "influence"]
-    helping = facts.loc[facts["influence"] > 0, columns].head(MAX_FACTS).to_dict("records")
+    others = (facts["influence"] > 0) & ~_is_itself(test, facts)
+    helping = facts.loc[others, columns].head(MAX_FACTS).to_dict("records")
     beside: dict[str, dict[str, int]] = {}
     for place, fact in enumerate(helping):
         head, tail = str(fact["head_id"]), str(fact["tail_id"])
@@ -128,23 +130,21 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
         if 2 * same > len(top):
             text += f": the model answers with what is common for {relation}"
         text += "."
-    itself = _itself(test, facts)
-    other = "other " if itself else ""
-    if itself:  # it explains nothing, so no path is told that consists of it
-        text += " The triple is itself a training fact."
-    for path in paths:
-        if path.ranks not in itself:
-            return f"{text} The best {other}path from {head} to {tail}: {path.sentence}."
+    other = ""
+    if _is_itself(test, facts).any():
+        text, other = f"{text} The triple is itself a training fact.", "other "
+    if paths:
+        return f"{text} The best {other}path from {head} to {tail}: {paths[0].sentence}."
     steps = _number(MAX_STEPS)
     return f"{text} No {other}path of up to {steps} helping facts joins {head} and {tail}."
 
 
-def _itself(test: pd.Series, facts: pd.DataFrame) -> set[tuple[int, ...]]:
-    """Return the ranks, as of a path of one fact, under which a test triple is a fact itself."""
+def _is_itself(test: pd.Series, facts: pd.DataFrame) -> pd.Series:
+    """Return for each fact whether it is the test triple itself."""
     same = pd.Series(True, index=facts.index)
     for column in ("head_id", "relation_id", "tail_id"):
         same &= facts[column] == test[column]
-    return {(int(rank),) for rank in facts.loc[same, "rank"]}
+    return same
 
 
 def _number(count: int) -> str:

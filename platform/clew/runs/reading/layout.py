@@ -6,7 +6,7 @@ Kinds of entities are told apart by a colour and by a symbol.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,8 @@ MAX_TEXT = 24
 LINE_CHARACTERS = 20
 MAX_BETWEEN = 3
 """An entity on a path of at most so many facts from head to tail stands between them."""
+ROOMY = 0.4
+"""So far apart, of a height of 2, are entities of a short column beside a long one."""
 Position = tuple[float, float]
 Symbol = Literal["circle", "rect", "diamond", "triangle"]
 MARKS: dict[Symbol, str] = {"circle": "●", "rect": "■", "diamond": "◆", "triangle": "▲"}
@@ -58,18 +60,34 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
             column = -1 if before < behind else MAX_BETWEEN + 1
         columns.setdefault(column, []).append(key)
     across = 2 / max(len(columns) - 1, 1)
-    # A fact that joins both ends is a straight line; an odd number between them would stand on it.
-    spared = {
-        column: int(0 < column < MAX_BETWEEN and tail in beside[head] and len(keys) % 2)
+    rows = {
+        column: _rows_between(len(keys)) if 0 < column < MAX_BETWEEN else _rows(len(keys))
         for column, keys in columns.items()
     }
-    rows = {column: len(keys) + spared[column] for column, keys in columns.items()}
-    down = 2 / max(max(rows.values()) - 1, 1)
+    # What the longest column leaves between its rows; a shorter one has more, where it has room.
+    common = min(_room(found) for found in rows.values())
+    down = {column: min(_room(found), max(common, ROOMY)) for column, found in rows.items()}
     return {
-        key: (across * place - 1, down * (row + spared[column] - (rows[column] - 1) / 2))
+        key: (across * place - 1, down[column] * row)
         for place, column in enumerate(sorted(columns))
-        for row, key in enumerate(columns[column])
+        for row, key in zip(rows[column], columns[column], strict=True)
     }
+
+
+def _rows(number: int) -> list[float]:
+    """Return rows about the middle."""
+    return [row - (number - 1) / 2 for row in range(number)]
+
+
+def _rows_between(number: int) -> list[float]:
+    """Return rows that leave the middle to what joins both ends: facts, and above the triple."""
+    above = [-1.5 - row for row in range(number // 2)]
+    return sorted([*above, *(0.5 + row for row in range(number - len(above)))])
+
+
+def _room(rows: Sequence[float]) -> float:
+    """Return how far apart rows can be, within -1 to 1."""
+    return 1 / max(0.5, *map(abs, rows))
 
 
 def _steps_from(start: str, beside: Mapping[str, set[str]], closed: str) -> dict[str, int]:

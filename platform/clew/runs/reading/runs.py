@@ -4,6 +4,7 @@ A folder can be added to its artifacts after it has ended.
 """
 
 import functools
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -115,6 +116,25 @@ def read_config(run_id: str) -> dict[str, object]:
         except ConfigError as error:
             said = str(error).replace(f"{path.parent}/", "")
             raise TrackingError(f"run {run_id}: {said}") from None
+
+
+def started_in(run_id: str) -> str:
+    """Return the folder in which a training was started; empty where its checkpoints do not say.
+
+    Relative paths of its configuration start there.
+    """
+    path = f"{names.ARTIFACT_BEST}/{names.CHECKPOINT_MANIFEST}"
+    if names.ARTIFACT_BEST not in list_artifact_folders(run_id):
+        kept = list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS)
+        if not kept:
+            return ""
+        path = f"{names.ARTIFACT_CHECKPOINTS}/{kept[0]}/{names.CHECKPOINT_MANIFEST}"
+    with fetched(run_id, path) as manifest:
+        try:
+            said = json.loads(manifest.read_bytes())
+        except (ValueError, RecursionError):
+            return ""
+    return str(said.get("folder", "")) if isinstance(said, dict) else ""
 
 
 def list_artifacts(run_id: str, path: str = "") -> list[str]:

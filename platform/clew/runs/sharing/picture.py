@@ -1,9 +1,9 @@
 """Draws the facts of an explanation as SVG: no scripts, no fonts or files from elsewhere."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
 from markupsafe import Markup
@@ -64,8 +64,7 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
     """
     labels = node_labels(test, facts)
     found = positions(test, facts)
-    columns = Counter(round(x, 6) for x, _ in found.values())
-    height = 2 * MARGIN_Y + ROW_HEIGHT * max(MIN_ROWS, max(columns.values()) - 1)
+    height = 2 * MARGIN_Y + ROW_HEIGHT * max(MIN_ROWS, _num_rows(found))
     places = {key: _point(place, height) for key, place in found.items()}
     shown = looks(kinds, labels)
     largest = float(facts["influence"].abs().max() or 1.0) if len(facts) else 1.0
@@ -98,6 +97,16 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
         body.append(_node(places[key], text, look, key in ends, above=places[key][1] < height / 2))
     title = f"Training facts about {test['head']} {test['relation']} {test['tail']}"
     return _FRAME.format(width=WIDTH, height=height, title=title, body=Markup("").join(body))
+
+
+def _num_rows(places: Mapping[str, Position]) -> float:
+    """Return how many of the smallest distance within a column the whole height is."""
+    apart = [
+        below - above
+        for (x, above), (other_x, below) in pairwise(sorted(places.values()))
+        if x == other_x
+    ]
+    return 2 / min(apart, default=2)
 
 
 def _point(place: Position, height: float) -> Position:

@@ -1,0 +1,21 @@
+"""Two things that belong side by side, and below one another where the window is too narrow."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+
+def columns(
+    widths: Sequence[float], *, key: str, gap: Literal["small", "medium"] = "small"
+) -> list[DeltaGenerator]:
+    """Return columns; the style sheet says how narrow they may be.
+
+    Args:
+        widths: Shares of the width.
+        key: Names the place in the page.
+        gap: Between columns.
+    """
+    with st.container(key=f"beside-{key}"):
+        return st.columns(widths, gap=gap)
