@@ -189,7 +189,14 @@ def test_a_configuration_may_be_a_name_a_file_a_dictionary_or_itself(tmp_path: P
         ({"triples": [TRIPLE], "prompt": "a"}, ConfigError, "give one of them"),
         ({"continuation": "a"}, ConfigError, "without a prompt"),
         ({"triples": []}, ConfigError, "triples is empty"),
-        ({"triples": [("virus", "causes")]}, ConfigError, r"expected \(head, relation, tail\)"),
+        (
+            {"triples": [("virus", "causes")]},
+            ConfigError,
+            r"^triples\[0\] is \('virus', 'causes'\)",
+        ),
+        ({"triples": [("a", 5, "b")]}, ConfigError, r"^triples\[0\], part 1, is 5; expected"),
+        ({"prompt": ["a"]}, ConfigError, r"^prompt is \['a'\]; expected text$"),
+        ({"prompt": "a", "continuation": 5}, ConfigError, "^continuation is 5; expected text$"),
         ({"triples": "virus,causes,x"}, ConfigError, r"expected \(head, relation, tail\)"),
         ({"triples": [("virsu", "causes", "virus")]}, DataError, "^triples: line 1: .*'virus'"),
         ({"triples": 5}, ConfigError, r"triples is 5; expected \(head, relation, tail\)"),
@@ -258,6 +265,7 @@ def test_a_plan_for_no_memory_is_refused(memory: float) -> None:
     [
         (["a"], r"weights is \['a'\]; expected a number for each triple"),
         (1.0, "weights is 1.0; expected a number for each triple"),
+        ("1", "weights is '1'; expected a number for each triple"),
         ([float("nan")], "weights: nan given; expected a finite number"),
         ([1.0, 2.0], "weights: 2 given for 1 triples; expected one for each"),
         ([], "weights: 0 given for 1 triples"),
@@ -266,6 +274,12 @@ def test_a_plan_for_no_memory_is_refused(memory: float) -> None:
 def test_weights_that_are_none_are_refused(weights: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         clew.value_facts("any", [TRIPLE], weights=weights)  # type: ignore[arg-type]
+
+
+def test_values_of_a_table_of_triples_count_its_rows() -> None:
+    table = pd.DataFrame([TRIPLE], columns=["head", "relation", "tail"])
+    with pytest.raises(ConfigError, match="weights: 2 given for 1 triples"):
+        clew.value_facts("any", table, weights=[1.0, 2.0])
 
 
 def test_a_model_is_explained_only_with_something_to_explain(why: clew.Attribution) -> None:

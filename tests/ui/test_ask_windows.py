@@ -154,10 +154,26 @@ def test_another_model_does_not_show_the_answer_of_the_one_before(
 ) -> None:
     app = page("ask", champions.uri, model=PLAYS, prompt="3 green", answer="gone")
     answered(app, started)
-    app.selectbox(key="model").set_value(CLOUDS)
+    app.selectbox(key="ask-model").set_value(CLOUDS)
     app = no_surprise(app.run())
     assert "answer" not in app.query_params
+    assert app.query_params["model"] == CLOUDS
     assert "green" not in shown(app)
+
+
+@pytest.mark.slow
+def test_an_address_names_the_model_and_asks_no_other_one(
+    page: Open, champions: Recorded, started: list[Job], tmp_path: Path
+) -> None:
+    first = page("ask", champions.uri).selectbox(key="ask-model").value
+    assert first == CLOUDS, "the one that is asked unless another is chosen"
+    app = page("ask", champions.uri, frames=str(tmp_path / "none"), answer="gone")
+    app = answered(app, started)
+    assert app.query_params["model"] == CLOUDS
+    app = page("ask", champions.uri, model="deleted", frames=str(tmp_path), answer="gone")
+    assert "names the model deleted, which has no champion here" in shown(app)
+    assert "answer" not in app.query_params
+    assert len(started) == 1
 
 
 @dataclass

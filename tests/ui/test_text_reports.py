@@ -12,6 +12,7 @@ from clew.errors import DataError
 from clew.runs.reading.reports import read_head
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import influence_charts, markup
+from clew.ui.components.text_report import summary
 from clew.ui.data.influence import FactFilter, filter_rows, report_of_upload
 from clew.ui.data.windows import shared_passages, text_windows
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
@@ -176,3 +177,15 @@ def test_a_file_that_is_no_report_is_refused_in_words(content: bytes, tmp_path: 
     assert files.json is not None
     with pytest.raises(DataError):
         read_head(files)
+
+
+def test_the_summary_names_no_side_that_has_no_window() -> None:
+    both = summary(1949, 20, 3)
+    assert both == (
+        "Of 1,949 training windows, the 20 that made it most likely (▲) and the 3 that made it "
+        "least likely (▼) are listed."
+    )
+    assert summary(28, 5, 0) == (
+        "Of 28 training windows, the 5 that made it most likely (▲) are listed."
+    )
+    assert summary(28, 0, 0) == "Of 28 training windows, none is listed."

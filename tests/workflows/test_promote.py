@@ -224,7 +224,7 @@ def test_rollback_swaps_and_swaps_again(trained: TrainedStore, champion: Crown) 
 
 def test_rollback_needs_a_former_version(trained: TrainedStore, champion: Crown) -> None:
     champion("only", trained.weak)
-    with pytest.raises(TrackingError, match="has no alias 'previous'"):
+    with pytest.raises(TrackingError, match="version 1 is the first champion of 'only'"):
         rollback("only")
     with pytest.raises(TrackingError, match="no model 'never' is registered"):
         rollback("never")
@@ -614,7 +614,7 @@ def test_command_line(
     assert "not better" in error
     assert run_command(["promote", f"--run-id={trained.unvalidated}", *options]) == 2
     assert run_command(["promote", "--rollback", *options]) == 2
-    assert "has no alias 'previous'" in capsys.readouterr().err
+    assert "there is no earlier one to go back to" in capsys.readouterr().err
 
 
 def test_the_better_of_two_runs(trained: TrainedStore) -> None:

@@ -149,7 +149,35 @@ def test_a_killed_command_goes_on_where_it_was(
     # The run's own model, and those that were missing: 8 retrainings, 2 were done.
     assert len(calls) - 4 == 1 + 8 - 2
     assert result.record.num_retrainings == 8
+    query = RunQuery(kind=names.KIND_VALIDATE, source_run=trained.unvalidated)
+    assert [run.status for run in search_runs(query, limit=2).runs] == ["FINISHED", "KILLED"]
     assert not [run for run in search_runs(RunQuery(status="RUNNING")).runs]
+
+
+def test_retrainings_of_other_subsets_are_not_taken_for_finished_ones(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    small = request_of(trained, tmp_path / "cells", deletions=0, seeds=0, scores=("raw",))
+    validate_influence(small)
+    said: list[str] = []
+    validate_influence(small, say=said.append)
+    assert said[0].startswith("0 retrainings")
+    more = dataclasses.replace(small, subsets=4)
+    with pytest.raises(ConfigError, match=r"^4 retrainings of this graph take about .*more than"):
+        validate_influence(dataclasses.replace(more, max_hours=1e-9))
+    validate_influence(more, say=said.append)
+    assert said[1].startswith("4 retrainings"), "four subsets; nothing dropped is there already"
+
+
+def test_deletions_say_how_many_triples_they_are_of(
+    trained: TrainedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", logger="clew")
+    request = request_of(trained, tmp_path, subsets=2, seeds=1, deletions=6, scores=("raw",))
+    found = validate_influence(request).record.num_deletions
+    assert found is not None
+    assert found < request.deletions
+    assert f"ranks only {found} of the test triples first" in caplog.text
 
 
 def test_cells_of_another_choice_are_refused(trained: TrainedStore, tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ import pytest
 from mlflow import MlflowClient
 
 import clew
+from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import DataError
 from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.sources import BUNDLED
+from clew.runs.reading.search import RunQuery, search_runs
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.explaining.value_facts import read_weights
+from clew.workflows.explaining.value_facts import ValueRequest, read_weights, value_facts
 from tests.workflows.trained import TrainedStore
 
 pytestmark = pytest.mark.slow
@@ -52,6 +54,20 @@ def test_equals_the_weighted_sum_of_each_triples_scores(trained: TrainedStore, t
     np.testing.assert_allclose(values, expected, atol=1e-4 * scale)
     first = (BUNDLED / "umls" / "train.txt").read_text().split("\n")[found["train_index"][0]]
     assert list(found.loc[0, ["head_id", "relation_id", "tail_id"]]) == first.split("\t")
+
+
+def test_the_run_is_open_while_the_values_are_computed(trained: TrainedStore, tests: Path):
+    """What it took in time and memory is of the computation, not of writing the files."""
+    query = RunQuery(kind=names.KIND_VALUE, status="RUNNING")
+    open_runs: list[int] = []
+
+    def look(done: int, total: int) -> None:
+        if done == total:
+            open_runs.append(len(search_runs(query).runs))
+
+    value_facts(ValueRequest(trained.strong, test=str(tests)), progress=look)
+    assert open_runs == [1]
+    assert not search_runs(query).runs
 
 
 def test_files_and_run(trained: TrainedStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

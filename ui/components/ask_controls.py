@@ -4,26 +4,40 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from clew.ui.components import address, markup
+from clew.ui.components import address, markup, states
 from clew.ui.components.entity_box import entity_box, shown
 from clew.ui.data.models import ModelNames, RegisteredModel
 from clew.ui.data.questions import Question
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
+MODEL = "ask-model"
 LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
 ASK_NOW = "now"
 """Stands in the address for the answer of a question that has just been chosen."""
 
 
 def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
-    """Let a person choose whom to ask."""
+    """Let a person choose whom to ask.
+
+    The address names the model from the first question on, the only one too: when there are others,
+    a link still asks the same. If that model is gone, nothing is asked of another one unasked.
+    """
     by_name = {model.name: model for model in found}
+    linked = address.text("model")
+    if linked in by_name:
+        st.session_state[MODEL] = linked
+    elif linked:
+        states.warning(f"The address names the model {linked}, which has no champion here.")
+        _forget_answer()
     if len(found) == 1:
         return found[0]
-    chosen = st.selectbox(
-        "Model", list(by_name), key="model", bind="query-params", on_change=_forget_answer
-    )
+    chosen = st.selectbox("Model", list(by_name), key=MODEL, on_change=_choose_model)
     return by_name[chosen] if chosen in by_name else found[0]
+
+
+def _choose_model() -> None:
+    address.write("model", st.session_state[MODEL])
+    _forget_answer()
 
 
 def _forget_answer() -> None:

@@ -81,9 +81,16 @@ def card(report: TextInfluenceReport, windows: pd.DataFrame) -> None:
         _CARD,
         prompt=report.prompt,
         continuation=report.continuation,
-        summary=f"Of {report.num_windows:,} training windows, the {helping:,} that made it most "
-        f"likely (▲) and the {len(windows) - helping:,} that made it least likely (▼) are listed.",
+        summary=summary(report.num_windows, helping, len(windows) - helping),
     )
+
+
+def summary(total: int, helping: int, opposing: int) -> str:
+    """Return in a sentence how many windows of each sign are listed."""
+    listed = [f"the {helping:,} that made it most likely (▲)"] if helping else []
+    listed += [f"the {opposing:,} that made it least likely (▼)"] if opposing else []
+    verb = "is" if helping + opposing <= 1 else "are"
+    return f"Of {total:,} training windows, {' and '.join(listed) or 'none'} {verb} listed."
 
 
 def numbers(report: TextInfluenceReport) -> None:

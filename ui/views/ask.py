@@ -56,7 +56,7 @@ def _text(model: RegisteredModel) -> None:
     with states.guarded("The text"):
         asked = ask_text.question(again=_is_gone())
         if asked is not None:
-            _show_next(questions.continue_text(models.champion_uri(model), asked))
+            _show_next(model, questions.continue_text(models.champion_uri(model), asked))
         if answer_id := address.text("answer"):
             job_view.show(answer_id, progress=ask_text.written, result=ask_text.download)
 
@@ -66,7 +66,7 @@ def _frames(model: RegisteredModel) -> None:
     with states.guarded("The predictions"):
         asked = ask_frames.question(again=_is_gone())
         if asked is not None:
-            _show_next(questions.predict_frames(models.champion_uri(model), asked))
+            _show_next(model, questions.predict_frames(models.champion_uri(model), asked))
         if answer_id := address.text("answer"):
             job_view.show(answer_id, result=ask_frames.predictions)
 
@@ -77,8 +77,9 @@ def _is_gone() -> bool:
     return bool(answer_id) and jobs.find(answer_id) is None
 
 
-def _show_next(job: jobs.Job) -> None:
+def _show_next(model: RegisteredModel, job: jobs.Job) -> None:
     """Show a command's answer from now on."""
+    address.write("model", model.name)
     address.write("answer", job.job_id)
     st.rerun()
 
@@ -105,7 +106,7 @@ def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
             questions.prepare_reasons(models.champion_uri(model), models.champion_run(model))
         if not gone:
             address.write("why", None)
-        _show_next(job)
+        _show_next(model, job)
 
 
 def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:

@@ -148,6 +148,9 @@ def attribute(
         raise ConfigError("more than one of triples, prompt and frame is given; give one of them")
     if continuation and prompt is None:
         raise ConfigError("a continuation is given without a prompt; give the text before it")
+    for name, given in (("prompt", prompt), ("continuation", continuation)):
+        if not isinstance(given, str | None):
+            raise ConfigError(f"{name} is {quoted(given)}; expected text")
     if overrides is not None and not isinstance(overrides, Mapping):
         raise ConfigError(
             f"overrides is {quoted(overrides)}; expected keys with values, such as "
@@ -204,9 +207,11 @@ def written(triples: pd.DataFrame | Iterable[Triple]) -> Iterator[Path]:
     except ValidationError as error:
         first = error.errors()[0]
         where = f"triples[{first['loc'][0]}]" if first["loc"] else "triples"
-        part = first["loc"][1:] and f", part {first['loc'][1]},"
+        # A triple with too few or too many parts is quoted whole; a part of another type, alone.
+        in_part = first["loc"][1:] and not isinstance(first["input"], tuple)
+        part = f", part {first['loc'][1]}," if in_part else ""
         raise ConfigError(
-            f"{where}{part or ''} is {quoted(first['input'])}; expected (head, relation, tail) by "
+            f"{where}{part} is {quoted(first['input'])}; expected (head, relation, tail) by "
             "name, a tuple for each triple, such as "
             "[('virus', 'causes', 'neoplastic_process')]"
         ) from None

@@ -18,7 +18,7 @@ from clew.workflows.explaining.value_facts import value_facts as workflow
 
 def value_facts(
     model: Model | Recorded | str | Path,
-    triples: Iterable[Triple] | None = None,
+    triples: pd.DataFrame | Iterable[Triple] | None = None,
     *,
     weights: Sequence[float] | None = None,
     direction: Question = "both",
@@ -30,8 +30,8 @@ def value_facts(
     Args:
         model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder of a
             graph model that one process trained; see `influence.score=unrolled`.
-        triples: `(head, relation, tail)` by name, whose losses are summed; None: the validation
-            triples.
+        triples: `(head, relation, tail)` by name, whose losses are summed, or a table with these
+            columns; None: the validation triples.
         weights: The weight of each triple's loss; None: their mean.
         direction: Which answers' losses count: of tails, of heads, or of both.
 
@@ -45,7 +45,7 @@ def value_facts(
     """
     if weights is not None and triples is None:
         raise ConfigError("weights are given without triples; give the triples that they are for")
-    if triples is not None and isinstance(triples, Iterable):
+    if isinstance(triples, Iterable) and not isinstance(triples, str | pd.DataFrame):
         triples = list(triples)
     if weights is not None:
         weights = _numbers(weights, triples)
@@ -73,13 +73,13 @@ def _numbers(weights: Sequence[float], triples: object) -> list[float]:
     try:
         numbers = [float(weight) for weight in weights]
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"weights is {quoted(weights)}; expected a number for each triple"
-        ) from None
+        numbers = None
+    if numbers is None or isinstance(weights, str):  # a text's digits would pass as numbers
+        raise ConfigError(f"weights is {quoted(weights)}; expected a number for each triple")
     wrong = next((number for number in numbers if not math.isfinite(number)), None)
     if wrong is not None:
         raise ConfigError(f"weights: {wrong} given; expected a finite number")
-    if isinstance(triples, list) and len(numbers) != len(triples):
+    if isinstance(triples, list | pd.DataFrame) and len(numbers) != len(triples):
         raise ConfigError(
             f"weights: {len(numbers)} given for {len(triples)} triples; expected one for each"
         )

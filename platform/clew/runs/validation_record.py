@@ -108,6 +108,8 @@ class ValidationRecord(_Record):
     num_subsets: int
     num_other_seeds: int
     num_retrainings: int
+    num_deletions: int | None = None
+    """Test triples whose strongest facts were deleted; None: an older version did not count."""
     largest_difference: float
     """Of log-probabilities: training again without dropping anything against the run itself."""
     scores: tuple[DatamodellingScore, ...]
@@ -152,10 +154,15 @@ class ValidationRecord(_Record):
         shown = {
             c.drop: "" if c.correlation is None else f"{c.correlation:.3f}" for c in self.ceilings
         }
-        yield _row("ceiling", [shown[drop] if seeds == "other" else "" for drop, seeds in columns])
+        if any(shown.values()):
+            yield _row("ceiling", [shown[d] if seeds == "other" else "" for d, seeds in columns])
+        else:
+            yield from ("", "A ceiling takes at least two other seeds.")
         if not self.deletions:
             return
         numbers = sorted({effect.num_facts for effect in self.deletions})
+        if self.num_deletions is not None:
+            yield from ("", f"Deletions, for {self.num_deletions} test triples ranked first:")
         yield ""
         yield from _head(
             "strongest of", [f"{number} deleted: fall of log-probability" for number in numbers]
@@ -239,4 +246,4 @@ def _row(first: str, cells: list[str]) -> str:
 
 def _short(value: float) -> str:
     """Return a correlation as people write it: .35, -.02."""
-    return f"{value:.2f}".replace("0.", ".", 1)
+    return f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1)  # + 0.0: no -.00

@@ -92,6 +92,10 @@ def folder_for(reference: str, purpose: str) -> Iterator[Path]:
     """
     if not reference.strip():
         raise ConfigError(f"no model given; expected {EXPECTED}")
+    if "@" in reference and "/" not in reference and folder_meant(reference) is None:
+        raise ConfigError(
+            f"model {reference!r} is no run id; a registered model is {REGISTRY_SCHEME}{reference}"
+        )
     title = reference if reference.startswith(REGISTRY_SCHEME) else f"run {reference}"
     with working_folder(purpose, holds=title) as folder:
         yield folder

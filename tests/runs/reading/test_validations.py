@@ -15,6 +15,7 @@ from clew.runs.sharing.html_report import html_report
 from clew.runs.validation_record import (
     Ceiling,
     DatamodellingScore,
+    DeletionEffect,
     Measured,
     ValidationRecord,
     ValidationSummary,
@@ -71,6 +72,32 @@ def test_a_report_says_of_a_test_that_came_later(store: Recorded, tmp_path: Path
     page = html_report(open_explanation(trace, 0))
     assert "not been tested on this model" not in page
     assert "predicts retraining with .35" in page
+
+
+def test_a_later_test_of_another_form_does_not_hide_an_earlier_one(store: Recorded) -> None:
+    source = store.runs["fp32 1"]
+    earlier = record(source, FORM, "tail")
+    run_id = add_validation(store, source, earlier.model_dump_json())
+    add_validation(store, source, record(source, "cosine", "tail").model_dump_json())
+    assert find_validation(source, InfluenceConfig(score=FORM)) == earlier.summary(FORM, run_id)
+
+
+def test_tables_say_what_was_not_measured_and_of_how_many_triples() -> None:
+    with_ceiling = record("r", FORM, "tail")
+    assert "| ceiling | 0.500 |" in list(with_ceiling.markdown())
+    fall = Measured(mean=0.7, half_width=None)
+    effect = DeletionEffect(form=FORM, num_facts=1, log_probability=fall, reciprocal_rank=fall)
+    one_seed = with_ceiling.model_copy(
+        update={
+            "ceilings": (Ceiling(drop=0.5, correlation=None),),
+            "deletions": (effect,),
+            "num_deletions": 3,
+        }
+    )
+    lines = list(one_seed.markdown())
+    assert not [line for line in lines if line.startswith("| ceiling")]
+    assert "A ceiling takes at least two other seeds." in lines
+    assert "Deletions, for 3 test triples ranked first:" in lines
 
 
 def test_files_alone_claim_nothing_of_tests(recorded: Recorded) -> None:

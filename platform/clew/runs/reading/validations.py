@@ -26,9 +26,9 @@ def find_validation(
     *,
     ensemble: Sequence[str] = (),
 ) -> ValidationSummary | None:
-    """Return what the newest test of a run's explanations says of such explanations.
+    """Return what the newest test of such explanations of a run says.
 
-    None if the run was never tested, or not with that form of score, direction and loss. A result
+    None if no test was about that form of score, direction and loss. A result
     that cannot be read is left out with a warning.
 
     Args:
@@ -50,7 +50,8 @@ def find_validation(
         explains = (record.direction, record.test_loss)
         if set(record.ensemble) == set(ensemble) and explains == asked:
             summary = record.summary(settings.score, run.run_id)
-            return summary if summary.sentence else None
+            if summary.sentence:
+                return summary
     return None
 
 

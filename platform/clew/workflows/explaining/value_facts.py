@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from clew.errors import DataError, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report_table import write_values_csv
 from clew.link_prediction.triples import KnowledgeGraph, Triples
+from clew.runs.base import Tracker
 from clew.runs.reading.decisions import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
 from clew.text_blocks import read_lines
@@ -100,13 +101,19 @@ def value_facts(
     with open_trace_source(request.model, settings) as source:
         tests, weights = _weighted_tests(request, source.task.graph)
         tracer = prepare(source)
-        began = time.perf_counter()
-        values = tracer.values(tests, weights, progress=progress)
-        seconds = time.perf_counter() - began
-        order = np.argsort(values, kind="stable")
-        worst = order[values[order] < 0][: request.worst]
-        found = FactValues(source.task.graph, values, len(tests), worst, None)
-        return replace(found, run_id=_record(source, request, found, seconds))
+        # Open from here on: the run shows that the command works, how long, and in how much memory.
+        with trace_run(
+            source.model, source.loaded, f"value-facts {source.task.dataset}", kind=names.KIND_VALUE
+        ) as tracker:
+            began = time.perf_counter()
+            values = tracer.values(tests, weights, progress=progress)
+            seconds = time.perf_counter() - began
+            order = np.argsort(values, kind="stable")
+            worst = order[values[order] < 0][: request.worst]
+            found = FactValues(source.task.graph, values, len(tests), worst, tracker.run_id)
+            _record(tracker, source, request, found)
+            tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
+        return found
 
 
 def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Triples, np.ndarray]:
@@ -146,20 +153,12 @@ def read_weights(path: Path, count: int) -> np.ndarray:
 
 
 def _record(
-    source: TraceSource, request: ValueRequest, found: FactValues, seconds: float
-) -> str | None:
-    """Record the values as a run, with copies in the folder that was asked for."""
-    graph, config = found.graph, source.model.config
-    settings = replay_settings(config, source.checkpoints[-1].step)
-    with (
-        trace_run(
-            source.model,
-            source.loaded,
-            f"value-facts {source.task.dataset}",
-            kind=names.KIND_VALUE,
-        ) as tracker,
-        working_folder("values") as temporary,
-    ):
+    tracker: Tracker, source: TraceSource, request: ValueRequest, found: FactValues
+) -> None:
+    """Record the values and how they came about, with copies in the folder that was asked for."""
+    graph = found.graph
+    settings = replay_settings(source.model.config, source.checkpoints[-1].step)
+    with working_folder("values") as temporary:
         folder = temporary / names.ARTIFACT_VALUES
         folder.mkdir()
         write_values_csv(folder / names.VALUES_CSV, graph, found.values)
@@ -173,11 +172,9 @@ def _record(
             "direction": request.direction,
         }
         tracker.params({f"value.{key}": value for key, value in (asked | settings).items()})
-        tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
         tracker.artifact(folder)
         if request.output_dir is not None:
             shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)
-    return tracker.run_id
 
 
 def _names_of(graph: KnowledgeGraph, fact: int) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.best_run import best_of_runs, find_best_run, own_metric
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.registry import Registry, check_alias, check_name
+from clew.runs.registry import RegisteredVersion, Registry, check_alias, check_name
 from clew.runs.store import acting_person
 from clew.workflows.dead_runs import require_dead
 from clew.workflows.model_source import open_run_best
@@ -132,7 +132,8 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry.connect()
     if not dry_run:
         settle_moves(registry, name)
-    now, former = registry.version_at(name, alias), registry.version_at(name, previous)
+    now = registry.version_at(name, alias)
+    former = _former_version(registry, now, alias, previous)
     if now.number == former.number:
         raise TrackingError(f"{alias!r} and {previous!r} of {name!r} are the same version")
     if dry_run:
@@ -150,6 +151,19 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
         f"is {previous}"
     )
     return PromotionResult(name, alias, former.number, now.number, former.run_id, outcome)
+
+
+def _former_version(
+    registry: Registry, now: RegisteredVersion, alias: str, previous: str
+) -> RegisteredVersion:
+    """Return the version that had the alias before the one that has it now."""
+    state = registry.state(now.name)
+    if state is not None and previous not in state.aliases:
+        raise TrackingError(
+            f"version {now.number} is the first {alias} of {now.name!r}: there is no earlier one "
+            "to go back to"
+        )
+    return registry.version_at(now.name, previous)
 
 
 def _choose_run(request: PromotionRequest) -> RunRecord:

@@ -71,15 +71,23 @@ class ValidationPlan:
     def retrainings(self) -> list[Retraining]:
         """Every retraining; some may be the same."""
         seeds = (self.own_seed, *self.other_seeds)
-        found = [self.of_subset(s, row) for s in seeds for d in self.subsets.values() for row in d]
         # The seeds of deletions are the others: luck that the scores could not know.
-        found += [Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions]
-        return found + [Retraining(seed, NOTHING) for seed in seeds]
+        return of_subsets(seeds, self.subsets.values()) + [
+            Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions
+        ]
 
     @staticmethod
     def of_subset(seed: int, dropped: np.ndarray) -> Retraining:
         """Return the retraining without a random subset."""
         return Retraining(seed, np.flatnonzero(dropped))
+
+
+def of_subsets(
+    seeds: Iterable[int], subsets: Iterable[Bool[np.ndarray, "subset fact"]]
+) -> list[Retraining]:
+    """Return the retrainings without each random subset, and without dropping anything."""
+    dropped = [np.flatnonzero(row) for rows in subsets for row in rows]
+    return [Retraining(seed, facts) for seed in seeds for facts in (*dropped, NOTHING)]
 
 
 def choose_tests(test: Triples, count: int) -> Triples:
@@ -114,19 +122,21 @@ def plan_experiment(
         num_seeds: Other seeds.
         num_deletions: Test triples, of those ranked first, whose strongest facts are deleted.
     """
-    graph, seed = source.task.graph, source.model.config.training.seed
+    graph = source.task.graph
+    own_seed, *other_seeds = seeds_of(source, num_seeds)
     scores = scores_by_form(forms, source, tests)
     baselines = {name: score(graph, tests) for name, score in BASELINES.items()}
     asked = trained.of(source.tracer.settings.direction)
     first = np.flatnonzero((asked.rank == 1.0).all(0))[:num_deletions].tolist()
+    _warn_of_fewer_deletions(num_deletions, len(first), num_seeds)
     # Siblings and neighbours are equal among themselves: neighbours first, then by chance.
     ties = touching(graph, tests) + 1e-3 * random_scores(graph, tests)
     deleted = dict(scores) | {name: baselines[name] for name in DELETION_BASELINES}
     num_facts = len(graph.train)
     return ValidationPlan(
         tests=tests,
-        own_seed=seed,
-        other_seeds=_other_seeds(source, num_seeds),
+        own_seed=own_seed,
+        other_seeds=tuple(other_seeds),
         forms=scores,
         baselines=baselines,
         subsets={d: random_subsets(num_facts, d, num_subsets) for d in sorted(drop)},
@@ -134,12 +144,24 @@ def plan_experiment(
     )
 
 
-def _other_seeds(source: TraceSource, count: int) -> tuple[int, ...]:
-    """Return the next seeds after the run's own that no run of an ensemble was trained with."""
-    runs = source.tracer.runs
+def _warn_of_fewer_deletions(asked: int, found: int, num_seeds: int) -> None:
+    if not num_seeds and asked:
+        logger.warning("no facts are deleted: deletions are trained with other seeds (--seeds)")
+    elif found < asked:
+        logger.warning(
+            "the model ranks only %d of the test triples first: their strongest facts are deleted, "
+            "not those of %d test triples (--deletions)",
+            found,
+            asked,
+        )
+
+
+def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
+    """Return the run's own seed and the next ones that no run of an ensemble was trained with."""
+    runs, own = source.tracer.runs, source.model.config.training.seed
     taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
-    following = itertools.count(source.model.config.training.seed + 1)
-    return tuple(itertools.islice((seed for seed in following if seed not in taken), count))
+    following = (seed for seed in itertools.count(own + 1) if seed not in taken)
+    return (own, *itertools.islice(following, count))
 
 
 def scores_by_form(forms: Sequence[str], source: TraceSource, tests: Triples) -> dict[str, Matrix]:

@@ -55,6 +55,7 @@ def measure(
         num_subsets=len(next(iter(plan.subsets.values()))),
         num_other_seeds=len(plan.other_seeds),
         num_retrainings=len({retraining.key for retraining in plan.retrainings}),
+        num_deletions=len({test for deletion in plan.deletions for test in deletion.tests}),
         largest_difference=float(abs(again.log_probability - trained.log_probability).max()),
         scores=tuple(scores),
         ceilings=tuple(ceilings),

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clew import names
-from clew.config.services import Question, TestLoss, TrackingConfig
+from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.link_prediction.triples import Triples
-from clew.runs.mlflow_store import open_tracker
+from clew.runs.base import Tracker
 from clew.runs.validation_record import ValidationRecord, chart
 from clew.validation.outcomes import Examiner
 from clew.validation.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
-from clew.workflows.linked_run import tags_of
+from clew.workflows.linked_run import linked_run
 from clew.workflows.outputs import check_folder
 from clew.workflows.validating.experiment import (
     DELETION_BASELINES,
@@ -28,7 +28,10 @@ from clew.workflows.validating.experiment import (
     TESTS_PER_GROUP,
     choose_tests,
     expected_half_width,
+    of_subsets,
     plan_experiment,
+    random_subsets,
+    seeds_of,
 )
 from clew.workflows.validating.measures import measure
 
@@ -121,52 +124,84 @@ def validate_influence(
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
         folder = KeptRetrainings(_folder(request, source), identity(source, tests))
-        finished = len(list(folder.folder.glob("seed-*.npz")))
-        _forecast(request, retrainer, max(0, _number_of_retrainings(request) - finished), say)
-        trained = examiner.examine(source.tracer.models[-1])
-        plan = plan_experiment(
-            source,
-            tests,
-            trained,
-            forms=request.scores,
-            drop=request.drop,
-            num_subsets=request.subsets,
-            num_seeds=request.seeds,
-            num_deletions=request.deletions,
-        )
-        train_missing(plan.retrainings, folder, retrainer, examiner, progress)
-        record = measure(plan, source, folder, trained)
-        return ValidationResult(_store(record, source, time.perf_counter() - began), record)
+        seconds_each = _seconds_per_model(retrainer)
+        expected = _expected_retrainings(request, source, folder)
+        _forecast(request, retrainer, expected, seconds_each, say)
+        with linked_run(
+            source.model,
+            source.loaded,
+            f"validate {source.task.dataset}",
+            kind=names.KIND_VALIDATE,
+            context="explanation",
+        ) as tracker:
+            trained = examiner.examine(source.tracer.models[-1])
+            plan = plan_experiment(
+                source,
+                tests,
+                trained,
+                forms=request.scores,
+                drop=request.drop,
+                num_subsets=request.subsets,
+                num_seeds=request.seeds,
+                num_deletions=request.deletions,
+            )
+            left = len({one.key for one in plan.retrainings if one not in folder})
+            if left > expected:  # some files of other choices looked like these deletions
+                _forecast(request, retrainer, left, seconds_each, say)
+            train_missing(plan.retrainings, folder, retrainer, examiner, progress)
+            record = measure(plan, source, folder, trained)
+            _store(tracker, record, source, time.perf_counter() - began)
+        return ValidationResult(tracker.run_id, record)
 
 
-def _number_of_retrainings(request: ValidationRequest) -> int:
-    """Return how many models are trained at most."""
-    subsets = len(set(request.drop)) * request.subsets * (1 + request.seeds)
+def _expected_retrainings(
+    request: ValidationRequest, source: TraceSource, folder: KeptRetrainings
+) -> int:
+    """Return how many models are probably still to be trained.
+
+    Which facts are deleted is known only when they have scores: files of the folder that are not of
+    these subsets are taken for finished deletions.
+    """
+    num_facts = len(source.task.graph.train)
+    subsets = [random_subsets(num_facts, share, request.subsets) for share in set(request.drop)]
+    known = {retraining.key for retraining in of_subsets(seeds_of(source, request.seeds), subsets)}
+    finished = {path.stem for path in folder.folder.glob("seed-*.npz")}
     groups = -(-request.deletions // TESTS_PER_GROUP)
     forms = len(set(request.scores or FORMS)) + len(DELETION_BASELINES)
-    return subsets + len(NUM_DELETED) * groups * forms * request.seeds + 1 + request.seeds
+    deletions = len(NUM_DELETED) * groups * forms * request.seeds
+    return len(known - finished) + max(0, deletions - len(finished - known))
 
 
-def _forecast(request: ValidationRequest, retrainer: Retrainer, count: int, say: Say) -> None:
+def _forecast(
+    request: ValidationRequest, retrainer: Retrainer, count: int, seconds_each: float, say: Say
+) -> None:
     """Say how long the retrainings take and how wide the intervals get; refuse what takes too long.
 
     Raises:
         ConfigError: it would take more hours than are allowed.
     """
-    hours = count * _seconds_per_model(retrainer) / 3600
+    seconds = count * seconds_each
     width = expected_half_width(request.subsets, request.tests)
     at_once = retrainer.models_at_once
     how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
     say(
-        f"{count} retrainings ({how}), about {hours:.2f} hours; expected half-width of a "
+        f"{count} retrainings ({how}), about {_in_words(seconds)}; expected half-width of a "
         f"correlation's interval {width:.3f}"
     )
-    if hours > request.max_hours:
+    if seconds > 3600 * request.max_hours:
         raise ConfigError(
-            f"{count} retrainings of this graph take about {hours:.1f} hours, more than "
+            f"{count} retrainings of this graph take about {_in_words(seconds)}, more than "
             f"--max-hours {request.max_hours:g}; lower --subsets, --seeds or --deletions, or "
             "raise --max-hours"
         )
+
+
+def _in_words(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def _seconds_per_model(retrainer: Retrainer) -> float:
@@ -201,17 +236,9 @@ def identity(source: TraceSource, tests: Triples) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _store(record: ValidationRecord, source: TraceSource, seconds: float) -> str | None:
-    """Record the result as a run that is linked to the run it is about."""
-    with (
-        open_tracker(
-            TrackingConfig(experiment=source.model.config.tracking.experiment),
-            kind=names.KIND_VALIDATE,
-            run_name=f"validate {source.task.dataset}",
-            tags=tags_of(source.model, source.loaded),
-        ) as tracker,
-        working_folder("validation") as temporary,
-    ):
+def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seconds: float) -> None:
+    """Record the result: the files of the record, and its measures as metrics."""
+    with working_folder("validation") as temporary:
         folder = temporary / names.ARTIFACT_VALIDATION
         folder.mkdir()
         for name, content in (
@@ -224,7 +251,6 @@ def _store(record: ValidationRecord, source: TraceSource, seconds: float) -> str
         metrics = _metrics(record, source.tracer.settings.score)
         metrics[names.TIME_TOTAL_SECONDS] = seconds
         tracker.metrics(metrics, source.model.manifest.step)
-        return tracker.run_id
 
 
 def _metrics(record: ValidationRecord, default: str) -> dict[str, float]:
