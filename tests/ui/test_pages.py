@@ -490,6 +490,7 @@ def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Recorded) -> N
     app.button(key=f"{key}-plausible").click().run()
     assert not app.exception
     assert app.success
+    assert any("Known &lt;b&gt;mechanism" in block.proto.body for block in app.get("html"))
     overview = page("reviews", fresh_many.uri)
     numbers = {metric.label: metric.value for metric in overview.metric}
     assert numbers["✓ Plausible"] == "1 · 100%"

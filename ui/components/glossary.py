@@ -91,7 +91,7 @@ _METRICS = {
         "Waiting for data", "ms", "Part of a step's time that is spent waiting for a batch."
     ),
     names.TIME_TOTAL_SECONDS: Words(
-        "Total time", "s", "Seconds from the start of training to its end, evaluation included."
+        "Total time", "s", "Seconds from the start of the work to its end, evaluation included."
     ),
     names.EXAMPLES_PER_SECOND: Words(
         "Examples per second", "1/s", "Training examples processed in a second; more is better."

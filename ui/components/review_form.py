@@ -62,7 +62,8 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
         comment = st.text_area("Comment", key=f"{key}-comment", max_chars=10_000)
         reviewer = sign_in.name_box()
         st.markdown(
-            "**Is this a plausible reason to believe the triple?** A verdict saves the review."
+            "**Is this a plausible reason to believe the triple?** A verdict saves the review; "
+            "what is not saved is lost when you leave this part of the page."
         )
         verdict = verdict_buttons(VERDICTS, MEANINGS, key, by_number=True)
     if verdict is None:

@@ -111,11 +111,11 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
             case "Another run":
                 _compare(run_id, test, found, runs)
             case "Review":
-                queue = st.container()  # filled last, so that it counts the review just saved
-                review_form.earlier(run_id, test)
+                above = st.container()  # filled last, so that it counts the review just saved
                 review_form.form(run_id, test, found)
-                with queue:
+                with above:
                     review_queue.bar(run_id, head.tests, place)
+                    review_form.earlier(run_id, test)
 
 
 def _facts(

@@ -216,7 +216,7 @@ class Gate:
 
     def _champion(self) -> Check:
         if self.champion is None:
-            return Check("champion", True, "there is none yet")
+            return Check("champion", True, "no version has the alias yet")
         title = f"version {self.champion.number} (run {self.champion.run_id})"
         own = self.candidate.manifest.data_fingerprint
         its = self.champion.tags.get(names.TAG_DATA_FINGERPRINT)
