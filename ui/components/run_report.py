@@ -259,6 +259,6 @@ def configuration(run: RunRecord) -> None:
 def log(text: str) -> None:
     """Show what the run said."""
     if not text:
-        states.note("This run has no log: it printed nothing, or an older version of Clew made it.")
+        states.note("This run has no log: nothing was logged, or an older version of Clew made it.")
         return
     st.code(text, language=None, height=MAX_HEIGHT, wrap_lines=True)
