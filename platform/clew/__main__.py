@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 from types import FrameType
 
 import click
@@ -15,6 +16,8 @@ from clew.processes import collect_garbage_rarely, end_with_parent, typed_comman
 
 MAX_CHARACTERS = 1_500
 """Of a message; what leads to one may be of any length."""
+AGAIN_SECONDS = 0.05
+"""Until a SIGTERM whose interruption was lost is sent again; what lost it has returned by then."""
 
 
 def main() -> None:
@@ -23,6 +26,7 @@ def main() -> None:
     A SIGTERM ends a command as Ctrl-C does, so that its run is closed and does not look alive.
     """
     signal.signal(signal.SIGTERM, _end_once)
+    sys.unraisablehook = _end_nevertheless
     end_with_parent()
     collect_garbage_rarely()
     try:
@@ -60,6 +64,21 @@ def _end_once(_number: int, _frame: FrameType | None) -> None:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
+    """Report what a destructor or a callback raised; send a SIGTERM again that came within one.
+
+    Python goes on after such an exception, so the command would too, and ignore each later SIGTERM.
+    """
+    came = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    if not (came and isinstance(lost.exc_value, KeyboardInterrupt)):
+        sys.__unraisablehook__(lost)
+        return
+    signal.signal(signal.SIGTERM, _end_once)
+    again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
+    again.daemon = True  # a command that ends before needs no signal
+    again.start()
 
 
 def prepare_environment() -> None:

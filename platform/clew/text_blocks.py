@@ -21,10 +21,11 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         DataError: it cannot be read, or is not UTF-8.
     """
+    check_is_file(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     return text.removesuffix("\n").split("\n")  # lines may hold what `splitlines` splits at
 
 
@@ -61,7 +62,7 @@ def _with_line_feeds(block: bytes) -> bytes:
 
 def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     """Yield the file's decompressed content; every error names the file."""
-    _check_is_file(path)
+    check_is_file(path)
     bar = tqdm(
         total=path.stat().st_size,
         desc=path.name,
@@ -83,7 +84,12 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
         raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
 
 
-def _check_is_file(path: Path) -> None:
+def check_is_file(path: Path) -> None:
+    """Refuse a path at which there is no file.
+
+    Raises:
+        DataError: it is a folder, or nothing; files of similar names are named.
+    """
     if path.is_dir():
         raise DataError(f"{path}: is a folder; expected a file")
     if not path.exists():

@@ -147,6 +147,8 @@ def test_types_are_part_of_a_name(tmp_path):
         ({"tail_neg": None}, "no array tail_neg; expected head, relation, tail"),
         ({"head_neg": np.zeros((3, 2), int)}, r"array head_neg: shape \(3, 2\); expected 4 rows"),
         ({"tail": np.array([0, 1, 2, 77])}, "array tail: .*'77'"),
+        ({"tail_neg": np.zeros((4, 0), int)}, "array tail_neg: no candidate; expected wrong names"),
+        ({"head": np.zeros(0, int)}, "array head: no triple; expected at least one"),
     ],
 )
 def test_files_that_do_not_fit_are_named(tmp_path, changed, message):
@@ -156,6 +158,14 @@ def test_files_that_do_not_fit_are_named(tmp_path, changed, message):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "test.npz").write_text("head tail", encoding="utf-8")
+    file = tmp_path / "test.npz"
+    with pytest.raises(DataError, match="no such file; check the path"):
+        read_given_negatives(file, *names())
+    file.write_text("head tail", encoding="utf-8")
+    with pytest.raises(
+        DataError, match=r"not an \.npz file; expected OGB's arrays in one, or a fol"
+    ):
+        read_given_negatives(file, *names())
+    write_arrays(file, head=np.array(["0", "1", "2", "3"], dtype=object))
     with pytest.raises(DataError, match="file of plain arrays"):
-        read_given_negatives(tmp_path / "test.npz", *names())
+        read_given_negatives(file, *names())

@@ -153,6 +153,11 @@ def test_samples_of_the_machine_are_no_optimizer_steps() -> None:
     spec = checked(charts.curves(frame, key=key, order=["a"], by_time=False))
     assert spec["encoding"]["x"]["title"] == "Sample"
     assert spec["encoding"]["y"]["title"] == "CPU utilization [%]"
+    search = {"order": ["a"], "by_time": False, "kind": names.KIND_TUNE}
+    of_trials = charts.curves(frame, key="valid/mrr", **search)
+    assert checked(of_trials)["encoding"]["x"]["title"] == "Trials done"
+    of_machine = charts.curves(frame, key=key, **search)
+    assert checked(of_machine)["encoding"]["x"]["title"] == "Sample"
 
 
 def test_many_groups_reuse_colours() -> None:

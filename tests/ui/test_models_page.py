@@ -93,6 +93,13 @@ def test_an_old_job_of_the_address_is_said_to_be_gone(page: Open, registered: Re
     assert "no longer knows that command" in shown(page("models", registered.uri, job="0" * 12))
 
 
+def test_the_origin_of_a_promoted_version_is_said_in_words(registered: Recorded) -> None:
+    model = registered.client.get_model_version("clew <i>x", "2")
+    pairs = lineage_pairs(Version("m", 2, "a" * 32, 0, "READY", tags=model.tags))
+    assert {"Task", "Commit of the promotion", "Version of Clew"} < set(pairs)
+    assert not [label for label in pairs if label[0].islower()]
+
+
 def test_the_origin_of_a_version_is_said_once() -> None:
     version = Version("m", 2, "a" * 32, 0, "READY", tags=TAGS)
     pairs = lineage_pairs(version)

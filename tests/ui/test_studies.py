@@ -70,6 +70,8 @@ def test_claims_stand_beside_measurements_by_machine(page: Open, measured: Recor
         "○ Open: not measurable here": str(both["open:"]),
     }
     table = app.dataframe[0].value
+    order = list(app.dataframe[0].proto.column_order)
+    assert order[:3] == ["study", "claim", "verdict"], "a tablet shows no more without scrolling"
     assert list(table["machine"])[3:] == ["old box"] * 3, "the latest of each"
     assert list(table["low"])[3:5] == [1.25, 1.25]
     assert all(re.fullmatch(r"at (least|most) [\de.+-]+", bounds) for bounds in table["bounds"])

@@ -126,4 +126,4 @@ def test_unreadable_weights_end_the_command(
 ):
     given = ["--test", str(tests), "--weights", str(tmp_path / "missing")]
     assert run_command(["value-facts", "--model", trained.strong, *given]) == 2
-    assert "cannot be read as UTF-8 text" in capsys.readouterr().err
+    assert "missing: no such file; check the path" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from clew import names
 from clew.ui.components import glossary, palette
 
 HEIGHT = 320
@@ -133,7 +134,13 @@ def _colours(count: int) -> list[str]:
 
 
 def curves(
-    frame: pd.DataFrame, *, key: str, order: list[str], by_time: bool, logarithmic: bool = False
+    frame: pd.DataFrame,
+    *,
+    key: str,
+    order: list[str],
+    by_time: bool,
+    logarithmic: bool = False,
+    kind: str = names.KIND_TRAIN,
 ) -> Spec:
     """Return the curves of a metric, a line a run, a colour a group.
 
@@ -143,11 +150,12 @@ def curves(
         order: Names of the groups in the order of the table, for their colours.
         by_time: Minutes since the run started on the x axis instead of optimizer steps.
         logarithmic: A logarithmic y axis; values that are not positive are left out.
+        kind: Of the runs: those of a search count trials.
     """
     frame = frame.assign(minutes=frame["seconds"] / 60)
     if logarithmic:
         frame = frame[frame["value"] > 0]
-    counted = glossary.place_on_curve(key)
+    counted = glossary.place_on_curve(key, kind)
     time, step = number("minutes", title="Minutes"), number("step", title=counted)
     label, colours = glossary.label(key), {"domain": order, "range": _colours(len(order))}
     legend = {"title": None, "orient": "bottom", "columns": 4, "labelLimit": 260}

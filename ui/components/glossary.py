@@ -286,8 +286,10 @@ def _of_machine(key: str) -> Words:
     return Words(label, unit, f"Of the whole machine, sampled every {SAMPLING_SECONDS:.0f} s.")
 
 
-def place_on_curve(key: str) -> str:
-    """Return what the numbers count at which a metric was recorded."""
+def place_on_curve(key: str, kind: str = names.KIND_TRAIN) -> str:
+    """Return what the numbers count at which a run of a kind recorded a metric."""
+    if kind == names.KIND_TUNE and not key.startswith(MACHINE):
+        return "Trials done"
     return "Sample" if key.startswith(MACHINE) else "Optimizer step"
 
 

@@ -22,14 +22,18 @@ QUALITY = tuple(
 )
 """The metrics by which models of each task are chosen."""
 LINEAGE = {
+    "Task": names.TAG_TASK,
     "Data": names.TAG_DATASET,
     "Data fingerprint": names.TAG_DATA_FINGERPRINT,
     "Configuration": names.TAG_CONFIG_HASH,
     "Commit": names.TAG_COMMIT,
+    "Commit of the promotion": names.TAG_PACKAGE_COMMIT,
+    "Version of Clew": names.TAG_VERSION,
     "Device": names.TAG_DEVICE,
     "Checkpoint, optimizer step": names.TAG_CHECKPOINT_STEP,
     "Weights": names.TAG_WEIGHTS,
     "Temperature of its probabilities": names.TAG_TEMPERATURE,
+    "Half width of its intervals": names.TAG_HALF_WIDTH,
     "Promoted by run": names.TAG_PROMOTE_RUN,
     "Refused because": names.TAG_REFUSED_BECAUSE,
     "Promoted by": names.TAG_PROMOTED_BY,

@@ -165,13 +165,15 @@ def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
 def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
     words = glossary.words(key)
     st.markdown(f"**{markup.markdown(words.label)}**: {markup.markdown(words.help)}")
+    kind = run.tags.get(names.TAG_KIND, "")
+    counted = glossary.place_on_curve(key, kind)
     if len(curve) < 2:
-        states.note(f"It has one value, at step {int(curve['step'].iloc[-1]):,}.")
+        states.note(f"It has one value ({counted.lower()}: {int(curve['step'].iloc[-1]):,}).")
         return
     name = run.name or run.run_id[:8]
     frame = curve.assign(run=name, group=name)
-    spec = charts.curves(frame, key=key, order=[name], by_time=False)
-    alt = f"Curve of {words.label} over the steps"
+    spec = charts.curves(frame, key=key, order=[name], by_time=False, kind=kind)
+    alt = f"Curve of {words.label}: {counted.lower()} on the x axis"
     st.vega_lite_chart(spec | {"height": charts.HEIGHT}, width="stretch", alt=alt)
 
 

@@ -67,6 +67,10 @@ def _claims() -> None:
         column.metric(label, int(frame["verdict"].str.startswith(start).sum()))
     st.dataframe(
         frame,
+        column_order=[
+            *("study", "claim", "verdict", "measured", "low", "high", "bounds", "machine"),
+            *(["source"] if frame["source"].any() else []),
+        ],
         alt="Claims of the studies",
         placeholder="–",
         hide_index=True,

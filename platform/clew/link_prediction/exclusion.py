@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from clew import names
-from clew.errors import DataError, quoted
+from clew.errors import DataError, described, quoted
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
+from clew.text_blocks import check_is_file
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,11 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
         DataError: the file is of other data, holds no triple, or one that is no training triple;
             or it would leave none.
     """
+    check_is_file(path)
     try:
         content = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     # Names may hold what `splitlines` takes for line ends.
     lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n") if content]
     start = _check_origin(path, lines, graph)

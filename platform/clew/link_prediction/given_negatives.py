@@ -8,6 +8,7 @@ The rank of a triple is 1 + #(wrong score > its own) + #(equal) / 2, the mean of
 pessimistic rank as in OGB's evaluator. Nothing is filtered: the file says what is wrong.
 """
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triple_scores import Candidates, CandidateScores, score_heads, score_tails
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
+from clew.text_blocks import check_is_file
 
 TRIPLE_KEYS, NEGATIVE_KEYS = ("head", "relation", "tail"), ("head_neg", "tail_neg")
 TYPE_KEYS = ("head_type", "tail_type")
@@ -50,6 +52,8 @@ def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary
                 f"{path}, array {key}: type {values.dtype}; expected names as text or whole numbers"
             )
     count = arrays["head"].size
+    if not count:
+        raise DataError(f"{path}, array head: no triple; expected at least one")
     for key, values in arrays.items():
         expected = 2 if key in NEGATIVE_KEYS else 1
         if values.ndim != expected or len(values) != count:
@@ -57,6 +61,8 @@ def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary
                 f"{path}, array {key}: shape {values.shape}; expected {count} rows"
                 + (" of candidates" if expected == 2 else "")
             )
+        if not values.size:
+            raise DataError(f"{path}, array {key}: no candidate; expected wrong names in each row")
 
     def entity_ids(key: str) -> np.ndarray:
         return _ids(path, key, arrays, entities)
@@ -86,6 +92,12 @@ def _ranks(scores: CandidateScores) -> np.ndarray:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    check_is_file(path)
+    if not zipfile.is_zipfile(path):  # NumPy takes it for a pickle, and advises to load that
+        raise DataError(
+            f"{path}: not an .npz file; expected OGB's arrays in one, or a folder with "
+            "valid_negatives.txt and test_negatives.txt"
+        )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             found = {

@@ -131,7 +131,7 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
         raise DataError(f"{path}: its files of edges hold no edge; expected one a line")
     all_triples = np.frombuffer(ids, np.int64).reshape(-1, 3)
     if missing := sum(entity not in names for entity in entities):
-        log.warning("%s: %d entities of edges are no nodes; they have no name", path, missing)
+        log.warning("%s: entities of edges that are no nodes, and have no name: %d", path, missing)
     triples = np.unique(all_triples, axis=0)
     if len(triples) < len(all_triples):
         log.info("%s: %d edges are %d triples", path, len(all_triples), len(triples))

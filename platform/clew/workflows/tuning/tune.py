@@ -17,7 +17,7 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import flatten
 from clew.config.search_space import SearchSpace, load_space
 from clew.config.services import TrackingConfig
-from clew.errors import ConfigError, UsageError
+from clew.errors import ConfigError, Interrupted, UsageError
 from clew.runs.mlflow_store import MlflowTracker, open_tracker
 from clew.workflows.clusters.cluster import opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
@@ -110,6 +110,12 @@ def tune(
             search = Search(request, study, tracker, folder, began, clock, say, progress, nodes)
             try:
                 search.run()
+            except Interrupted:
+                ended = _counts(search.study.records)
+                raise Interrupted(
+                    f"the search was stopped ({ended}); its trials are in {folder}, and the same "
+                    "command continues it"
+                ) from None
             finally:
                 search.store()
             if study.best is None:
