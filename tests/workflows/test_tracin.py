@@ -21,7 +21,7 @@ from clew.influence.link_prediction import traced_run
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_columns import CSV_COLUMNS
-from clew.runs.influence_report import CONVE_PARTS, read_influence_json
+from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json
 from clew.training.manifest import MANIFEST_FILE
 from clew.workflows.explaining import batch_work
 from clew.workflows.explaining import tracin as tracing
@@ -89,6 +89,28 @@ def test_three_files_and_a_linked_run(trained: TrainedStore, triples: Path, tmp_
     assert stored == {f"influence/influence.{kind}" for kind in ("json", "csv", "parquet")}
     assert trained.strong not in result.table()
     assert "positive scores lower" in result.table()
+    assert "virus (" not in result.table()
+
+
+def test_entities_of_one_label_are_told_apart_by_their_ids(trained: TrainedStore):
+    result = tracin(trained.strong, LINES[0].replace("\t", ","), {"influence.top_k": "4"})
+    (test,) = result.report.tests
+    facts = (*test.proponents, *test.opponents)
+    assert not any(f"({fact.train.head.id})" in result.table() for fact in facts)
+
+    def called_alike(triple: TripleRecord) -> TripleRecord:
+        head, tail = (replace(end, label="Disease") for end in (triple.head, triple.tail))
+        return replace(triple, head=head, tail=tail)
+
+    alike = replace(
+        test,
+        test=called_alike(test.test),
+        proponents=tuple(replace(f, train=called_alike(f.train)) for f in test.proponents),
+    )
+    table = replace(result, report=replace(result.report, tests=(alike,))).table()
+    for triple in (test.test, *(fact.train for fact in test.proponents[:3])):
+        head, tail = f"Disease ({triple.head.id})", f"Disease ({triple.tail.id})"
+        assert f"{head} · {triple.relation.label} · {tail}" in table
 
 
 def test_a_first_answer_has_the_scores_of_the_whole(trained: TrainedStore, tmp_path: Path):

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +63,13 @@ class TraceResult:
         lines = [f"run {self.run_id or '(not recorded)'}"]
         if self.output is not None:
             lines.append(f"files in {self.output}")
+        shared = shared_labels(self.report)
         for test in self.report.tests:
-            lines += ["", f"{in_words(test.test)}   score {test.score:.4f}, rank {test.rank:g}"]
+            triple = in_words(test.test, shared)
+            lines += ["", f"{triple}   score {test.score:.4f}, rank {test.rank:g}"]
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
                 lines += [
-                    f"  {sign} {entry.influence:+.4g}  {in_words(entry.train)}"
+                    f"  {sign} {entry.influence:+.4g}  {in_words(entry.train, shared)}"
                     + self._agreement(entry)
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
@@ -91,9 +94,24 @@ class TraceResult:
         }
 
 
-def in_words(triple: TripleRecord) -> str:
-    """Return a triple as people read it."""
-    return f"{triple.head.label} · {triple.relation.label} · {triple.tail.label}"
+def shared_labels(report: InfluenceReport) -> frozenset[str]:
+    """Return the labels that more than one entity of a report has."""
+    named: dict[str, set[str]] = defaultdict(set)
+    for test in report.tests:
+        entries = (*test.proponents, *test.opponents)
+        for triple in (test.test, *(entry.train for entry in entries)):
+            for entity in (triple.head, triple.tail):
+                named[entity.label].add(entity.id)
+    return frozenset(label for label, ids in named.items() if len(ids) > 1)
+
+
+def in_words(triple: TripleRecord, shared: Collection[str] = ()) -> str:
+    """Return a triple as people read it, with the ids of entities whose label is shared."""
+    head, tail = (
+        f"{entity.label} ({entity.id})" if entity.label in shared else entity.label
+        for entity in (triple.head, triple.tail)
+    )
+    return f"{head} · {triple.relation.label} · {tail}"
 
 
 def run_name(graph: KnowledgeGraph, tests: Triples) -> str:
