@@ -86,7 +86,7 @@ def test_queries_that_are_none(tmp_path: Path, line: str) -> None:
 def test_wrong_answers_that_are_no_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "wrong.npz"
     path.write_bytes(content)
-    refused(lambda: read_given_negatives(path, ENTITIES, RELATIONS), "not an .npz file of plain")
+    refused(lambda: read_given_negatives(path, ENTITIES, RELATIONS), "not an .npz file")
 
 
 @pytest.mark.parametrize("head", [np.array(7), np.zeros(1, complex), np.array([b"\xff"])])

@@ -144,7 +144,7 @@ def test_malformed_files_of_queries(tmp_path: Path, text: str, message: str) -> 
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read as UTF-8"):
+    with pytest.raises(DataError, match="no such file"):
         read_queries(tmp_path / "nothing.tsv")
     (tmp_path / "latin.tsv").write_bytes(b"caf\xe9\tpart_of\n")
     with pytest.raises(DataError, match="cannot be read as UTF-8"):

@@ -123,7 +123,8 @@ def check_folders(
     Raises:
         ConfigError: one of them holds something or cannot be written, or both are the same.
     """
-    check_output = check_folder if resumes else check_new_folder
+    has_training = output_dir and (output_dir / names.ARTIFACT_CHECKPOINTS).is_dir()
+    check_output = check_folder if resumes and has_training else check_new_folder
     check_output("--output-dir", output_dir)
     if not resumes:
         check_folder("--checkpoint-dir", checkpoint_dir)
