@@ -123,8 +123,9 @@ def check_folders(
     Raises:
         ConfigError: one of them holds something or cannot be written, or both are the same.
     """
-    has_training = output_dir and (output_dir / names.ARTIFACT_CHECKPOINTS).is_dir()
-    check_output = check_folder if resumes and has_training else check_new_folder
+    # `Path.is_dir` raises for a name that is too long.
+    goes_on = resumes and output_dir and os.path.isdir(output_dir / names.ARTIFACT_CHECKPOINTS)
+    check_output = check_folder if goes_on else check_new_folder
     check_output("--output-dir", output_dir)
     if not resumes:
         check_folder("--checkpoint-dir", checkpoint_dir)
