@@ -108,29 +108,34 @@ def tune(
             end_if_dead(run_id)
         with _parent_run(request, study, space, tags) as tracker:
             search = Search(request, study, tracker, folder, began, clock, say, progress, nodes)
-            try:
-                search.run()
-            except Interrupted:
-                ended = _counts(search.study.records)
-                raise Interrupted(
-                    f"the search was stopped ({ended}); its trials are in {folder}, and the same "
-                    "command continues it"
-                ) from None
-            finally:
-                search.store()
-            if study.best is None:
-                raise UsageError(
-                    f"no trial was completed ({_counts(study.records)}), so there is no best one; "
-                    "give more --minutes or --trials, or shorten the training "
-                    "(training.num_epochs)"
-                )
+            best = _searched(search)
             return TuneResult(
                 tracker.run_id,
                 config.evaluation.metric,
-                study.best,
+                best,
                 tuple(study.records),
                 folder,
             )
+
+
+def _searched(search: Search) -> TrialRecord:
+    """Run a search, store its files however it ends, and return the best trial."""
+    study = search.study
+    try:
+        search.run()
+    except Interrupted:
+        raise Interrupted(
+            f"the search was stopped ({_counts(study.records)}); its trials are in "
+            f"{search.folder}, and the same command continues it"
+        ) from None
+    finally:
+        search.store()
+    if study.best is None:
+        raise UsageError(
+            f"no trial was completed ({_counts(study.records)}), so there is no best one; give "
+            "more --minutes or --trials, or shorten the training (training.num_epochs)"
+        )
+    return study.best
 
 
 def _counts(records: Sequence[TrialRecord]) -> str:
