@@ -84,7 +84,7 @@ def assemble(folder: Path, packages: Iterable[Distribution]) -> dict[str, int]:
         (folder / split).mkdir(parents=True, exist_ok=True)
     rows = []
     ordered = sorted(packages, key=lambda package: package.metadata["Name"].lower())
-    for package in tqdm(ordered, desc="packages", file=sys.stderr):
+    for package in tqdm(ordered, desc="packages"):
         if not is_free(licence(package)):
             continue
         rows.append((package.metadata["Name"], package.version, licence(package)))
