@@ -1,4 +1,4 @@
-"""What the tests of the house share: the project's root and its files."""
+"""What these tests share: the project's root and its files."""
 
 import subprocess
 from pathlib import Path
@@ -27,9 +27,3 @@ def project_files(root: Path) -> list[Path]:
         pytest.skip("not a git checkout, so the project's files cannot be told from others")
     paths = [root / name for name in listing.stdout.split("\0") if name]
     return [path for path in paths if path.is_file()]
-
-
-@pytest.fixture(scope="session")
-def source_files(root: Path) -> list[Path]:
-    """Python files of the library and the dashboard."""
-    return sorted([*(root / "platform" / "clew").rglob("*.py"), *(root / "ui").rglob("*.py")])
