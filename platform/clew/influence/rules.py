@@ -1,7 +1,7 @@
 """Rules that turn the inputs and output gradients of torch functions into gradient factors.
 
 Every rule has the signature of the function that it covers and returns, for each argument that
-may be a parameter, a function that turns the output's gradient into a factor. The example axis is
+can be a parameter, a function that turns the output's gradient into a factor. The example axis is
 the first axis of inputs and outputs, either alone or flattened together with the position axes that
 follow it (example-major).
 """

@@ -27,7 +27,7 @@ from clew.runs.validation_record import ValidationSummary
 from clew.training.manifest import CheckpointRecord
 
 JSON_ENTRIES = 100_000
-"""Largest number of entries in the JSON file if every score was kept: the strongest ones."""
+"""Largest number of entries in the JSON file, which holds the strongest if all were kept."""
 SIGNIFICANT_DIGITS = 7
 
 

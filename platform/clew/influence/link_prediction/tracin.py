@@ -53,7 +53,7 @@ from clew.training.memory import MemoryCleanup
 LARGEST_TILE, SMALLEST_TILE = 1024, 16
 FLOAT_BYTES = 4
 TEST_SHARE = 0.5
-"""Share of the budget that the factors of test triples may use."""
+"""Share of the budget that the factors of test triples can use."""
 CLEANUP_INTERVAL_TILES = 8
 SAMPLE_TRIPLES, SAMPLE_TESTS = 1000, 8
 

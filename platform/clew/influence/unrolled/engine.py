@@ -74,7 +74,7 @@ class Unrolling(Generic[B]):
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Float[np.ndarray, "interval loss fact"]:
-        """Return the influence of each fact on each loss, as a sum over intervals.
+        """Return the influence of each fact on each loss, separately for each interval.
 
         An interval holds the steps from one checkpoint to the next.
 

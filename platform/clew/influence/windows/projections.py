@@ -87,7 +87,7 @@ class SharedDirections:
     language model).
 
     Args:
-        shapes: Shape of each parameter; what follows the first axis counts as columns.
+        shapes: Shape of each parameter; all axes after the first count as columns.
         rank: Largest number of directions on a side.
         seed: Seed of the random numbers.
     """
