@@ -283,7 +283,7 @@ def test_selected_parameters_only():
 def test_uncovered_parameter_is_named():
     task, model = task_for("mlp")
     model.register_parameter("forgotten", nn.Parameter(torch.zeros(3, dtype=torch.float64)))
-    with pytest.raises(InfluenceError, match="forgotten is covered by no use"):
+    with pytest.raises(InfluenceError, match="do not depend on trainable parameter forgotten"):
         FactoredGradients(task, model, task.examples)
     model.forgotten.requires_grad_(False)
     assert "forgotten" not in FactoredGradients(task, model, task.examples).parts

@@ -267,7 +267,7 @@ def asked(run: SimpleNamespace, triple: np.ndarray) -> list[tuple[list[int], lis
 
 def test_a_regularizer_is_refused(tmp_path):
     run = train(tmp_path / "run", model__kind="complex", loss__regularizer="n3")
-    with pytest.raises(ConfigError, match="not defined for what the loss adds"):
+    with pytest.raises(ConfigError, match="not defined for loss terms per triple"):
         UnrolledTracer(run.task, run.config, run.records, CPU, tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Traces a prediction back to the training examples behind it."""
+"""Trace predictions back to training examples."""

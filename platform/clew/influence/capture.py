@@ -1,9 +1,9 @@
 """Record how a forward pass uses its parameters, without changing the model.
 
-While a `Recorder` is active, every torch function that takes a trainable parameter passes through
-it, so a table used as a scorer inside a loss is seen as well as a module's own weight. Functions
-with a rule give factors; for parameters that any other function takes, or whose use has no example
-axis, per-example gradients are computed explicitly.
+While a `Recorder` is active, it sees every torch function that takes a trainable parameter. So it
+sees a table used as a scorer inside a loss as well as a module's own weight. Functions with a rule
+give factors. If another function takes a parameter, or if a use has no example axis, the
+parameter's per-example gradients are computed explicitly.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ TRANSPOSE_PROPERTIES = (Tensor.T, Tensor.mT)
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a parameter: where its output's gradient is, and how to make factors of it."""
+    """One use of a parameter: the edge of the output's gradient, and the rule for its factor."""
 
     parameter: str
     function: str
@@ -43,10 +43,10 @@ class _Tracked:
 
 
 class Recorder(TorchFunctionMode):
-    """Lists the uses of parameters in order of execution.
+    """Records the uses of parameters in order of execution.
 
     Args:
-        parameters: Parameters to watch, by name; a shared one has its first name.
+        parameters: Parameters to watch, by name; a shared parameter has its first name.
         explicit: Names of parameters with explicit gradients; their uses are not recorded.
     """
 
@@ -54,7 +54,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
-        """Parameter name to the first function without a rule that took it."""
+        """Maps the name of a parameter to the first function without a rule that took it."""
         self._tracked = {
             id(p): _Tracked(name, p) for name, p in parameters.items() if name not in explicit
         }
@@ -66,7 +66,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the function; record it if a watched parameter is among its arguments."""
+        """Run the function, and record it if a watched parameter is among its arguments."""
         kwargs = kwargs or {}
         found = [t for t in map(self._find, _leaves((args, kwargs))) if t is not None]
         if not found or not torch.is_grad_enabled():
@@ -120,7 +120,7 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
         tracked: _Tracked,
     ) -> Any:
-        """Expand a plain parameter to the output's shape, so that each example has its own."""
+        """Expand a plain parameter to the output's shape, so that each example has its own copy."""
         others = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         shape = np.broadcast_shapes(*(tuple(other.shape) for other in others))
         has_example_axis = tracked.tensor.dim() == len(shape) and len(tracked.tensor) != 1
@@ -135,7 +135,7 @@ class Recorder(TorchFunctionMode):
 
 
 def _leaves(value: object) -> Iterator[object]:
-    """Yield what lists, tuples and dictionaries hold; torch's own walk takes twice as long."""
+    """Yield the items of nested lists, tuples and dictionaries, twice as fast as torch does."""
     if isinstance(value, list | tuple | dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _leaves(part)
@@ -144,9 +144,9 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def _tap(out: Tensor) -> tuple[Tensor, Tensor, GradientEdge]:
-    """Return the output, the tensor for the caller, and the place of the output's gradient.
+    """Return the output, the tensor for the caller, and the edge of the output's gradient.
 
-    An output without a differentiable input becomes a leaf; the caller gets a copy of it, because
+    An output without a differentiable input becomes a leaf. The caller gets a copy of it, because
     a later in-place function must not write to a leaf.
     """
     if out.requires_grad:

@@ -65,11 +65,11 @@ Factors = dict[str, list[Factor]]
 
 
 def outer_or_explicit(left: Tensor, right: Tensor) -> Factor:
-    """Keep P positions factored only if 2 P^2 <= number of weights; otherwise materialise them.
+    """Return P positions factored if P = 1 or 2 P^2 <= number of weights, else materialised.
 
-    A pair of factored examples costs 2 P^2 (row + column) FLOP, a pair of materialised ones
-    2 row column, and one materialisation pays for all pairs. Under autocast one side may be in
-    half precision; from here on both have the wider type.
+    The inner product of two factored examples costs 2 P^2 (row + column) FLOP, that of two
+    materialised examples 2 row column FLOP. An example is materialised once for all its pairs.
+    Under autocast, one side can be in half precision; both are converted to the wider type.
     """
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype), right.to(dtype)
@@ -121,7 +121,7 @@ def _cross(a: Factor, b: Factor) -> Float[Tensor, "a b"]:
 
 
 def _outer_rows(outer: Outer, rows: TableRows) -> Float[Tensor, "outer rows"]:
-    """Return the sum over p, q of left_p[id_q] (right_p . value_q): table as scorer and lookup."""
+    """Return the sum over p, q of left_p[id_q] (right_p . value_q): scorer times lookup."""
     picked = outer.left[:, :, rows.ids]
     return _sum_positions(picked * _gram(outer.right, rows.values))
 

@@ -1,9 +1,10 @@
 """Factored per-example gradients of any task, found by observing one forward pass.
 
 `FactoredGradients` decides once, from a probe of two and of three examples, which uses of which
-parameters have an example axis; then it checks itself on those two examples against plain backward
-passes. A parameter that it cannot factor gets explicit per-example gradients (vectorised by
-torch.func) and is listed in `explicit_parameters`. If neither works, an error names the parameter.
+parameters have an example axis. Then it compares its gradients of the two examples with plain
+backward passes. A parameter that it cannot factor gets explicit per-example gradients (vectorised
+by `torch.autograd.grad`) and is listed in `explicit_parameters`. If neither works, an error names
+the parameter.
 """
 
 import logging
@@ -43,11 +44,11 @@ class FactoredGradients(Generic[B]):
     Args:
         task: Computes the losses.
         model: Its trainable parameters are those with `requires_grad`; set to evaluation mode.
-        examples: At least one example; needed to see how parameters are used.
+        examples: At least one example, which shows how parameters are used.
         select: Whether to include a parameter, by name; the others are treated as frozen.
         half: Half-precision type of the network's matrix products; None: the parameters' own type.
-        examined: `explicit_parameters` of the same model with other weights, which need not be
-            found and checked again; None: find and check them.
+        examined: `explicit_parameters` found for the same model with other weights, which skips the
+            examination; None: examine the model.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class FactoredGradients(Generic[B]):
         ]
         if not self.parameters:
             raise InfluenceError("no trainable parameter is selected; select at least one layer")
-        self.half: torch.dtype | None = None  # what is examined is examined in full precision
+        self.half: torch.dtype | None = None  # the examination runs in full precision
         if examined is None:
             self._examine(examples)
         else:
@@ -141,7 +142,7 @@ class FactoredGradients(Generic[B]):
 
     @contextmanager
     def _trainable(self, names: frozenset[str]) -> Iterator[None]:
-        """Let only these parameters require gradients, temporarily."""
+        """Let only these parameters require gradients inside this context."""
         try:
             for parameter in self._frozen:
                 parameter.requires_grad_(False)
@@ -153,7 +154,7 @@ class FactoredGradients(Generic[B]):
                 parameter.requires_grad_(True)
 
     def _find_explicit(self, two: B, three: B) -> dict[str, str]:
-        """Return the parameters without factors and the reason; an uncovered one is an error."""
+        """Return the parameters without factors, and the reason; an unused one is an error."""
         first, second = self._probe(two), self._probe(three)
         reasons = dict(first.unknown)
         if len(first.uses) != len(second.uses):
@@ -168,7 +169,7 @@ class FactoredGradients(Generic[B]):
         return reasons
 
     def _require_known(self, recorder: Recorder) -> None:
-        """Refuse a batch that uses a parameter in a way that the probe has not seen."""
+        """Raise an error if a batch uses a parameter in a way that the probe did not show."""
         for name, function in recorder.unknown.items():
             raise InfluenceError(
                 f"{name} is used by {function} in this batch, but was not when the model was "
@@ -191,8 +192,8 @@ class FactoredGradients(Generic[B]):
             if grad is not None:
                 return
         raise InfluenceError(
-            f"trainable parameter {name} is covered by no use in the forward pass; freeze it if "
-            "the model does not need it (requires_grad_(False)), or do not select it"
+            f"the losses do not depend on trainable parameter {name}; freeze it if the model does "
+            "not need it (requires_grad_(False)), or do not select it"
         )
 
     def _verify(self, singles: list[B], two: B) -> None:
@@ -222,8 +223,8 @@ class FactoredGradients(Generic[B]):
 def example_gradients(task: Task[B], model: nn.Module, batch: B) -> dict[str, Tensor]:
     """Return each trainable parameter's gradient for each example, `(example, *parameter)`.
 
-    Every example's loss gets its own backward pass; a parameter that a loss does not depend on
-    has gradient zero.
+    Every example's loss has its own backward pass. The gradient is zero for a parameter that a
+    loss does not depend on.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     losses = task.example_losses(model, batch)
@@ -266,7 +267,7 @@ def _require_hinge(task: Task[B], model: nn.Module, batch: B) -> None:
 
 
 def _require_addressed(task: Task[B], model: nn.Module, singles: list[B], two: B) -> None:
-    """Check that an index means the same example alone and in a batch."""
+    """Check that an example has the same loss alone and in a batch."""
     with torch.no_grad():
         alone = torch.cat([task.example_losses(model, single) for single in singles])
         together = task.example_losses(model, two)

@@ -1,8 +1,9 @@
-"""How torch functions use parameters: from inputs and output gradients to gradient factors.
+"""Rules that turn the inputs and output gradients of torch functions into gradient factors.
 
 Every rule has the signature of the function that it covers and returns, for each argument that
-may be a parameter, a function that turns the output's gradient into a factor. The example axis
-comes first in inputs and outputs, alone or flattened with the positions after it (example-major).
+can be a parameter, a function that turns the output's gradient into a factor. The example axis is
+the first axis of inputs and outputs, either alone or flattened together with the position axes that
+follow it (example-major).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from clew.influence.factors import Explicit, Factor, Outer, TableRows, outer_or_explicit
 
 ToFactor = Callable[[Tensor, int], Factor]
-"""From (gradient of the output, number of examples) to a factor."""
+"""Maps (gradient of the output, number of examples) to a factor."""
 Uses = list[tuple[Tensor | None, ToFactor]]
 
 
@@ -223,7 +224,7 @@ def broadcast(shape: Sequence[int]) -> ToFactor:
 
 
 def transposed(rule: ToFactor) -> ToFactor:
-    """Turn the factor of a transposed parameter into the parameter's own."""
+    """Turn the rule of a transposed parameter into a rule of the parameter itself."""
 
     def swapped(grad: Tensor, num_examples: int) -> Factor:
         factor = rule(grad, num_examples)
@@ -247,7 +248,7 @@ RULES: dict[Callable[..., object], Callable[..., Uses]] = {
     F.rms_norm: rms_norm,
     **dict.fromkeys(MATMULS, matmul),
 }
-"""Functions whose parameters have factors."""
+"""The rule of each torch function that has one."""
 
 ELEMENTWISE = frozenset(
     getattr(owner, name)

@@ -1,7 +1,7 @@
-"""Which scores are kept: the strongest of each test example, or all of them.
+"""Collect the scores to keep: the strongest of each test example, or all of them.
 
-Scores arrive in tiles of training examples, already summed over all checkpoints: adding up a top-k
-of each checkpoint would be wrong.
+Scores arrive in tiles of training examples, already summed over all checkpoints, because adding up
+the top k of each checkpoint would give wrong results.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Tile:
     candidate: Bool[Tensor, "test train"] | None
     """Pairs to include; None: all."""
     by_run: Float[Tensor, "run test train"] | None = None
-    """Scores of each run of an ensemble, of which `influence` is the mean."""
+    """Scores of each run of an ensemble; `influence` is their mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Scored:
 
     @cached_property
     def spread(self) -> Float[np.ndarray, "test rank"] | None:
-        """Standard deviation of the runs' scores (n - 1 in the denominator), of an ensemble."""
+        """Standard deviation of the runs' scores (denominator n - 1); None without an ensemble."""
         if self.by_run is None:
             return None
         spread: np.ndarray = self.by_run.std(axis=0, ddof=1)
@@ -68,7 +68,7 @@ class Scored:
 
     @cached_property
     def agreeing(self) -> Int[np.ndarray, "test rank"] | None:
-        """Number of runs whose score has the mean's sign, of an ensemble."""
+        """Number of runs whose score has the sign of the mean; None without an ensemble."""
         if self.by_run is None:
             return None
         agreeing: np.ndarray = (np.sign(self.by_run) == np.sign(self.influence)).sum(axis=0)
@@ -94,10 +94,10 @@ class Explanation:
     opponents: Scored
     """Strongest first."""
     complete: bool
-    """Whether every score was kept: `proponents` and `opponents` are then the same list of all
+    """Whether every score was kept. If so, `proponents` and `opponents` are the same list of all
     candidates, in descending order of influence."""
     self_influence: Float[np.ndarray, "test"]
-    """NaN where the score has none."""
+    """NaN if the form of score has no self-influence."""
     parts: tuple[str, ...]
 
     def only(self, test: int) -> "Explanation":
@@ -112,7 +112,9 @@ class Explanation:
 
 
 class Strongest:
-    """Streams tiles and keeps the `k` largest scores of one sign; ties go to the smaller index.
+    """Keeps the `k` strongest scores of one sign from a stream of tiles.
+
+    Equal scores are ordered by index.
 
     Args:
         k: Entries for each test example.
@@ -162,7 +164,7 @@ class Everything:
     """Keeps every score.
 
     Args:
-        details: Whether to keep the contributions of checkpoints and parts too, in float32.
+        details: Whether to also keep the contributions of checkpoints and parts, in float32.
     """
 
     def __init__(self, *, details: bool = True) -> None:
@@ -191,7 +193,7 @@ class Everything:
 
 
 def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:
-    """Return the entries of a tile at `columns`, padded where a column is -1."""
+    """Return the entries of a tile at `columns`; a column of -1 gives padding."""
     index = columns.clamp_min(0)
     missing = columns < 0
 
@@ -224,13 +226,15 @@ def side_by_side(*parts: Scored) -> Scored:
 
 
 def strongest(by_interval: np.ndarray, count: int, *, sign: int, every: bool = False) -> Scored:
-    """Return the strongest unrolled scores of one sign of each test; ties go to the smaller index.
+    """Return the strongest unrolled scores of one sign for each test.
+
+    Equal scores are ordered by index.
 
     Args:
         by_interval: Influence `(interval, test, fact)`.
         count: Facts to keep.
         sign: 1 for proponents, -1 for opponents.
-        every: Whether to keep facts of the other sign too.
+        every: Whether to also keep facts of the other sign.
     """
     whole = by_interval.sum(0)
     order = np.argsort(-sign * whole, axis=1, kind="stable")[:, :count]
@@ -257,7 +261,7 @@ def require_finite(*results: Scored) -> None:
 
 
 def deviation(half: np.ndarray, exact: np.ndarray) -> dict[str, float]:
-    """Return how far scores `(test, train)` in half precision are from exact ones."""
+    """Return the deviation of half-precision scores `(test, train)` from exact scores."""
     correlations = []
     for a, b in zip(half, exact, strict=True):
         top = np.argsort(-np.abs(b))[:100]

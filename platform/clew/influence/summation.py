@@ -1,7 +1,7 @@
 """TracIn's sum over checkpoints, computed one tile of training examples at a time.
 
-The outer loop goes over tiles, the inner one over checkpoints, which all stay in memory: no
-checkpoint is loaded twice, and scores leave the loop only when they are complete.
+The outer loop is over tiles and the inner loop over checkpoints, which all stay in memory. So each
+checkpoint is loaded only once, and the scores of a tile are complete after its inner loop.
 """
 
 import logging
@@ -70,7 +70,8 @@ class Summation:
     """The weighted sum over checkpoints.
 
     With weights w_k and gradients g_k, a score is the inner product of the vectors
-    (sqrt(w_k) g_k)_k; a cosine divides it by their norms, the roots of the self-influences.
+    (sqrt(w_k) g_k)_k. A cosine divides it by the norms of both vectors, which are the square roots
+    of the self-influences.
     """
 
     kernels: Sequence[CheckpointKernel]
@@ -133,13 +134,13 @@ class Summation:
 
 @dataclass(frozen=True, eq=False)
 class MeanOfRuns:
-    """The mean of several sums over checkpoints, with the scores of each run beside it.
+    """The mean of several sums over checkpoints, together with the scores of each run.
 
-    The runs are of one configuration with other seeds. The score of one run says what happened in
-    that run; how far other runs agree says how much of it is due to the data. Each run's scores are
-    complete before they are averaged: divided by that run's norms, if the form of the score is.
-    Contributions of checkpoints are those of the same step in each run, averaged over all runs: a
-    run that stopped earlier contributes nothing to later steps.
+    The runs have the same configuration and different seeds. The score of one run describes what
+    happened in that run. The agreement of the runs shows how much of it is due to the data. If the
+    form of score divides by norms, each run's scores are divided by that run's norms before they
+    are averaged. The contributions of checkpoints at the same step are averaged over all runs; a
+    run that stopped earlier contributes 0 to later steps.
     """
 
     runs: Sequence[Summation]
@@ -179,7 +180,11 @@ class MeanOfRuns:
 
 
 def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
-    """Return the checkpoints' learning-rate weights; none at all, or nothing but 0, is an error."""
+    """Return the checkpoints' learning-rate weights.
+
+    Raises:
+        CheckpointError: There are no checkpoints, or all weights are 0.
+    """
     if not checkpoints:
         raise CheckpointError(
             "the run has no checkpoints; influence is a sum over them. Train with "
@@ -213,10 +218,11 @@ def explain_in_tiles(
     Args:
         summation: Holds the test examples.
         tiles: Indices of the training examples, tile by tile.
-        total: How many training examples these are.
-        top_k: Proponents and opponents of each test example to keep; 0: every score.
-        numbers_per_pair: Contributions of a pair, kept with every score if memory allows.
-        cleanup: Returns cached memory after some of the tiles.
+        total: Number of training examples in all tiles.
+        top_k: Proponents and opponents of each test example to keep; 0 keeps every score.
+        numbers_per_pair: Number of contributions of a pair; they are kept with every score if they
+            fit into memory.
+        cleanup: Frees cached memory after some of the tiles.
         progress: Called with the number of training examples done and in total.
     """
     own = summation.test_self_influence.cpu().numpy()

@@ -1,1 +1,1 @@
-"""Influence for models that score with a query vector: the fast path."""
+"""Fast influence scores for graph models that score with a query vector."""

@@ -7,16 +7,16 @@ Symbols, for head a = W[hd] and relation rho of a query, normalisations 0 (image
     u  = gam1 (K U + k - mu1) / sd1 + bet1                          f = relu(u)
     qh = (Wf f + c - mu2) / sd2           m  = gam2 qh + bet2       h = relu(m)       s = W h + b
 
-and backwards from delta = dL / ds, written g with the name of what it belongs to:
+The gradients, backwards from delta = dL / ds, are named g and the name of their variable:
 
     gm = (W^T delta) [m > 0]    gq = gm gam2 / sd2    gu = (Wf^T gq) [u > 0]
     gx1 = col2im(K^T (gu gam1 / sd1))                 [ga; gr] = gx1 gam0 / sd0
 
-With `model.activation=silu`, silu stands for relu, silu'(m) for [m > 0], silu'(u) for [u > 0].
+With `model.activation=silu`, relu becomes silu, [m > 0] becomes silu'(m) and [u > 0] silu'(u).
 
-Everything up to h, and the loss's part of delta that is the same for all tails, belongs to a query
-and is computed once for all rows that share it. Per-example gradients are never formed for a large
-matrix, only for the small parameters (kernel, normalisations, biases), as one vector w per row.
+Everything up to h, and the part of delta that is the same for all tails, is computed once per query
+for all rows that share it. Per-example gradients are never formed for a large matrix, only for the
+small parameters (kernel, normalisations, biases), as one vector w per row.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Affine:
 
     @classmethod
     def of(cls, norm: torch.nn.BatchNorm1d | torch.nn.BatchNorm2d) -> "Affine":
-        """Take the running statistics as constants."""
+        """Build from a batch normalisation, with its running statistics as constants."""
         assert norm.running_mean is not None
         assert norm.running_var is not None
         deviation = (norm.running_var + norm.eps).sqrt()
@@ -65,7 +65,7 @@ class ConvETrunk(Trunk):
     """The frozen ConvE of a checkpoint, with the values that its factors need.
 
     For each query it keeps `image` (xh), `normal` (qh) and, if `keep_features`, `features` (f).
-    Arguments as of `Trunk`.
+    The arguments are those of `Trunk`.
     """
 
     model: ConvE
@@ -106,7 +106,7 @@ class ConvETrunk(Trunk):
         self._dense = self.product.prepare(self.dense)
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the scorer for one layer, the fully connected layer too for two."""
+        """Return the scorer for one layer, with the fully connected layer for two, else all."""
         return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
@@ -126,7 +126,7 @@ class ConvETrunk(Trunk):
     def features(
         self, activations: Activations, index: Tensor | slice
     ) -> Float[Tensor, "n feature"]:
-        """Return f of some queries; recomputed if it was not kept."""
+        """Return f of some queries; it is recomputed if it was not kept."""
         if "features" in activations:
             return activations["features"][index]
         return self._features(activations["image"][index])
@@ -202,7 +202,7 @@ class ConvETrunk(Trunk):
     ) -> Float[Tensor, "row small"]:
         """Return w: kernel, its bias, and gains and shifts of the three normalisations.
 
-        sum_p gu zh needs no zh: with z = K U it is a product of K with gu U^T.
+        sum_p gu zh is computed without zh: with z = K U, it is a product of K with gu U^T.
         """
         kernel = grad_u @ self._columns(image).mT
         total = grad_u.sum(2)

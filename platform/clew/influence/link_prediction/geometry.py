@@ -7,31 +7,32 @@ A row's gradient is a sum of outer products, one for each use of a parameter:
     lookup, relation      e_relation gr^T                             relation
     fully connected       gq f^T             and its bias, gq         dense
 
-Two forms leave all other parameters out: convolution and normalisation of ConvE, the network of
-other models. They replace factors, and the inner products are those of the formula in
-`inner_products` with the new factors, cross terms included.
+Two forms replace these factors and leave out all other parameters: convolution and normalisation of
+ConvE, and the network of other models. Their inner products follow the formula in `inner_products`
+with the new factors, including cross terms.
 
 `deflated`     h and f lose their component along their mean mu over training rows, the direction
-               that every example shares: x - (x.mu) mu / |mu|^2. All else stays.
+               that every example shares: x - (x.mu) mu / |mu|^2. Everything else is unchanged.
 
-`kronecker`    every factor x is whitened, C^(-1/2) x, by its second moment C over training rows,
-               so that gradients meet as under a Kronecker-factored Fisher matrix (Martens and
-               Grosse, 2015, arXiv 1503.05671, section 3). For h, gq, ga and gr, C is the full
-               matrix; for f its leading eigenvectors and the mean of the other eigenvalues; for
-               delta, e_head and e_relation the diagonal. Biases have the input 1, and stay.
+`kronecker`    every factor x is whitened to C^(-1/2) x by its second moment C over training rows,
+               so that inner products are those of the inverse of a Kronecker-factored Fisher
+               matrix (Martens and Grosse, 2015, arXiv 1503.05671, section 3). For h, gq, ga and
+               gr, C is the full matrix. For f, C has the leading eigenvectors and the mean of the
+               other eigenvalues. For delta, e_head and e_relation, C is the diagonal. The input of
+               biases is 1, which is unchanged.
 
-C is damped by .1 times its mean eigenvalue. The gradients behind gq, ga and gr are those of labels
-drawn from the model (the Fisher matrix, not the empirical one); delta's diagonal is the mean of
-p (1 - p) over rows, which is what drawing labels would estimate.
+C is damped by .1 times its mean eigenvalue. The second moments of gq, ga and gr use gradients of
+labels drawn from the model (the Fisher matrix, not the empirical one). The diagonal of delta is the
+mean of p (1 - p) over rows, which drawn labels would estimate.
 
 A third form, `preconditioned`, scales gradients as Adam does. Adam moves a parameter along D g with
-D = 1 / (sqrt(v) + eps), v the second moment, and the form is the one-sided <D g_train, g_test>. For
-the two large matrices, the entity table and the projection, v is replaced by the rank-1 matrix of
-its row and column means (Shazeer and Stern, 2018, arXiv 1804.04235, algorithm 1), so that D = r c^T
-scales both factors of an outer product; for everything else D is exact, element by element. The
-biases before a batch normalisation are left out, D = 0: in training the normalisation cancels them,
-so their gradient is rounding noise, and dividing by its size would let noise outweigh every other
-parameter.
+D = 1 / (sqrt(v) + eps) and v the second moment. The score is the one-sided product
+<D g_train, g_test>. For the two large matrices, the entity table and the projection, v is replaced
+by the rank-1 matrix of its row and column means (Shazeer and Stern, 2018, arXiv 1804.04235,
+algorithm 1), so that D = r c^T scales both factors of an outer product. For all other parameters, D
+is exact, element by element. The biases before a batch normalisation are left out (D = 0). The
+normalisation cancels them in training, so that their gradient is rounding noise. Dividing by its
+size would let this noise outweigh every other parameter.
 """
 
 from collections.abc import Mapping
@@ -55,22 +56,22 @@ from clew.training.checkpoints import OPTIMIZER_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord
 
 WHITENED = ("deflated", "kronecker")
-"""Forms that change the factors of a gradient."""
+"""Forms that replace the factors of a gradient."""
 COVERED_PARTS = (*SCORER_PARTS, "dense")
-"""Parts that have a form beside the raw one."""
+"""Parts that these forms include."""
 SECOND_MOMENT = "exp_avg_sq"
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """The matrix M = scale I + V diag(weights) V^T on vectors of one kind, V orthonormal."""
+    """The matrix M = scale I + V diag(weights) V^T on vectors of one kind, with orthonormal V."""
 
     scale: float
     vectors: Float[Tensor, "dim rank"]
     weights: Float[Tensor, "rank"]
 
     def __call__(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-        """Return M x of each row."""
+        """Return M x for each row x."""
         return torch.addmm(x, (x @ self.vectors) * self.weights, self.vectors.T, beta=self.scale)
 
     @property
@@ -80,7 +81,7 @@ class Metric:
         return Metric(root, self.vectors, (self.scale + self.weights).clamp_min(0.0).sqrt() - root)
 
     def to(self, dtype: torch.dtype) -> "Metric":
-        """Return the matrix in a floating-point type."""
+        """Return the matrix with another floating-point type."""
         return Metric(self.scale, self.vectors.to(dtype), self.weights.to(dtype))
 
     @classmethod
@@ -92,18 +93,18 @@ class Metric:
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """What becomes of each factor; None: it stays."""
+    """The change of each factor; None leaves a factor unchanged."""
 
     hidden: Metric
-    """Of h, on both sides."""
+    """Metric of h, on both sides."""
     features: Metric | None
-    """Of f, for the second side alone, because f is the largest: M = C^-1, or the projection."""
+    """Metric of f, for the second side only, as f is the largest: M = C^-1, or the projection."""
     projected: Metric | None = None
-    """Of gq."""
+    """Metric of gq."""
     head: Metric | None = None
-    """Of ga."""
+    """Metric of ga."""
     relation: Metric | None = None
-    """Of gr."""
+    """Metric of gr."""
     scored: Float[Tensor, "entity"] | None = None
     """Factor of each entity's delta."""
     looked_up: Float[Tensor, "entity"] | None = None
@@ -112,10 +113,10 @@ class Geometry:
     """Factor of each relation's row."""
 
     def changed(self, rows: FactoredRows, trunk: Trunk) -> FactoredRows:
-        """Return rows with new factors, f apart; the rows given lose their own base.
+        """Return rows with new factors, except f.
 
-        Of f they get the coordinates along the directions of its metric. The base,
-        `(query, entity)`, is changed in place, because it is the largest of them.
+        For f, the new rows have its coordinates along the directions of its metric. The base,
+        `(query, entity)`, is the largest tensor, so the base of the given rows is changed in place.
         """
         queries, deltas, gradients = rows.queries, rows.rows, rows.gradients
         queries = replace(
@@ -163,7 +164,7 @@ class RankOne:
 
     @classmethod
     def of(cls, moment: Tensor, epsilon: float) -> "RankOne":
-        """Factor 1 / sqrt of the rank-1 second moment; `epsilon` bounds each factor."""
+        """Factor 1 / sqrt(v) of the rank-1 second moment v; `epsilon` bounds each factor."""
         mean = moment.mean().clamp_min(epsilon**2)
         rows = 1.0 / (moment.mean(1) / mean.sqrt()).sqrt().add(epsilon)
         columns = 1.0 / (moment.mean(0) / mean.sqrt()).sqrt().add(epsilon)
@@ -176,7 +177,7 @@ class Preconditioner:
 
     table: RankOne
     head_table: RankOne
-    """D of the table of heads; the same as `table` unless a model has two."""
+    """D of the table of heads; the same as `table` unless the model has two tables."""
     dense: RankOne | None
     """D of the fully connected layer, if the model has one."""
     relation: Tensor
@@ -210,7 +211,7 @@ class Preconditioner:
 
 
 def read_preconditioner(record: CheckpointRecord, trunk: Trunk, optimizer: Adam) -> Preconditioner:
-    """Read Adam's second moments from a checkpoint, corrected for their start at zero."""
+    """Read Adam's second moments from a checkpoint, with bias correction."""
     moments = {}
     path, layout = record.path / OPTIMIZER_FILE, trunk.layout
     tensors = load_tensors(path)

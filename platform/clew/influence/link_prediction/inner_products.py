@@ -1,7 +1,7 @@
 """Inner products of a graph model's per-row gradients, computed part by part.
 
-With h a query vector, delta = dL / ds (`de`), and ga, gr, gq the gradients of head, relation and
-last layer, for rows i and j,
+For rows i and j, with h a query vector, delta = dL / ds (`de`), and ga, gr, gq the gradients of
+head, relation and last layer,
 
     K_ij = (de_i.de_j)(h_i.h_j + 1)                        entity_output: scorer and its bias
          + de_i[hd_j](h_i.ga_j) + de_j[hd_i](h_j.ga_i)     entity_cross: the table as both
@@ -10,18 +10,18 @@ last layer, for rows i and j,
          + (gq_i.gq_j)(f_i.f_j + 1)                        dense: ConvE's fully connected layer
          + w_i.w_j                                         convolution, network: all the rest
 
-Terms that the loss adds for a triple (`clew.link_prediction.losses.triple_terms`) have gradients of
-the tail as an embedding, gt, a second lookup of the table beside ga, and of all relations, dr p^T.
+Loss terms per triple (`clew.link_prediction.losses.triple_terms`) add two gradients: gt of the tail
+as an embedding, which is a second lookup of the table like ga, and dr p^T of all relations.
 
 A squared distance has the score s_e = h.W_e - |W_e|^2 - |h|^2 / 4, so that row e of the table gets
-de[e] (h - 2 W_e) from the scorer instead of de[e] h. In the first line this adds three products of
-deltas that are weighted entity by entity:
+de[e] (h - 2 W_e) from the scorer instead of de[e] h. This adds three products of deltas, weighted
+per entity, to the first line:
 
     sum_e de_i[e] de_j[e] (-2 h_i.W_e - 2 h_j.W_e + 4 |W_e|^2)
 
 The same formula serves all pairs of training and test rows (`Grid`) and aligned pairs (`Aligned`,
 for self-influence and norms). A preconditioner scales the second side only. In another geometry
-(`geometry`) the rows come with new factors, and only f is left to change here.
+(`geometry`) the given rows have new factors already, except f, which is changed here.
 """
 
 import warnings
@@ -41,32 +41,32 @@ from clew.influence.link_prediction.trunk import EVERY, NETWORK_PART, QUERY_CHUN
 OTHERS = ("convolution", NETWORK_PART)
 """Parts that hold all parameters without factors."""
 Change = Callable[[Tensor], Tensor]
-"""What becomes of the inputs f of the fully connected layer on the second side."""
+"""Changes the inputs f of the fully connected layer on the second side."""
 
 
 def unchanged(features: Tensor) -> Tensor:
-    """Return the features as they are."""
+    """Return the features unchanged."""
     return features
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Every row of one side with every row of the other: `(a, b)`."""
+    """Pairs of every row of one side with every row of the other; results are `(a, b)`."""
 
     trunk: Trunk
     left: FactoredRows
     right: FactoredRows
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `(a, b)`."""
+        """Return the inner products of the rows' vectors, `(a, b)`."""
         return a @ b.T
 
     def query_dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `(a, b)`, computed once per pair of queries."""
+        """Return the inner products of the queries' vectors, computed once per pair of queries."""
         return self._spread(a @ b.T)
 
     def feature_dot(self, change: Change) -> Tensor:
-        """Return `(a, b)`, computed once per pair of queries; the second side's f is changed."""
+        """Return the inner products of f, with `change` applied to the second side."""
         trunk, left, right = self.trunk, self.left.queries, self.right.queries
         other = change(trunk.features(right.activations, EVERY))
         chunks = [EVERY] if trunk.keep_features else left.chunks()
@@ -74,29 +74,29 @@ class Grid:
         return self._spread(torch.cat(products))
 
     def base_dot(self, b: Tensor) -> Tensor:
-        """Return `(a, b)`, computed once per pair of queries."""
+        """Return the inner products of the bases, computed once per pair of queries."""
         own = self.trunk.product(self.left.queries.base, b.T)
         products = self.trunk.model.table_rows.sum(own, "products")
         columns = products[:, self.right.queries.base_row[self.right.query]]
         return columns[self.left.queries.base_row[self.left.query]]
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
-        """Return `(a, b)`."""
+        """Return the base of each row of a at an entity of each row of b, `(a, b)`."""
         queries = self.left.queries
         found = self.trunk.model.table_rows.at(queries.base, EVERY, entity_b)
         return found[queries.base_row[self.left.query]]
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
-        """Return `(a, b)`."""
+        """Return the base of each row of b at an entity of each row of a, `(a, b)`."""
         found = self.trunk.model.table_rows.at(base_b, EVERY, entity_a)
         return found[self.right.queries.base_row[self.right.query]].T
 
     def a(self, values: Tensor) -> Tensor:
-        """Return `(a, 1)`."""
+        """Return values of the rows of a in the shape `(a, 1)`."""
         return values[:, None]
 
     def b(self, values: Tensor) -> Tensor:
-        """Return `(1, b)`."""
+        """Return values of the rows of b in the shape `(1, b)`."""
         return values[None, :]
 
     def _spread(self, products: Tensor) -> Tensor:
@@ -105,24 +105,24 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """Row i of one side with row i of the other: `(row,)`."""
+    """Pairs of row i of one side with row i of the other; results are `(row,)`."""
 
     trunk: Trunk
     left: FactoredRows
     right: FactoredRows
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `(row,)`."""
+        """Return the inner products of the rows' vectors, `(row,)`."""
         return (a * b).sum(1)
 
     def query_dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `(row,)`."""
+        """Return the inner products of the queries' vectors, `(row,)`."""
         return self.dot(a[self.left.query], b[self.right.query])
 
     def feature_dot(self, change: Change) -> Tensor:
-        """Return `(row,)`, computed in chunks of rows; the second side's f is changed.
+        """Return the inner products of f, with `change` applied to the second side.
 
-        A metric scale I + V diag(weights) V^T needs f_i . f_j and V^T f.
+        For a metric scale I + V diag(weights) V^T, only f_i . f_j and V^T f are needed.
         """
         if not isinstance(change, Metric):
             return self._feature_dot(change)
@@ -141,36 +141,36 @@ class Aligned:
         return torch.cat([vecdot(features(left, a), change(features(right, b))) for a, b in chunks])
 
     def base_dot(self, b: Tensor) -> Tensor:
-        """Return `(row,)`."""
+        """Return the inner products of the bases, `(row,)`."""
         left, right = self.left.queries, self.right.queries
         i, j = left.base_row[self.left.query], right.base_row[self.right.query]
         return self.trunk.model.table_rows.sum(_dots(left.base, b, i, j), "products")
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
-        """Return `(row,)`."""
+        """Return the base of each row of a at the entity of its row of b, `(row,)`."""
         queries = self.left.queries
         place = queries.base_row[self.left.query]
         return self.trunk.model.table_rows.at(queries.base, place, entity_b)
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
-        """Return `(row,)`."""
+        """Return the base of each row of b at the entity of its row of a, `(row,)`."""
         place = self.right.queries.base_row[self.right.query]
         return self.trunk.model.table_rows.at(base_b, place, entity_a)
 
     def a(self, values: Tensor) -> Tensor:
-        """Return `(row,)`."""
+        """Return values of the rows of a, `(row,)`."""
         return values
 
     def b(self, values: Tensor) -> Tensor:
-        """Return `(row,)`."""
+        """Return values of the rows of b, `(row,)`."""
         return values
 
 
 def _dots(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return a[i] . b[j] of pairs of rows, `(pair,)`; a pair that occurs often is computed once.
+    """Return a[i] . b[j] of pairs of rows, `(pair,)`; repeated pairs are computed once.
 
-    On a CPU the product of matrices at chosen places takes a tenth of the time of copying the rows
-    and multiplying the copies: they are long, and the copies do not fit into its cache.
+    On a CPU, a sampled matrix product takes a tenth of the time of copying the rows and multiplying
+    the copies, because the rows are long and the copies do not fit into the cache.
     """
     pair, place = torch.unique(i * len(b) + j, return_inverse=True)
     row, column = pair // len(b), pair % len(b)
@@ -190,9 +190,9 @@ def _dots(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 Meeting = Grid | Aligned
-"""Which rows of two sides are paired; results have the shape of the pairs."""
+"""How the rows of two sides are paired; results have the shape of the pairs."""
 Lookup = tuple[Tensor, Tensor]
-"""Which row of a table each row of a side looks up, and the gradients of what it found."""
+"""The table row that each row of a side looks up, and the gradients of these lookups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,10 +200,10 @@ class Kernel:
     """The formula above, for the selected parts of one checkpoint.
 
     Args:
-        trunk: The checkpoint.
+        trunk: Trunk of the checkpoint.
         parts: The selected parts.
         scale: Preconditioner of the second side, or None.
-        features: What becomes of f on the second side, in another geometry.
+        features: Changes f on the second side, in another geometry.
     """
 
     trunk: Trunk
@@ -295,7 +295,7 @@ class Kernel:
         return found if tail is None else [*found, (rows.rows.tail, tail)]
 
     def _curvature(self, entity: Tensor, values: Tensor) -> Tensor:
-        """Return 2 W_e . value of each row: what a squared distance takes off h . value."""
+        """Return 2 W_e . value of each row, which a squared distance subtracts from h . value."""
         rows: Tensor = self.trunk.model.entity(entity).detach()
         return 2.0 * (rows * values).sum(1)
 

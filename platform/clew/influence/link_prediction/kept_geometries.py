@@ -1,8 +1,8 @@
-"""Geometries of checkpoints on the disk, so that only a model's first explanation estimates them.
+"""A disk cache of geometries, so that only the first explanation of a model estimates them.
 
-Moments of training rows do not depend on what is explained. A file is named by the digest of all
-that they do depend on, the code included, and holds the digest of its own tensors. Of processes
-that need the same geometry, one makes it and the others wait.
+The moments of training rows do not depend on what is explained. The name of a file is a digest of
+everything that they depend on, including the code. The file holds the digest of its own tensors. If
+several processes need the same geometry, one estimates it and the others wait.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from clew.training.precision import device_name
 logger = logging.getLogger(__name__)
 
 LARGEST_FOLDER_BYTES = 2**30
-"""What is kept in all; the files that were used least recently go first."""
+"""Largest size of the folder; the least recently used files are removed first."""
 SCALE, VECTORS, WEIGHTS = "scale", "vectors", "weights"
 SHA256 = "sha256"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
@@ -41,17 +41,21 @@ def kept(
     make: Callable[[], Geometry],
     device: torch.device,
 ) -> Geometry:
-    """Return a geometry as it was kept, or make it and keep it.
+    """Return a geometry from the cache, or estimate it and store it in the cache.
 
     Args:
-        folder: Where geometries are kept; None: nowhere.
-        depends_on: What it depends on besides code, device and number of threads: JSON values.
-        make: Makes it.
-        device: Where its tensors belong.
+        folder: Folder of the cache; None: no cache.
+        depends_on: JSON values that the geometry depends on, in addition to code, device and number
+            of threads.
+        make: Estimates the geometry.
+        device: Device of the tensors.
     """
 
     def made() -> Geometry:
-        """Return it as it would be read: how an operand lies in memory may decide a bit."""
+        """Return the geometry as if it were read from a file.
+
+        The memory layout of an operand can change the last bit of a product.
+        """
         return _geometry(_tensors(make()))
 
     if folder is None:
@@ -62,7 +66,7 @@ def kept(
         return found
     with _alone(path):
         if not was_there and path.is_file() and (found := _found(path, device)):
-            return found  # another process has made it meanwhile
+            return found  # another process has stored it in the meantime
         geometry = made()
         try:
             _write(path, geometry)
@@ -79,29 +83,29 @@ def kept(
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait while another process makes the same geometry; do not wait where nothing can be kept."""
+    """Wait while another process estimates the same geometry, if the folder can be written."""
     with ExitStack() as stack:
         with suppress(OSError, RuntimeError):
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(waiting_lock(path.with_suffix(".lock")))
-            # Whoever waits for the lock finds the geometry, and asks for no lock after that.
+            # Processes that wait for the lock find the geometry, and need no lock after that.
             stack.callback(path.with_suffix(".lock").unlink, missing_ok=True)
         yield
 
 
 def _found(path: Path, device: torch.device) -> Geometry | None:
-    """Return what a file holds; None, with a warning, if it cannot be used."""
+    """Return the geometry in a file; None, with a warning, if the file cannot be used."""
     try:
         found = _read(path, device)
         path.touch()
     except UNREADABLE as error:
-        logger.warning("%s cannot be used (%s); it is made again", path, described(error))
+        logger.warning("%s cannot be used (%s); it is estimated again", path, described(error))
         return None
     return found
 
 
 def _digest_of(depends_on: Mapping[str, Any], device: torch.device) -> str:
-    """Return hexadecimal digits that change with whatever could change a bit."""
+    """Return a hexadecimal digest of everything that can change a bit of the geometry."""
     machine = (torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
     whole = [dict(depends_on), code_digest(), device_name(device), *map(str, machine)]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:40]
@@ -111,12 +115,12 @@ def _read(path: Path, device: torch.device) -> Geometry:
     """Read a geometry.
 
     Raises:
-        ValueError, KeyError, ...: the file is not as it was written.
+        ValueError, KeyError, ...: The file is damaged.
     """
     tensors = load_file(path)
     if tensors.pop(SHA256).numpy().tobytes() != _digest(tensors):
-        raise ValueError("its SHA-256 is not the one that it states")
-    # What was read lies anywhere in memory, and products may depend on where their operands begin.
+        raise ValueError("the SHA-256 of its tensors is not the stored one")
+    # Tensors are read into any place in memory, and products can depend on where operands begin.
     return _geometry({name: tensor.clone().to(device) for name, tensor in tensors.items()})
 
 
@@ -128,7 +132,7 @@ def _write(path: Path, geometry: Geometry) -> None:
 
 
 def _tensors(geometry: Geometry) -> dict[str, Tensor]:
-    """Return what a geometry consists of, by names that say where it belongs."""
+    """Return the tensors of a geometry, by names of its fields."""
     found = {}
     for field in fields(geometry):
         value = getattr(geometry, field.name)
@@ -142,10 +146,10 @@ def _tensors(geometry: Geometry) -> dict[str, Tensor]:
 
 
 def _geometry(tensors: Mapping[str, Tensor]) -> Geometry:
-    """Return the geometry that tensors are of.
+    """Return the geometry that the tensors hold.
 
     Raises:
-        KeyError, TypeError: they are of none.
+        KeyError, TypeError: The tensors do not hold a geometry.
     """
     parts: dict[str, Any] = {"features": None}
     for name, tensor in tensors.items():
@@ -168,11 +172,11 @@ def _digest(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what was used least recently, down to `LARGEST_FOLDER_BYTES`."""
+    """Remove the least recently used files, down to `LARGEST_FOLDER_BYTES`."""
     states = [(path, path.stat()) for path in folder.glob("*.safetensors")]
     total = 0
     for path, state in sorted(states, key=lambda each: each[1].st_mtime_ns, reverse=True):
         total += state.st_size
         if total > LARGEST_FOLDER_BYTES:
-            with suppress(OSError):  # another process may be faster
+            with suppress(OSError):  # another process can be faster
                 path.unlink()

@@ -1,8 +1,8 @@
 """Means and second moments of the factors of training rows, at one checkpoint.
 
-They are taken over a fixed number of rows, spread evenly over the training triples (both
-directions), or over all rows if there are fewer. The largest thing in memory is the features of
-those rows' queries.
+They are estimated from a fixed number of rows, spread evenly over the training triples (both
+directions), or from all rows if there are fewer. The largest tensor in memory holds the features of
+the queries of these rows.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,14 +20,14 @@ from clew.training.sharding.rows import OwnRows
 
 GRADIENTS = ("projected", "head", "relation")
 SCORES_AT_ONCE = 2**22
-"""Numbers of scores, and of drawn labels, that are held at once."""
+"""Number of scores, and of drawn labels, that are held at once."""
 FEATURES_AT_ONCE = 2**25
-"""Numbers of features that are held at once; more would mean fewer rows."""
+"""Number of features that are held at once; it can reduce the number of rows."""
 NUM_BLOCKS = 8
-"""Blocks of rows in which a symmetric product is computed."""
+"""Number of blocks of rows in which a symmetric product is computed."""
 LONGEST_FACTOR = 2048
-"""Longest factor whose second moment is a matrix; of a longer one it is the mean of its diagonal,
-as of the relations of a model that has a matrix for each."""
+"""Longest factor whose second moment is a matrix. For a longer factor, it is the mean of the
+diagonal; for example, for relations in a model that has a matrix for each relation."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class MomentSettings:
     """How moments are estimated; recorded with every score that uses them."""
 
     rows: int = 2048
-    """Training rows, at most."""
+    """Largest number of training rows."""
     seed: int = 0
-    """Of the labels that are drawn from the model."""
+    """Seed of the labels that are drawn from the model."""
     damping: float = 0.1
     """Added to each second moment, as a share of its mean eigenvalue."""
     rank: int = 32
-    """Eigenvectors of the features' second moment."""
+    """Number of eigenvectors of the features' second moment."""
 
     def as_dict(self) -> dict[str, float | int]:
-        """Return JSON values."""
+        """Return the settings as JSON values."""
         return asdict(self)
 
 
@@ -65,9 +65,9 @@ def kronecker(
 
     Args:
         trunk: The checkpoint's trunk.
-        scorer: Its products with the entity table.
+        scorer: The products with the entity table.
         rows: All rows of training triples.
-        function: Which distribution of labels the model's scores mean.
+        function: The loss function, which gives the distribution of labels for the scores.
         settings: How moments are estimated.
     """
     queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
@@ -120,9 +120,9 @@ def drawn_delta(
 ) -> tuple[Float[Tensor, "row own"], Float[Tensor, "row own"]]:
     """Return dL / ds of labels drawn from the model, and the variance of each of its entries.
 
-    Binary cross entropy draws the label of every entity, softmax cross entropy one entity a row.
-    Numbers are drawn on the CPU in float32, in the order of the rows, whatever the model's type;
-    processes that share the table all draw those of every entity.
+    Binary cross entropy draws a label for every entity; softmax cross entropy draws one entity per
+    row. Numbers are drawn on the CPU in float32 for any type of the model, in the order of the
+    rows. Each process that shares the table draws the numbers of all entities.
     """
     rows = len(scores)
     if function == "binary_cross_entropy":
@@ -144,10 +144,10 @@ def drawn_delta(
 def leading_eigenvectors(
     values: Float[Tensor, "n dim"], rank: int
 ) -> tuple[Float[Tensor, "rank"], Float[Tensor, "dim rank"], Tensor]:
-    """Return the largest eigenvalues of X^T X, their eigenvectors, and the trace, of values X.
+    """Return the largest eigenvalues of X^T X, their eigenvectors, and the trace, for values X.
 
-    They come from the smaller of X^T X and X X^T, which share the eigenvalues that are not zero.
-    Only its lower triangle is computed, and of its eigenvectors only those that are returned.
+    They are computed from the smaller of X^T X and X X^T, which have the same nonzero eigenvalues.
+    Only its lower triangle and the returned eigenvectors are computed.
     """
     tall = len(values) >= values.shape[1]
     product = _lower_triangle(values.T if tall else values).double()
@@ -164,7 +164,7 @@ def leading_eigenvectors(
 
 
 def _lower_triangle(values: Float[Tensor, "n dim"]) -> Float[Tensor, "n n"]:
-    """Return X X^T, zero right of the diagonal but for parts of blocks: half of the products."""
+    """Return X X^T with zeros to the right of its diagonal blocks, to halve the products."""
     product = values.new_zeros(len(values), len(values))
     for rows in torch.arange(len(values)).tensor_split(NUM_BLOCKS):
         if len(rows):
@@ -178,7 +178,7 @@ def inverse(
 ) -> Metric:
     """Return the inverse of a damped second moment, given by its leading eigenvectors.
 
-    The other eigenvalues are taken as their mean, so that the trace stays.
+    The other eigenvalues are replaced by their mean, so that the trace is unchanged.
     """
     dim, rank = vectors.shape
     if float(trace) <= 0.0:  # a factor that is zero for every row: nothing to whiten
@@ -190,7 +190,7 @@ def inverse(
 
 
 def whitening(moment: Float[Tensor, "rows dim"], damping: float) -> Metric:
-    """Return C^(-1/2) of a damped second moment C; a diagonal stands for its mean."""
+    """Return C^(-1/2) of a damped second moment C; a diagonal is replaced by its mean."""
     if moment.shape[0] != moment.shape[1]:
         scale = float((1.0 + damping) * moment.mean()) or 1.0
         return Metric(scale**-0.5, moment.new_empty(moment.shape[1], 0), moment.new_empty(0))
@@ -212,12 +212,12 @@ def _damped_root(diagonal: Tensor, damping: float) -> Tensor:
 
 
 def _share(ids: Int[Tensor, "row"], size: int) -> Tensor:
-    """Return how often each id occurs, as a share of the rows, `(size,)`."""
+    """Return the share of rows that have each id, `(size,)`."""
     return torch.bincount(ids, minlength=size).double() / len(ids)
 
 
 def _sample(trunk: Trunk, rows: DeltaRows, size: int) -> tuple[Tensor, Tensor]:
-    """Return heads and relations of rows spread evenly over all of them."""
+    """Return heads and relations of rows that are spread evenly over all rows."""
     fitting = max(1, FEATURES_AT_ONCE // trunk.model.floats_per_query)
     count = min(size, len(rows), fitting)
     index = torch.arange(count, device=rows.head.device) * len(rows) // count

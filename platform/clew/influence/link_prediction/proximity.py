@@ -1,14 +1,14 @@
-"""Which training triples are near a test triple: a neighbourhood index and its queries.
+"""Find the training triples near a test triple, with an index of neighbourhoods.
 
 The graph is treated as undirected. A triple is a candidate if one of its ends is within
 `n_hops - 1` edges of the test's head or tail, so that the triple itself is at most the `n_hops`-th
-edge; or, with strict path filtering, if it lies on a path of at most `2 n_hops` edges between
-head and tail that visits neither of them on the way and takes no step straight back (up to four
-edges, such a path visits no entity twice). Entities with fewer than `min_degree` edges are not
-passed through.
+edge. With strict path filtering, a triple is a candidate if it is on a path of at most `2 n_hops`
+edges between head and tail. Such a path does not pass through head or tail, and does not go
+directly back to the entity before; with up to four edges it visits no entity twice. Paths do not
+pass through entities with fewer than `min_degree` edges.
 
 The index is a compressed sparse matrix (entity, edge) that also stores edge numbers. It is built
-once per graph and kept on disk, named after the graph's fingerprint.
+once per graph and stored on disk under the graph's fingerprint.
 """
 
 import logging
@@ -85,7 +85,7 @@ class Neighbourhood:
             try:
                 with path.open("rb") as kept, np.load(kept, allow_pickle=False) as stored:
                     return cls(stored["offsets"], stored["neighbours"], stored["edges"])
-            except Exception as error:  # zip files and NumPy's headers raise nearly everything
+            except Exception as error:  # damaged zip files and headers raise many kinds of errors
                 logger.warning("%s cannot be read (%s); it is built again", path, described(error))
         index = cls.build(graph.train, graph.num_entities)
         with replacing(path) as temporary, temporary.open("wb") as file:
@@ -106,10 +106,10 @@ class Neighbourhood:
         return self._edges_at(np.concatenate(reached))
 
     def _on_paths(self, head: int, tail: int, filtering: Filtering) -> np.ndarray:
-        """Return edges on a path, in either direction.
+        """Return the edges on a path between head and tail, in either direction.
 
-        Edge (u, v) is on one if d(head, u) without v, plus 1, plus d(v, tail) without u is at most
-        `2 n_hops`. All entities of such a path are within `n_hops` of one of its ends.
+        Edge (u, v) is on a path if d(head, u) without v, plus 1, plus d(v, tail) without u is at
+        most `2 n_hops`. All entities of such a path are within `n_hops` of one of its ends.
         """
         if head == tail:
             return np.empty(0, np.int32)
@@ -123,7 +123,7 @@ class Neighbourhood:
         u = np.repeat(np.arange(len(inside)), np.diff(start))
         v = np.minimum(np.searchsorted(inside, other), len(inside) - 1)
         whole = np.flatnonzero((inside[v] == other) & (u != v))
-        # Both incidences of an edge are present, so sorting by edge puts them side by side.
+        # Both incidences of an edge are present, so sorting by edge puts them next to each other.
         forth, back = np.argsort(edge[whole], kind="stable").reshape(-1, 2).T
         u, v, edge = u[whole], v[whole], edge[whole]
         ends = np.searchsorted(inside, [head, tail]).tolist()
@@ -183,11 +183,11 @@ def _without_partner(  # noqa: PLR0917
 ) -> np.ndarray:
     """Return the distance from `source` to u without v, for each incidence (u, v), sorted by u.
 
-    It is one more than the smallest distance among u's other neighbours.
+    The distance is one more than the smallest distance among u's other neighbours.
 
     Args:
         u: Entity of each incidence, `(incidence,)`.
-        v: Its other end.
+        v: Other end of each incidence.
         count: Number of entities.
         source: Entity that distances are measured from.
         blocked: Entity that paths must avoid.

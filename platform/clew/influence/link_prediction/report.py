@@ -27,17 +27,17 @@ from clew.runs.validation_record import ValidationSummary
 from clew.training.manifest import CheckpointRecord
 
 JSON_ENTRIES = 100_000
-"""Largest number of entries in the JSON file if every score was kept; the strongest first."""
+"""Largest number of entries in the JSON file, which holds the strongest if all were kept."""
 SIGNIFICANT_DIGITS = 7
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """The results for test triples, in their order."""
+    """The results for test triples, in the order of the triples."""
 
     tests: Triples
     explanations: Sequence[Explanation]
-    """Each covers some consecutive tests."""
+    """Each explanation covers some consecutive tests."""
     scores: np.ndarray
     ranks: np.ndarray
     candidates: np.ndarray
@@ -75,7 +75,7 @@ class ReportSource:
     device: str
     validation: ValidationSummary | None = None
     runs: tuple[str, ...] = ()
-    """Of an ensemble: all runs; the checkpoints are their mean then."""
+    """All runs of an ensemble; the weights of `checkpoints` are then means over these runs."""
     _terms: dict[tuple[str, int], Term] = field(default_factory=dict)
 
     @property
@@ -226,7 +226,7 @@ def _entries(
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
-    """Round to the precision of float32, so that JSON shows no noise."""
+    """Round to the precision of float32, so that JSON shows no rounding noise."""
     values = values.astype(np.float64)
     size = np.abs(values)
     exponent = np.floor(np.log10(np.where(size > 0, size, 1.0)))

@@ -1,7 +1,7 @@
-"""Pairs of test and training triples as table rows: for the CSV and the Parquet file.
+"""Write pairs of test and training triples as rows of a CSV and a Parquet file.
 
-Names are joined once per training triple, not once per pair: a hundred tests on thirty thousand
-triples are three million rows, which are written in seconds.
+Names are joined once per training triple, not once per pair. So three million rows (100 tests with
+30,000 triples) are written in seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ class PairRows:
 
 
 class NameTable:
-    """Names of a graph's triples, in the form that each of the two files needs."""
+    """Names of a graph's triples, in the forms that the two files need."""
 
     def __init__(self, graph: KnowledgeGraph) -> None:
         self._graph = graph
@@ -93,8 +93,8 @@ class NameTable:
     def _csv_cells(self) -> dict[str, tuple[pa.Array, pa.Array]]:
         """Return names and labels of each vocabulary as CSV cells.
 
-        Names are never changed, so that they can be looked up. Labels are for people, who may open
-        the file in a spreadsheet: a label that looks like a formula gets an apostrophe.
+        Names are never changed, so that they can be looked up. Labels are for people, who can open
+        the file in a spreadsheet, so a label that looks like a formula gets an apostrophe.
         """
         cells: dict[str, tuple[pa.Array, pa.Array]] = {}
         for vocabulary in (self._graph.entities, self._graph.relations):
@@ -106,7 +106,7 @@ class NameTable:
 
 
 def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> None:
-    """Write the pairs below the documented header, strongest first within each test."""
+    """Write the pairs and a header, in descending order of score within each test."""
     names = NameTable(graph)
     fragments = names.csv_fragments(graph.train)
     ensemble = any(pairs.scored.by_run is not None for pairs in rows)
@@ -131,7 +131,7 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
 
 
 def write_values_csv(path: Path, graph: KnowledgeGraph, values: np.ndarray) -> None:
-    """Write all training triples with a number each, `(train,)`, the largest first."""
+    """Write all training triples with their values, `(train,)`, in descending order."""
     order = np.argsort(-values, kind="stable")
     facts = NameTable(graph).csv_fragments(graph.train[order])
     numbers = pc.cast(pa.array(values[order]), pa.string())
@@ -144,7 +144,7 @@ def write_values_csv(path: Path, graph: KnowledgeGraph, values: np.ndarray) -> N
 def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> None:
     """Write the pairs with ids, ranks and contributions."""
     writer: pq.ParquetWriter | None = None
-    # Names are stored once; numbers hardly repeat, so a dictionary of them is not tried.
+    # Names repeat and are dictionary-encoded; numbers hardly repeat and are not.
     repeated = [*TERM_COLUMNS, *ID_COLUMNS, TEST_INDEX_COLUMN]
     names = NameTable(graph)
     try:
@@ -199,7 +199,7 @@ def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice
 
 
 def _ranks(test: np.ndarray, influence: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Return ranks among all candidates, counted from the start, for opponents from the end."""
+    """Return ranks among all candidates; opponents have the last ranks."""
     first = np.searchsorted(test, test, side="left")
     behind = np.searchsorted(test, test, side="right") - np.arange(len(test))
     from_front = np.arange(len(test)) - first + 1
@@ -208,7 +208,7 @@ def _ranks(test: np.ndarray, influence: np.ndarray, candidates: np.ndarray) -> n
 
 
 def _labels(vocabulary: Vocabulary) -> pa.StringArray:
-    """Return the labels, or the name if there is no label."""
+    """Return the label of each item, or its name if it has no label."""
     labels = vocabulary.label_array
     if labels is None:
         return vocabulary.name_array
@@ -225,7 +225,7 @@ def _cells(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _joined_lines(lines: pa.StringArray) -> bytes:
-    """Return texts as bytes, each with a line end."""
+    """Return the lines as bytes, each with a line end."""
     ended = pc.binary_join_element_wise(lines, "\n", "")
     offsets = np.frombuffer(ended.buffers()[1], np.int32)[ended.offset :]
     return bytes(memoryview(ended.buffers()[2])[offsets[0] : offsets[len(ended)]])

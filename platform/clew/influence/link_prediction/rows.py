@@ -1,25 +1,25 @@
 r"""Rows of triples: the slopes of their losses at the scores, and the factors of their gradients.
 
 A triple has one row per direction: (head, r) -> tail and, with inverse relations, (tail, r + R) ->
-head. In every case a row's contribution to the slope at the scores, `delta = dL / ds`, has the form
+head. The contribution of a row to the slope at the scores, `delta = dL / ds`, always has the form
 
     delta = alpha B - beta e_t,        B = P or Y
 
-with e_t the unit vector of the tail, P the loss's own part that does not depend on the tail
+with e_t the unit vector of the tail, P the part of the slope that does not depend on the tail
 (`sigmoid(s) - eps / E` or `softmax(s) - eps / E`, eps the label smoothing, E entities) and Y the
 indicator of all n known tails of the query.
 
-    a row of its own (one_vs_all, a test triple,
+    a separate row (one_vs_all, a test triple,
     or the only tail of its query)                   alpha = 1               beta = 1 - eps       P
     kvs_all, binary cross entropy, n > 1             alpha = 0               beta = 1 - eps
     kvs_all, softmax, n > 1                          alpha = beta / n  beta = (1-eps)/(n-1)       Y
 
-The last two are the change of the query's gradient if the triple is deleted: labels are linear in
-binary cross entropy, and normalised by row in softmax cross entropy.
+The last two are the change of the query's gradient if the triple is deleted: binary cross entropy
+is linear in the labels, and softmax cross entropy normalises the labels of each row.
 
-The *filtered* loss of a test triple has no smoothing and leaves the query's other known answers
-out, as the filtered rank does. With F = P (eps 0) of the entities that are no known answer of the
-query, zero elsewhere, and for softmax normalised over them, B = F and
+The *filtered* loss of a test triple has no smoothing and leaves out the query's other known
+answers, as the filtered rank does. Its B is F: P with eps = 0 for the entities that are not known
+answers of the query (normalised over these for softmax), and zero for the known answers. Then
 
     a known tail, binary cross entropy               alpha = 1               beta = 1 - sigmoid(s_t)
     a known tail, softmax                            alpha = beta = 1 - softmax(s)_t
@@ -71,7 +71,7 @@ class Directions:
 
 @dataclass(frozen=True)
 class LossForm:
-    """The loss that the model was trained with, as far as influence needs it."""
+    """The properties of the training loss that influence needs."""
 
     function: LossFunction
     label_smoothing: float
@@ -86,7 +86,7 @@ class LossForm:
     def base_(
         self, scores: Float[Tensor, "query own"], entities: OwnRows
     ) -> Float[Tensor, "query own"]:
-        """Turn scores of the entities that this process has into P, in place."""
+        """Turn scores of the entities of this process into P, in place."""
         if self.function == "binary_cross_entropy":
             scores.sigmoid_()
         else:
@@ -107,8 +107,8 @@ class LossForm:
 
         Args:
             scores: Scores of the queries.
-            entities: The entities that this process has.
-            known: Their known answers, as query and entity.
+            entities: The entities of this process.
+            known: Known answers of the queries, as query and entity.
             query: Query of each row.
             rows: The rows.
         """
@@ -240,13 +240,13 @@ class RowBuilder:
     """Turns rows of triples into factors, for one checkpoint.
 
     Args:
-        trunk: The checkpoint.
-        scorer: Its products with the entity table.
+        trunk: Trunk of the checkpoint.
+        scorer: The products with the entity table.
         form: The loss that trained the model.
         depth: 1: only the scorer, 2: also the projection, 3: everything.
         known: Tails of training queries, if their deltas need them (softmax with kvs_all).
-        terms: What the loss adds for each triple; for training rows.
-        answers: All known answers, if rows are those of the filtered loss.
+        terms: Loss terms per triple, for training rows.
+        answers: All known answers, for rows of the filtered loss.
         small: Whether gradients of convolution and normalisation, or of the network, are needed.
     """
 

@@ -46,12 +46,12 @@ from clew.training.manifest import CheckpointRecord
 from clew.training.precision import half_precision_type
 
 EVERY_LAYER = 3
-"""This many layers, counted from the end, are the whole model."""
+"""Number of layers, counted from the end, that are the whole model."""
 MOMENTS = MomentSettings()
 RANKED_ROWS = 16
 """Number of rows whose scores of all entities are held at once."""
 DIVIDED_BY: dict[str, Norms] = {"cosine": "both", "deflated": "train", "kronecker": "train"}
-"""Norms that a form is divided by, where it is."""
+"""Norms that a form is divided by; other forms are not divided."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ class TripleRows:
     known: FilterIndex | None = None
     """Tails of training queries, if the deltas need them."""
     terms: TripleTerms | None = None
-    """What the loss adds for each training triple."""
+    """Loss terms per training triple."""
     answers: FilterIndex | None = None
-    """All known answers, if test rows are those of the filtered loss."""
+    """All known answers, for test rows of the filtered loss."""
 
 
 class GraphModelCheckpoint:
     """Inner products of training triples with all test triples, at one checkpoint.
 
     Args:
-        model: In evaluation mode.
-        rows: Rows of training and test triples; a test triple may have fewer directions.
+        model: The model in evaluation mode.
+        rows: Rows of training and test triples; a test triple can have fewer directions.
         options: How products are computed.
-        form: Another form than the raw one: scales the second side, or changes factors.
+        form: Scales the second side, or changes factors; None: the raw form.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class GraphModelCheckpoint:
         return rows if self._geometry is None else self._geometry.changed(rows, self._trunk)
 
     def _norms(self, rows: FactoredRows) -> Tensor:
-        """Return |g|^2 of triples: of the sum of their rows' gradients."""
+        """Return |g|^2 of triples, with g the sum of the gradients of a triple's rows."""
         own = self._kernel(Aligned, rows, rows).sum(0)
         if rows.rows.num_directions == 1:
             return own
@@ -150,7 +150,7 @@ class GraphModelCheckpoint:
 
 
 class TracedRun:
-    """One run's checkpoints.
+    """The checkpoints of one run.
 
     Args:
         task: Builds the network.
@@ -158,7 +158,7 @@ class TracedRun:
         settings: Settings of the explanation.
         checkpoints: Checkpoints in order of their steps.
         device: Device to compute on.
-        cache: Folder that keeps moments of training rows; None: they are estimated each time.
+        cache: Folder that stores moments of training rows; None: estimate them each time.
     """
 
     def __init__(
@@ -216,9 +216,9 @@ class TracedRun:
 
     @torch.no_grad()
     def answers(self, rows: DeltaRows, known: FilterIndex) -> Float[np.ndarray, "2 direction test"]:
-        """Return the score of each row's tail at the last checkpoint, and its filtered rank.
+        """Return the score and the filtered rank of each row's tail, at the last checkpoint.
 
-        Known answers of a row's query are left out; ties count half.
+        The rank leaves out known answers of a row's query, and counts ties as one half.
         """
         found = np.empty((2, len(rows)))
         for start in range(0, len(rows), RANKED_ROWS):
@@ -231,7 +231,7 @@ class TracedRun:
 
     @torch.no_grad()
     def _geometry(self, model: GraphModel, record: CheckpointRecord, rows: TripleRows) -> Geometry:
-        """Return what becomes of the factors at a checkpoint; `score` is one of `WHITENED`."""
+        """Return the geometry of a checkpoint; `score` is one of `WHITENED`."""
 
         def estimate() -> Geometry:
             if self.settings.score == "deflated":

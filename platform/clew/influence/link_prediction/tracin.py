@@ -6,7 +6,7 @@ The influence of training triple i on test triple j (Pruthi et al., 2020, arXiv 
 
 with gradients of summed losses in evaluation mode and w_k the learning-rate weight stored in the
 checkpoint. A positive value means that training on i lowered the loss of j (a proponent). L_j is
-the loss of the answer that was asked for, the tail or the head, or of both.
+the loss of the explained answer: the tail, the head, or both.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ from clew.training.memory import MemoryCleanup
 LARGEST_TILE, SMALLEST_TILE = 1024, 16
 FLOAT_BYTES = 4
 TEST_SHARE = 0.5
-"""Share of the budget that the factors of test triples may use."""
+"""Share of the budget that the factors of test triples can use."""
 CLEANUP_INTERVAL_TILES = 8
 SAMPLE_TRIPLES, SAMPLE_TESTS = 1000, 8
 
@@ -67,19 +67,19 @@ class Plan:
 
 
 class Tracer:
-    """Explains predictions of a trained model, or of several that differ in their seed alone.
+    """Explains predictions of a trained model, or of several that differ only in their seed.
 
     Args:
         task: The graph, the network and its losses.
         config: The training run's configuration.
-        settings: Settings of the explanation; `auto` is replaced by the form that it means.
+        settings: Settings of the explanation; `auto` is replaced by the form for the model.
         checkpoints: Checkpoints in order of their steps.
         device: Device to compute on.
-        further_runs: Checkpoints of the other runs of an ensemble, of which scores are averaged.
-        cache: Folder that keeps moments of training rows; None: they are estimated each time.
+        further_runs: Checkpoints of the other runs of an ensemble; scores are averaged over runs.
+        cache: Folder that stores moments of training rows; None: estimate them each time.
 
     Raises:
-        ConfigError: the settings ask for what this model cannot give.
+        ConfigError: The settings are not defined for this model.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Tracer:
         return results
 
     def prepare(self) -> None:
-        """Estimate the moments that every explanation needs; those in the cache are read."""
+        """Estimate the moments that every explanation needs, or read them from the cache."""
         if self.settings.score != "unrolled":
             for run in self.runs:
                 run.kernels(self._rows(self.graph.train[:1]))
@@ -196,7 +196,7 @@ class Tracer:
     def self_influence(self) -> Float[np.ndarray, "train"]:
         """Return the (first) run's TracIn of every training triple on itself.
 
-        It is the square of the norm that scores are divided by, in the geometry of the score.
+        This is the square of the norm that scores are divided by, in the geometry of the score.
         """
         plan, run = self.plan(1), self.runs[0]
         kernels = run.kernels(self._rows(self.graph.train[:1]))
@@ -206,9 +206,9 @@ class Tracer:
     def summation(
         self, tests: Triples, candidates: np.ndarray | None = None, *, half: bool = True
     ) -> Summation | MeanOfRuns:
-        """Return the sum over checkpoints for these test triples; of an ensemble, the mean.
+        """Return the sum over checkpoints for test triples; for an ensemble, the mean of the sums.
 
-        `half` allows half precision if the settings ask for it.
+        If `half`, half precision is used when the settings ask for it.
         """
         assert self.settings.score != "unrolled"  # no sum over checkpoints: see `unrolled`
         rows = self._rows(tests)
@@ -225,10 +225,11 @@ class Tracer:
         return sums[0] if len(sums) == 1 else MeanOfRuns(sums, [run.steps for run in self.runs])
 
     def half_precision_deviation(self, tests: Triples) -> dict[str, float]:
-        """Return how far half precision is from float32 on a sample of pairs.
+        """Return the deviation of half precision from float32 on a sample of pairs.
 
-        `relative_error` is the largest error divided by the largest score, `spearman_top_100` the
-        mean rank correlation over the 100 scores of largest size of each test.
+        `relative_error` is the largest error divided by the largest absolute score.
+        `spearman_top_100` is the mean over tests of the rank correlation of the 100 largest
+        absolute scores.
         """
         if self.operand is None:
             raise ConfigError("influence.use_mixed_precision is false; set it to true to compare")
@@ -241,8 +242,8 @@ class Tracer:
     def scores_and_ranks(self, tests: Triples) -> tuple[np.ndarray, np.ndarray]:
         """Return the score and the filtered rank of each test triple's answer.
 
-        Both are at the last checkpoint, and of the question that is explained: for the tail, for
-        the head, or the means of both. Of an ensemble, they are means over the runs.
+        Both are those of the last checkpoint, for the explained answer: the tail, the head, or the
+        means of both. For an ensemble, they are means over the runs.
         """
         rows = self._tests(tests)
         found = np.stack([run.answers(rows, self._answers) for run in self.runs], axis=1)
@@ -254,7 +255,7 @@ class Tracer:
         return FilterIndex.from_graph(self.graph)
 
     def _tests(self, tests: Triples) -> DeltaRows:
-        """Return the rows of test triples: of the direction that is explained."""
+        """Return the rows of test triples, for the explained answer."""
         rows = own_rows(tests, self.form, self._kind).to(self.device, self._dtype)
         if self.settings.direction == "both":
             return rows
@@ -280,8 +281,8 @@ def plan_tiles(
 ) -> Plan:
     """Choose the tile size, and the number of tests per pass over the training triples.
 
-    A row needs memory for its scores and feature maps; a test for these at every checkpoint; a
-    pair of triples for one product per part and direction, and for the sums.
+    A row needs memory for its scores and feature maps, and a test needs it at every checkpoint. A
+    pair of triples needs memory for one product per part and pair of directions, and for the sums.
     """
     budget = budget_mib * 2**20
     num_entities, dim = model.table_rows.most, model.entity.embedding_dim
@@ -298,10 +299,10 @@ def plan_tiles(
 
 
 def tiles(triples: Triples, candidates: np.ndarray | None, size: int) -> Iterator[np.ndarray]:
-    """Yield indices of training triples, `size` at a time, in an order that shares trunks.
+    """Yield indices of training triples, `size` at a time, in an order that shares queries.
 
-    Tiles hold triples of one relation with neighbouring heads where possible, because rows that
-    share (head, relation) share their whole trunk, and so do inverse rows that share (tail,
+    A tile holds triples of one relation with neighbouring heads if possible. The rows of one (head,
+    relation) share a query, which is computed once, and so do the inverse rows of one (tail,
     relation).
 
     Args:

@@ -1,7 +1,8 @@
-"""How queries are computed and differentiated: what the inner products need from a graph model.
+"""Queries of a graph model and their gradients, as the inner products need them.
 
-`Trunk` works for every graph model, with autograd over the model's `encode`. A model may have a
-faster subclass, which must give the same numbers: ConvE has `conve_trunk`, TuckER `tucker_trunk`.
+`Trunk` works for every graph model, with autograd over the model's `encode`. A model can have a
+faster subclass, which must give the same numbers: `conve_trunk` for ConvE, `tucker_trunk` for
+TuckER.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import Factorization, GraphModel
 
 Activations = Mapping[str, Tensor]
-"""What a trunk keeps for the backward pass of queries, by name; tensors are `(query, ...)`."""
+"""Values kept for the backward pass of queries, by name; tensors are `(query, ...)`."""
 
 EVERY = slice(None)
 """All queries."""
@@ -27,7 +28,7 @@ SCORER_PARTS = ("entity_output", "entity_cross", "entity_input", "relation")
 NETWORK_PART = "network"
 """All parameters except the tables and the entity bias, if a model has any."""
 HEAD_TABLE = "head_entity.weight"
-"""Table of heads, of a model that has one beside the table of tails."""
+"""Table of heads, in a model with separate tables for heads and tails."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,24 +41,24 @@ class Queries:
     hidden: Float[Tensor, "query dim"]
     """h, the query vector"""
     base: Float[Tensor, "dense own"]
-    """P or Y of the queries that need it, see `base_row`; for the entities of this process."""
+    """P or Y of the queries that need it, see `rows`, for the entities of this process."""
     base_row: Int[Tensor, "query"]
     base_query: Int[Tensor, "dense"]
     """Query of each row of `base`."""
     pulled: Float[Tensor, "query dim"]
     """Gradient of B . s with respect to h; zero if no base is needed."""
     coordinates: Float[Tensor, "query rank"] | None = None
-    """V^T f, in a geometry whose metric of f has the directions V."""
+    """V^T f, if the geometry has a metric of f with the directions V."""
 
     def chunks(self) -> list[slice]:
-        """Return slices of all queries; few enough that their features stay in cache."""
+        """Return slices of all queries, small enough that their features stay in cache."""
         size = len(self.head)
         return [slice(start, start + QUERY_CHUNK) for start in range(0, size, QUERY_CHUNK)]
 
 
 @dataclass(frozen=True, eq=False)
 class RowGradients:
-    """Activation gradients of rows; below the last layer only if they are needed."""
+    """Activation gradients of rows; those below the last layer only if they are needed."""
 
     projected: Float[Tensor, "row dim"] | None = None
     """gq, before the last normalisation, if a model has a fully connected layer."""
@@ -66,13 +67,13 @@ class RowGradients:
     relation: Float[Tensor, "row relation_dim"] | None = None
     """gr"""
     small: Float[Tensor, "row small"] | None = None
-    """w, of all other parameters, one after another."""
+    """w, of all other parameters, concatenated."""
     tail: Float[Tensor, "row dim"] | None = None
-    """gt, of the tail as an embedding, if the loss has terms of triples; the scorer is apart."""
+    """gt, of the tail as an embedding, if the loss has terms per triple; without the scorer."""
     relation_delta: Float[Tensor, "row relations"] | None = None
     """dr, slope of the scores of all relations, if the loss predicts relations."""
     relation_query: Float[Tensor, "row relation_dim"] | None = None
-    """p, with which relations are scored."""
+    """p, the query vector that scores relations."""
 
     def part(self, rows: slice) -> "RowGradients":
         """Return the gradients of some rows."""
@@ -98,14 +99,14 @@ class ParameterLayout:
 
 
 class Trunk:
-    """The model of one checkpoint, frozen, in evaluation mode: its queries and their gradients.
+    """The frozen model of one checkpoint in evaluation mode: its queries and their gradients.
 
-    This class works for every graph model, by autograd over its `encode`. A fully connected layer
-    before the query vectors is in the subclasses of the models that have one.
+    This class works for every graph model, by autograd over its `encode`. Subclasses handle a fully
+    connected layer before the query vectors, if a model has one.
 
     Args:
-        model: In evaluation mode.
-        product: How large matrix products are computed.
+        model: The model in evaluation mode.
+        product: Computes large matrix products.
         keep_features: Whether `features` are kept for the backward pass; otherwise they are
             recomputed.
     """
@@ -152,7 +153,7 @@ class Trunk:
             index: Query of each row.
             grad_hidden: W^T delta of each row, the gradient of its query vector, `(row, dim)`.
             deep: Whether to continue below the last layer, to embeddings and network.
-            small: Whether to return the gradients of all other parameters then.
+            small: Whether to return the gradients of all other parameters too, if `deep`.
         """
         head, relation = (queries.activations[name][index] for name in ("head", "relation"))
         with torch.enable_grad():
@@ -184,10 +185,11 @@ class Trunk:
 
 
 class Scorer:
-    """The products with the entity table, the same for every model.
+    """The products with the entity table, which are the same for every model.
 
     A squared distance has the biases -|W_e|^2 and -|h|^2 / 4, so that ds_e / dh = W_e - h / 2.
-    Where processes share the table, each has the products with its rows, and sums are added up.
+    If processes share the table, each computes the products with its rows, and sums over entities
+    are added over processes.
     """
 
     def __init__(self, model: GraphModel, product: MatrixProduct) -> None:
@@ -196,7 +198,7 @@ class Scorer:
         self._product, self._prepared = product, product.prepare(model.entity.weight.detach())
 
     def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n own"]:
-        """Return s from h."""
+        """Return the scores s of the query vectors h."""
         scores = self._product.affine(hidden, self._prepared, self.bias)
         bias = self._model.query_bias(hidden)
         return scores if bias is None else scores.add_(bias[:, None])
@@ -204,7 +206,10 @@ class Scorer:
     def pull(
         self, base: Float[Tensor, "n own"], hidden: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "n dim"]:
-        """Return the gradient of B . s with respect to h: W^T B, for a distance less half h."""
+        """Return the gradient of B . s with respect to h.
+
+        It is W^T B, and for a squared distance W^T B - sum(B) h / 2.
+        """
         pulled = self._product(base, self._prepared)
         if self._model.squared_distance:
             pulled -= 0.5 * base.sum(1, keepdim=True) * hidden
@@ -213,7 +218,7 @@ class Scorer:
     def slope(
         self, entity: Int[Tensor, "n"], hidden: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "n dim"]:
-        """Return the gradient of the score of one entity a row with respect to h."""
+        """Return the gradient of one entity's score per row with respect to h."""
         rows: Tensor = self._model.entity(entity).detach()
         return rows - 0.5 * hidden if self._model.squared_distance else rows
 
@@ -227,10 +232,11 @@ def with_terms(
     relation_id: Int[Tensor, "row"],
     tail_id: Int[Tensor, "row"],
 ) -> RowGradients:
-    """Add what the loss adds for each triple to the gradients of training rows, of every layer.
+    """Add the gradients of the loss terms per triple to the gradients of training rows.
 
     The terms belong to the loss that trained the model, so they are part of a training triple's
-    gradient. What is explained is the prediction of a test triple: its gradient has none of them.
+    gradient. The gradient of a test triple does not include them, because it is that of the
+    explained prediction.
     """
     assert isinstance(model, Factorization)
     looked_up = model.head_table(head_id), model.relation(relation_id), model.entity(tail_id)

@@ -1,7 +1,7 @@
 """TuckER's queries and their gradients, with the gradient of the core kept factored.
 
-In evaluation mode the core is a fully connected layer on f = vec(r n(h)^T): a row's gradient of it
-is the outer product of gq and f, and is never formed.
+In evaluation mode the core is a fully connected layer on f = vec(r n(h)^T). A row's gradient of the
+core is the outer product of gq and f, which is never formed.
 """
 
 import torch
@@ -20,7 +20,7 @@ from clew.link_prediction.models.tucker import TuckER
 
 
 class TuckERTrunk(Trunk):
-    """The frozen TuckER of a checkpoint; arguments as of `Trunk`."""
+    """The frozen TuckER of a checkpoint, with the arguments of `Trunk`."""
 
     model: TuckER
     layout = ParameterLayout(
@@ -34,20 +34,20 @@ class TuckERTrunk(Trunk):
     )
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the scorer for one layer, the core too for two."""
+        """Return the scorer for one layer, the scorer and the core for two, else all parts."""
         every = (*SCORER_PARTS, "dense", NETWORK_PART)
         return {1: SCORER_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, every)
 
     @torch.no_grad()
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
-        """Return the embeddings of queries, f if it is kept, and their vectors."""
+        """Return the embeddings of queries, f if it is kept, and the query vectors."""
         rows, hidden = super().forward(head, relation)
         kept = {"features": self.model.features(**rows)} if self.keep_features else {}
         return {**rows, **kept}, hidden
 
     @torch.no_grad()
     def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
-        """Return f of some queries; recomputed if it was not kept."""
+        """Return f of some queries; it is recomputed if it was not kept."""
         if "features" in activations:
             return activations["features"][index]
         head, relation = (activations[name][index] for name in ("head", "relation"))
@@ -56,7 +56,7 @@ class TuckERTrunk(Trunk):
     def backward(
         self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
     ) -> RowGradients:
-        """Differentiate the query vectors of rows; rows do not influence each other."""
+        """Return the activation gradients of rows; see `Trunk`."""
         head, relation = (queries.activations[name][index] for name in ("head", "relation"))
         with torch.enable_grad():
             leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]

@@ -1,15 +1,16 @@
-r"""The unrolled score for link prediction, and the weights of training triples in the loss.
+r"""Unrolled scores for link prediction, and the weights of training triples in the loss.
 
-Where a triple is a row of its own (`one_vs_all`, and in `kvs_all` the only tail of its query), its
-weight multiplies the row's loss. A tail among n > 1 tails of a query has a share c in the loss of
-the row, the loss with it less the loss without it, and the row's loss is l + sum_p (w_p - 1) c_p:
+If a triple is a separate row (`one_vs_all`, and in `kvs_all` the only tail of its query), its
+weight multiplies the row's loss. A tail among the n > 1 tails of a query has a share c in the row's
+loss: the loss with the tail minus the loss without it. The row's loss is l + sum_p (w_p - 1) c_p,
+with
 
     binary cross entropy     c = -(1 - eps) s_t
     softmax                  c = -(1 - eps) / (n - 1) (s_t - mean of s over the n tails)
     softmax, rows in groups  c = l / n - (1 - eps) (s_t - mean of s over the n tails)
 
-These are the deltas of `rows`, as losses. With inverse relations a triple has two rows, and one
-weight.
+These shares correspond to the deltas of `rows`. With inverse relations a triple has two rows and
+one weight.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,11 +88,11 @@ class UnrolledTracer:
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Float[np.ndarray, "fact"]:
-        """Score all training triples for a weighted sum of losses, at the price of one test triple.
+        """Score all training triples for a weighted sum of losses, at the cost of one test triple.
 
         Args:
             tests: Test triples `(test, 3)`.
-            weights: Weight of each one's loss, `(test,)`.
+            weights: Weight of each test triple's loss, `(test,)`.
             progress: Called with the number of steps done and in total, replays included.
         """
         explained = tests.astype(np.int64).tobytes() + b"weighted" + weights.tobytes()
@@ -109,7 +110,7 @@ class UnrolledTracer:
         explained: bytes,
         progress: Callable[[int, int], None],
     ) -> Float[np.ndarray, "interval loss fact"]:
-        """Differentiate losses through the training; `explained` names an unfinished pass."""
+        """Differentiate losses through the training; `explained` identifies an unfinished pass."""
         direction = self.config.influence.direction.encode()
         name = pass_name(self.checkpoints, self.task.data_fingerprint, direction, explained)
         kept = KeptInFile(self.cache / f"{name}.safetensors", self.device)
@@ -123,29 +124,28 @@ class UnrolledTracer:
             by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
         if not np.isfinite(by_interval).all():
             raise NonFiniteLossError(
-                "influence scores contain NaN or infinity: the trained loss depends on the "
-                "training facts without limit; explain with --score cosine, or train with "
-                "model.activation=silu or a lower optimizer.learning_rate"
+                "influence scores contain NaN or infinity: the derivative of the trained loss is "
+                "unbounded; explain with --score cosine, or train with model.activation=silu or a "
+                "lower optimizer.learning_rate"
             )
         return by_interval
 
     def _refuse_other_losses(self) -> None:
-        """Refuse losses and first parameters whose derivatives are not here.
+        """Raise an error for losses and initial parameters without unrolled scores.
 
         Raises:
-            ConfigError: The run was trained with one of them, or the explanation asks for it.
+            ConfigError: The run was trained with one of them, or the settings ask for one.
         """
         model = self.task.model_config
         if self.task.terms is not None:
             raise ConfigError(
-                f"{NEEDS} are not defined for what the loss adds for each triple "
-                "(loss.regularizer, loss.relation_prediction_weight); explain with --score raw or "
-                "cosine"
+                f"{NEEDS} are not defined for loss terms per triple (loss.regularizer, "
+                "loss.relation_prediction_weight); explain with --score raw or cosine"
             )
         if model.warm_start is not None:
             raise ConfigError(
-                f"training began from model.warm_start={model.warm_start}, but {NEEDS} take its "
-                "steps again from random parameters; explain with --score raw or cosine"
+                f"training began from model.warm_start={model.warm_start}, but {NEEDS} repeat "
+                "its steps from random parameters; explain with --score raw or cosine"
             )
         if self.config.influence.test_loss != "trained":
             raise ConfigError(
@@ -164,12 +164,12 @@ class UnrolledTracer:
         return self._of(best, worst, by_interval)
 
     def _of(self, best: Scored, worst: Scored, by_interval: np.ndarray) -> Explanation:
-        nothing = np.full(by_interval.shape[1], np.nan)  # a test triple is no training fact
+        nothing = np.full(by_interval.shape[1], np.nan)  # a test triple is not a training fact
         return Explanation(best, worst, best is worst, nothing, ())
 
 
 class TripleFacts:
-    """The training triples of a graph."""
+    """The training triples of a graph as facts."""
 
     def __init__(self, task: LinkPrediction, config: RunConfig) -> None:
         assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)
@@ -202,7 +202,7 @@ class TripleFacts:
     def _shares(
         self, model: GraphModel, queries: Tensor, losses: Tensor, batch: TripleBatch
     ) -> Tensor:
-        """Return the loss with each positive less the loss without it, `(positive,)`."""
+        """Return the loss with each positive minus the loss without it, `(positive,)`."""
         row, tail = batch.row, batch.entity
         scores = (queries[row] * model.entity.weight[tail]).sum(1)
         tail_bias, query_bias = model.tail_bias(), model.query_bias(queries)
@@ -240,10 +240,10 @@ def triples_loss(
     *,
     direction: Question,
 ) -> Objective:
-    """Return the weighted sum of the losses of some triples, each a row of its own.
+    """Return the weighted sum of the losses of some triples, each as a separate row.
 
-    A triple has the row of the answer that is asked for, the tail or the head, or both, where the
-    model has inverse relations.
+    A triple has the row for its tail, the row for its head, or both, as given by `direction`. Rows
+    for heads need a model with inverse relations.
     """
     kind, count = Directions(task.graph.num_relations, task.inverse_relations), len(triples)
     asked = {"tail": slice(count), "head": slice(count, None), "both": slice(None)}[direction]

@@ -1,4 +1,4 @@
-"""Checks before scoring: a model has the form that is asked for, and the kernel its gradients."""
+"""Checks before scoring: the form is defined for the model, and the kernel agrees with autograd."""
 
 import logging
 
@@ -31,10 +31,10 @@ NUM_ROWS = 2
 
 
 def with_chosen_form(settings: InfluenceConfig, task: LinkPrediction) -> InfluenceConfig:
-    """Return the settings with `auto` replaced by the form that it means for this model.
+    """Return the settings with `auto` replaced by the best form for this model.
 
-    That is `kronecker`, which predicts retraining best (docs/trust.md); `cosine` for the models
-    and losses that it is not defined for.
+    The form is `kronecker`, which predicts retraining best (docs/trust.md), or `cosine` for the
+    models and losses for which `kronecker` is not defined.
     """
     if settings.score != "auto":
         return settings
@@ -43,15 +43,15 @@ def with_chosen_form(settings: InfluenceConfig, task: LinkPrediction) -> Influen
 
 
 def require_defined(settings: InfluenceConfig, task: LinkPrediction, config: RunConfig) -> None:
-    """Refuse what this model cannot give.
+    """Raise an error if the settings are not defined for this model.
 
     Raises:
-        ConfigError: it has no such question, or its gradients no such form.
+        ConfigError: The model does not predict heads, or has no score of this form.
     """
     if settings.direction == "head" and not task.inverse_relations:
         raise ConfigError(
             "influence.direction is head, but the model was trained with "
-            "data.inverse_relations=false and has no question for heads; use tail"
+            "data.inverse_relations=false and does not predict heads; use tail"
         )
     reason = _why_not_whitened(task)
     if settings.score in WHITENED and reason:
@@ -77,11 +77,11 @@ def _why_not_whitened(task: LinkPrediction) -> str:
     if model_class(task.model_config).squared_distance:
         return (
             f"{task.model_config.kind} scores by a squared distance, whose gradient of an entity "
-            "is no outer product"
+            "is not an outer product"
         )
     if task.terms is not None:
         return (
-            "it is not defined for what the loss adds for each triple (loss.regularizer, "
+            "it is not defined for loss terms per triple (loss.regularizer, "
             "loss.relation_prediction_weight)"
         )
     return ""
@@ -90,10 +90,10 @@ def _why_not_whitened(task: LinkPrediction) -> str:
 def verify_task(
     task: LinkPrediction, model: GraphModel, train: DeltaRows, form: LossForm, budget_mib: float
 ) -> None:
-    """Compare inner products of two training rows' gradients with the task's own, by autograd.
+    """Compare the kernel's inner products of two training rows with those of autograd.
 
     Raises:
-        InfluenceError: If they differ, or if the kernel does not cover a trainable parameter.
+        InfluenceError: The inner products differ, or the kernel does not cover a parameter.
     """
     _require_covered(model)
     if model.table_rows.exchange is not None:
@@ -121,7 +121,7 @@ def verify_task(
 
 
 def _own_rows(train: DeltaRows, form: LossForm) -> DeltaRows:
-    """Return the first training triples as rows of their own, forward direction only."""
+    """Return the first training triples as separate rows, forward direction only."""
     few = train.direction(0).of(torch.arange(min(NUM_ROWS, train.num_triples)).to(train.head))
     beta = torch.full_like(few.beta, 1.0 - form.label_smoothing)
     return DeltaRows(few.head, few.relation, few.tail, torch.ones_like(beta), beta, 1)
@@ -156,7 +156,7 @@ def _dot(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:
 
 
 def _require_covered(model: GraphModel) -> None:
-    """Refuse parameters that the kernel does not know, and frozen ones."""
+    """Raise an error if a parameter is frozen or unknown to the kernel."""
     with DrawingApart():
         plain = build_graph_model(model.config, 1, 1).state_dict().keys()
     for name, parameter in model.named_parameters():

@@ -1,8 +1,9 @@
-r"""Adjoints of what an optimizer step does with the gradient: clipping, the update, the average.
+r"""Adjoints of the parts of an optimizer step: clipping, the update and the parameter average.
 
-The adjoint of a quantity is the derivative of the explained loss with respect to it. A step makes
-(theta', m', v') from (theta, m, v) and its gradient g; going back, the adjoints a', am', av' of its
-results become those of its inputs, and u, that of g. With c1 = 1 - b1^t, c2 = 1 - b2^t:
+The adjoint of a quantity is the derivative of the explained loss with respect to it. A step
+computes (theta', m', v') from (theta, m, v) and its gradient g. The reverse pass turns the adjoints
+a', am', av' of the results into the adjoints a, am, av of the inputs and the adjoint u of g. With
+c1 = 1 - b1^t, c2 = 1 - b2^t:
 
     Adam     m' = b1 m + (1-b1) g,    v' = b2 v + (1-b2) g^2
              theta' = theta - r m'/c1 / den,    den = sqrt(v'/c2) + e
@@ -12,10 +13,10 @@ results become those of its inputs, and u, that of g. With c1 = 1 - b1^t, c2 = 1
              ds = as' + r g a' / den^2 / (2 sqrt(s')),    u = 2 g ds - r a' / den,    as = ds
     SGD      theta' = theta - r b',  b' = mu b + g:    db = ab' - r a',    u = db,    ab = mu db
 
-(Engstrom et al., 2025, arXiv 2504.16430, for Adam.) The root has no derivative at 0. A second
-moment is exactly 0 where every gradient so far was; the update is then -r g (1-b1)/c1 / (k|g| + e),
-k a constant, whose derivative at g = 0 comes from the numerator alone: the path through the root
-counts for nothing there, exactly. No epsilon is put into the root.
+(Engstrom et al., 2025, arXiv 2504.16430, for Adam.) The square root has no derivative at 0. A
+second moment is exactly 0 if every gradient so far was 0. The update is then
+-r g (1-b1)/c1 / (k|g| + e) with a constant k. Its derivative at g = 0 comes from the numerator
+alone, so the path through the root contributes exactly 0. No epsilon is added inside the root.
 """
 
 from collections.abc import Mapping
@@ -30,21 +31,21 @@ from clew.training.replay import State
 Adjoints = dict[str, Tensor]
 
 _CLIP_EPSILON = 1e-6
-"""What torch adds to the norm before it divides by it."""
+"""The number that torch adds to the norm before it divides by the norm."""
 
 
 @dataclass(eq=False)
 class Adjoint:
-    """Derivatives of one explained loss with respect to a state, changed in place going back."""
+    """Derivatives of one explained loss with respect to a state, which are changed in place."""
 
     parameters: Adjoints
     buffers: Adjoints
     moments: Adjoints
-    """`<parameter name>/<state name>`; missing: zero."""
+    """By `<parameter name>/<state name>`; a missing entry is zero."""
     average: Adjoints
 
     def leave_average(self, decay: float, step: int) -> None:
-        """Undo average' = average + share (theta' - average) after step number `step`, from 1."""
+        """Go back through average' = average + share (theta' - average) of step `step` (from 1)."""
         share = max(1.0 - decay, 1.0 / step)
         for name, adjoint in self.average.items():
             self.parameters[name].add_(adjoint, alpha=share)
@@ -52,7 +53,10 @@ class Adjoint:
 
 
 def clipped(gradient: Adjoints, limit: float | None) -> tuple[Adjoints, float, float]:
-    """Return the gradient as clipping leaves it, its norm, and the factor, 1 if it was short."""
+    """Return the clipped gradient, the norm before clipping, and the clipping factor.
+
+    The factor is 1 if the gradient was not clipped. Without a limit, the norm is given as 0.
+    """
     if limit is None:
         return gradient, 0.0, 1.0
     norm = float(torch.nn.utils.get_total_norm(list(gradient.values())))
@@ -63,7 +67,7 @@ def clipped(gradient: Adjoints, limit: float | None) -> tuple[Adjoints, float, f
 
 
 def through_clipping(u: Adjoints, gradient: Adjoints, norm: float, factor: float) -> Adjoints:
-    """Return the adjoint of the gradient from that of the clipped one, g limit / (|g| + 1e-6)."""
+    """Return the adjoint of g from the adjoint u of the clipped g, g limit / (|g| + 1e-6)."""
     if factor == 1.0:
         return u
     along = sum(float((u[name] * g).sum()) for name, g in gradient.items())
@@ -72,11 +76,11 @@ def through_clipping(u: Adjoints, gradient: Adjoints, norm: float, factor: float
 
 
 class OptimizerAdjoint:
-    """The step of the configured optimizer, backwards.
+    """The adjoint of a step of the configured optimizer.
 
     Args:
         settings: The run's optimizer.
-        without_decay: Parameters that weight decay leaves alone.
+        without_decay: Names of parameters without weight decay.
     """
 
     def __init__(self, settings: config.OptimizerConfig, without_decay: frozenset[str]) -> None:
@@ -91,16 +95,18 @@ class OptimizerAdjoint:
         after: State,
         rate: float,
     ) -> Adjoints:
-        """Turn the adjoint of the state after a step into that before it; return the gradient's.
+        """Turn the adjoint of the state after a step into that before it, and return u.
 
-        What the gradient itself owes to the state before the step is still missing then.
+        The new adjoint does not yet include the path through the gradient, which itself depends on
+        the state before the step.
 
         Args:
-            adjoint: Changed in place.
-            gradient: Of the step's mean loss, clipped, by parameter; others were not moved.
+            adjoint: The adjoint of the state, changed in place.
+            gradient: Clipped gradient of the step's mean loss, by parameter; the step did not
+                change other parameters.
             before: The state before the step.
-            after: The state after it.
-            rate: Its learning rate.
+            after: The state after the step.
+            rate: Learning rate of the step.
         """
         result = {}
         for name, own in gradient.items():
@@ -167,12 +173,12 @@ class OptimizerAdjoint:
 
 
 def _over_root(values: Tensor, root: Tensor, factor: float) -> Tensor:
-    """Return values / (factor root), zero where the root is; see the module's docstring."""
+    """Return values / (factor root), or 0 where the root is 0; see the module's docstring."""
     return values.div(factor * root).masked_fill_(root == 0.0, 0.0)
 
 
 class _Moments:
-    """An optimizer's state of one parameter after a step, and its adjoints."""
+    """The optimizer's state of one parameter after a step, and the adjoints of this state."""
 
     def __init__(self, name: str, adjoints: Adjoints, states: Mapping[str, Tensor]) -> None:
         prefix = f"{name}/"
@@ -184,7 +190,7 @@ class _Moments:
         self._prefix, self._adjoints = prefix, adjoints
 
     def adjoint(self, state: str) -> Tensor:
-        """Return the adjoint of a state, to change in place; zeros the first time."""
+        """Return the adjoint of a state, which the caller changes in place; zeros at first."""
         key = self._prefix + state
         if key not in self._adjoints:
             self._adjoints[key] = torch.zeros_like(self.saved[state])

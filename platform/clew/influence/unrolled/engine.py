@@ -1,14 +1,15 @@
 r"""Exact influence through the whole training run, by reverse mode (Engstrom et al., 2025).
 
-Give every training fact a weight w_i = 1 in its rows' losses. The loss L of a test example after
-the last step is a function of these weights through the whole training: initialisation, order,
-dropout, normalisation, the optimizer's state, schedule, accumulation and clipping included. The
-influence of fact i is -dL/dw_i: positive where more weight lowers the loss. It is exact to first
-order in the weights, and of this one run.
+Every training fact has a weight w_i = 1 in the losses of its rows. The loss L of a test example
+after the last step is a function of these weights through the whole training, including
+initialisation, order, dropout, normalisation, the optimizer's state, schedule, accumulation and
+clipping. The influence of fact i is -dL/dw_i, which is positive if more weight lowers the loss. It
+is exact to first order in the weights, and describes this one run.
 
-Steps are gone through backwards, between one checkpoint and the next. Their states are replayed
-from the earlier checkpoint: all at once if they fit the budget, else in blocks of the square root
-of their number, from states kept at the beginning of each block, which takes one more replay.
+The reverse pass goes through the intervals between checkpoints, last interval first. The states of
+an interval are replayed from its first checkpoint. If the states of all n steps fit into the
+budget, all are kept. Otherwise the steps are divided into blocks of about sqrt(n), only the first
+state of each block is kept, and each block is replayed once more.
 """
 
 import math
@@ -37,7 +38,7 @@ from clew.training.replay import Replay, ReplayedStep, State
 from clew.training.task import B
 
 Objective = Callable[[nn.Module], Tensor]
-"""An explained loss: a scalar of the trained model in evaluation mode."""
+"""A loss to explain: a scalar function of the trained model in evaluation mode."""
 
 
 @dataclass(eq=False)
@@ -46,7 +47,7 @@ class Unrolling(Generic[B]):
 
     Args:
         replay: The recorded run.
-        facts: Its training facts.
+        facts: The training facts of the run.
         budget_bytes: Memory for the states of an interval between two checkpoints.
     """
 
@@ -54,7 +55,7 @@ class Unrolling(Generic[B]):
     facts: Facts[B]
     budget_bytes: float
     kept: KeptInFile | None = None
-    """Where the adjoints go after every interval, to go on from after a kill; None: nowhere."""
+    """File for the adjoints after every interval, to resume a killed pass; None: no file."""
 
     def __post_init__(self) -> None:
         config, device = self.replay.config, self.replay.device
@@ -73,17 +74,18 @@ class Unrolling(Generic[B]):
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Float[np.ndarray, "interval loss fact"]:
-        """Return the influence of each fact on each loss, as a sum over intervals.
+        """Return the influence of each fact on each loss, separately for each interval.
 
-        An interval holds the steps up to a checkpoint, from the one before it.
+        An interval holds the steps from one checkpoint to the next.
 
         Args:
-            objectives: The explained losses; one that is a weighted sum costs as much as any.
+            objectives: The losses to explain; a weighted sum of losses costs as much as one loss.
             progress: Called with the number of steps done and in total, replays included.
 
         Raises:
-            CheckpointError: A replay does not reach a checkpoint's numbers.
-            NonFiniteLossError: An adjoint became infinite.
+            CheckpointError: A replay does not reproduce a checkpoint exactly, or training changes
+                a buffer in a way that has no adjoint.
+            NonFiniteLossError: An adjoint is NaN or infinite.
         """
         steps = [record.step for record in self.replay.checkpoints]
         intervals = list(zip([0, *steps[:-1]], steps, strict=True))
@@ -112,7 +114,6 @@ class Unrolling(Generic[B]):
         return -unfinished.totals.cpu().numpy()
 
     def _last_state(self) -> State:
-        """Return the state at the last checkpoint."""
         self.replay.begin(len(self.replay.checkpoints))
         return self.replay.capture()
 
@@ -148,15 +149,15 @@ class Unrolling(Generic[B]):
             self._leave_block(steps, after, number, unfinished, work)
 
     def _refuse_other_changes(self, first: State, after: State) -> None:
-        """Refuse a model with buffers that training changes in a way that has no adjoint here."""
+        """Raise an error if training changes a buffer that has no adjoint here."""
         known = {*self._linear.parameters, *self._linear.statistics}
         for name, tensor in after.model.items():
             if name in known or not tensor.is_floating_point():
                 continue
             if not torch.equal(tensor, first.model[name]):
                 raise CheckpointError(
-                    f"training changes the buffer {name}, which is no statistic of a batch "
-                    "normalisation; score=unrolled cannot follow it: use raw or cosine"
+                    f"training changes the buffer {name}, which is not a statistic of a batch "
+                    "normalisation; score=unrolled cannot differentiate it; use raw or cosine"
                 )
 
     def _leave_block(
@@ -167,7 +168,7 @@ class Unrolling(Generic[B]):
         unfinished: Unfinished,
         work: "_Work",
     ) -> None:
-        """Go back through steps whose states are there; the list is empty then."""
+        """Go back through steps whose states are in memory; this empties the list."""
         while steps:
             step = steps.pop()
             assert step.before is not None
@@ -177,9 +178,9 @@ class Unrolling(Generic[B]):
         for adjoint in unfinished.adjoints:
             if not all(bool(a.isfinite().all()) for a in adjoint.parameters.values()):
                 raise NonFiniteLossError(
-                    f"an adjoint is infinite at step {after.progress.step}: the trained loss "
-                    "depends on the training facts without limit there. Explain with score=cosine, "
-                    "or train with model.activation=silu or a lower optimizer.learning_rate"
+                    f"an adjoint is infinite at step {after.progress.step}: the derivative of the "
+                    "trained loss is unbounded there. Explain with score=cosine, or train with "
+                    "model.activation=silu or a lower optimizer.learning_rate"
                 )
 
     def _leave_step(
@@ -202,7 +203,7 @@ class Unrolling(Generic[B]):
 
 @dataclass
 class _Work:
-    """How the steps are divided into blocks, and how many replayed and reversed ones are done."""
+    """How steps are divided into blocks, and how many were replayed and reversed so far."""
 
     intervals: Sequence[tuple[int, int]]
     state_bytes: int
@@ -211,21 +212,21 @@ class _Work:
     done: int = 0
 
     def block_of(self, bounds: tuple[int, int]) -> int:
-        """Return how many steps' states are held at once: all of an interval's, or the root."""
+        """Return the number of states held at once: one per step, or about the square root."""
         length = bounds[1] - bounds[0]
         fits = (length + 1) * self.state_bytes <= self.budget_bytes
         return length if fits else math.isqrt(max(length - 1, 0)) + 1
 
     def steps_of(self, bounds: tuple[int, int]) -> int:
-        """Return the steps to take for an interval: replayed once or twice, and reversed."""
+        """Return the number of steps to compute: replayed once or twice, and reversed."""
         length = bounds[1] - bounds[0]
         return (2 if self.block_of(bounds) >= length else 3) * length
 
     def skip(self, left: int) -> None:
-        """Count the intervals as done that an earlier process has done."""
+        """Count the intervals that an earlier process finished as done."""
         self.done += sum(self.steps_of(bounds) for bounds in self.intervals[left:])
 
     def advance(self) -> None:
-        """Count a step."""
+        """Count a step, and report the progress."""
         self.done += 1
         self.report(self.done, sum(map(self.steps_of, self.intervals)))

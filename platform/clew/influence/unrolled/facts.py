@@ -1,7 +1,7 @@
-"""Which weight each training fact has in the loss of a step.
+"""Weights of the training facts in the loss of a step.
 
-Every fact has a weight w = 1. The loss with the weights is linear in each: 1 is the loss that the
-model was trained with, 0 the loss without the fact, which keeps its place in the batch.
+Every fact has a weight w = 1. The loss is linear in each weight: w = 1 gives the loss that the
+model was trained with, and w = 0 the loss without the fact, which keeps its place in the batch.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class WeightedLoss:
 
     total: Float[Tensor, ""]
     weight: Float[Tensor, "entry"]
-    """Ones, a leaf that requires gradients."""
+    """A leaf of ones that requires gradients."""
     fact: Int[np.ndarray, "entry"]
-    """Fact of each weight; a fact may have several, whose gradients add up."""
+    """Fact of each weight; if a fact has several weights, their gradients are added."""
 
 
 @runtime_checkable
@@ -35,12 +35,12 @@ class Facts(Protocol[B]):  # type: ignore[misc]  # one type of batch, as in Task
         ...
 
     def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
-        """Return the loss of a batch of the examples with these indices, twice differentiable."""
+        """Return the twice differentiable loss of a batch of the examples with these indices."""
         ...
 
 
 class ExampleFacts(Generic[B]):
-    """Every training example is a fact: for any task, through its `example_losses`."""
+    """Facts of any task with `example_losses`: every training example is a fact."""
 
     def __init__(self, task: Task[B]) -> None:
         self.task = task

@@ -1,10 +1,10 @@
-"""Derivatives of a step's gradient: how it changes with parameters, fact weights and statistics.
+"""Derivatives of a step's gradient with respect to parameters, fact weights and statistics.
 
-For the gradient g of a step's mean loss and a vector u, d<g, u> / d theta and d<g, u> / d w are one
-more backward pass through the graph of the first. The training part of the product need not be
-twice differentiable where it is fused: the loss is the plain one, of equal value, so that g differs
-from the recorded gradient by rounding (1e-6 of its size in float32) while states are the recorded
-ones exactly.
+For the gradient g of a step's mean loss and a vector u, one more backward pass through the graph of
+the first one gives d<g, u> / d theta and d<g, u> / d w. The loss is not the fused one of training,
+which need not be twice differentiable, but the plain one with an equal value. So g differs from the
+recorded gradient by rounding (1e-6 of its size in float32), while the states are exactly the
+recorded ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from clew.training.task import B
 
 
 class _Called(nn.Module):
-    """A model as the argument of a function, for `functional_call`."""
+    """Passes a model to a function, so that `functional_call` can replace its tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class _Called(nn.Module):
 
 @dataclass(eq=False)
 class Linear(Generic[B]):
-    """Differentiates training steps of a task, twice.
+    """Differentiates training steps of a task twice.
 
     Args:
-        model: A model of the task on its device; its own values are not used or changed.
+        model: A model of the task on `device`; its own values are neither used nor changed.
         facts: The training facts and their weights.
-        device: Where to compute.
+        device: Device to compute on.
     """
 
     model: nn.Module
@@ -64,7 +64,7 @@ class Linear(Generic[B]):
         ]
 
     def call(self, tensors: Adjoints, function: Callable[[nn.Module], Any]) -> Any:
-        """Return `function(model)` with other tensors in the place of the model's own."""
+        """Return `function(model)` with these tensors in place of the model's own."""
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
         return functional_call(self._called, named, (function,))
 
@@ -78,8 +78,8 @@ class Linear(Generic[B]):
 class StepGradient(Generic[B]):
     """The gradient of one step's mean loss.
 
-    With one microbatch its graph is kept; with several each is computed again in `pull`, so that
-    only one graph is ever in memory.
+    The graph of a single microbatch is kept. With several microbatches, `pull` computes each graph
+    again, so that only one graph is in memory at a time.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class StepGradient(Generic[B]):
         self._moved = [name for name in linear.parameters if name in moved]
         self._graph: _Graph | None = None
         self.values: Adjoints = {}
-        """By parameter; those that the step did not move are left out."""
+        """The gradient by parameter name, without parameters that the step did not change."""
         restore_generators(*before.generators)
         for microbatch in window:
             graph = self._build(microbatch, differentiable=len(window) == 1)
@@ -104,11 +104,11 @@ class StepGradient(Generic[B]):
             self._graph = graph if len(window) == 1 else None
 
     def pull(self, along: Sequence[Adjoints], adjoints: Sequence[Adjoint], totals: Tensor) -> None:
-        """Go back from adjoints of the gradient to those of the state before the step.
+        """Add the path through the gradient to the adjoints of the state before the step.
 
         Args:
-            along: For each explained loss the adjoint u of the gradient.
-            adjoints: Their adjoints, changed in place.
+            along: The adjoint u of the gradient for each explained loss.
+            adjoints: The adjoint of the state for each explained loss, changed in place.
             totals: Receives the derivatives with respect to fact weights, `(loss, fact)`.
         """
         restore_generators(*self._before.generators)
@@ -142,14 +142,15 @@ class StepGradient(Generic[B]):
     def _build(self, microbatch: Microbatch[B], *, differentiable: bool) -> "_Graph":
         linear = self._linear
         model = self._before.model
-        # The state's own tensors become leaves; buffers are copied, since a forward moves them.
+        # Parameters become leaves without a copy. Buffers are copied, because the forward pass
+        # changes them.
         tensors = {
             name: tensor.detach().requires_grad_() if name in linear.parameters else tensor.clone()
             for name, tensor in model.items()
         }
         batch = microbatch.batch.to(linear.device)
         linear.model.train()
-        # Of torch's forms of attention only the plain one can be differentiated twice.
+        # Only torch's plain attention (MATH) can be differentiated twice.
         attention = sdpa_kernel(SDPBackend.MATH)
         with torch.enable_grad(), attention, observed_statistics(linear.model) as statistics:
             loss = linear.call(
@@ -163,7 +164,7 @@ class StepGradient(Generic[B]):
             if norm not in statistics:
                 raise CheckpointError(
                     f"batch normalisation {name} did not normalise a batch of {batch.num_examples} "
-                    "examples; score=unrolled needs batches of two or more in every step"
+                    "examples; score=unrolled needs two or more examples in every batch"
                 )
         return _Graph(
             {name: tensors[name] for name in linear.parameters},
@@ -176,7 +177,7 @@ class StepGradient(Generic[B]):
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """A microbatch's share of the gradient, with the graph behind it."""
+    """A microbatch's share of the gradient, and the graph that computed it."""
 
     parameters: Adjoints
     gradient: Adjoints
@@ -185,7 +186,11 @@ class _Graph:
     fact: Tensor
 
     def product(self, u: Adjoints, buffers: Adjoints, *, microbatches_after: int) -> Tensor:
-        """Return <g, u> plus the statistics' share in the running ones, times their adjoints."""
+        """Return <g, u> plus the product of the batch statistics with their adjoints.
+
+        The adjoint of a batch statistic is its share in the running statistic after the last
+        microbatch, times the adjoint of the running statistic.
+        """
         terms = [(g * u[name]).sum() for name, g in self.gradient.items()]
         for name, (norm, mean, variance) in self.statistics.items():
             momentum = momentum_of(norm)
@@ -215,12 +220,13 @@ def final_adjoint(
         linear: Calls the model.
         state: The last state.
         objective: The explained loss, a scalar of a model in evaluation mode.
-        averaged: Whether the model that is explained holds the average of the parameters.
+        averaged: Whether the explained model has the averaged parameters.
     """
     source = dict(state.model) | (dict(state.average) if averaged else {})
     names = [*linear.parameters, *linear.statistics]
     leaves = {name: source[name].detach().clone().requires_grad_() for name in names}
-    # torch's own normalisation is not differentiable in its statistics, and refuses them as leaves.
+    # torch's batch normalisation cannot be differentiated with respect to its running statistics,
+    # and does not accept them as leaves.
     tensors = source | {name: leaves[name] for name in linear.parameters}
     linear.model.eval()
     generators = capture_generators()
@@ -254,7 +260,7 @@ def final_adjoint(
 def _normalised(
     statistics: Adjoints, name: str, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor
 ) -> Tensor:
-    """Normalise by running statistics, differentiably in these."""
+    """Normalise by running statistics, differentiable with respect to them."""
     assert isinstance(norm, BatchNorm)
     x = inputs[0]
     shape = (1, -1, *(1,) * (x.dim() - 2))

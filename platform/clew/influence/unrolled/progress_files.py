@@ -1,4 +1,4 @@
-"""An unfinished pass on the disk, to go on from where a killed process had finished an interval."""
+"""Files of unfinished passes, so that a killed pass continues after its last finished interval."""
 
 import hashlib
 import logging
@@ -24,30 +24,30 @@ GROUPS = ("parameters", "buffers", "moments", "average")
 
 @dataclass(eq=False)
 class Unfinished:
-    """Where a pass stands."""
+    """The progress of a pass."""
 
     intervals_left: int
-    """Intervals between checkpoints, from the first, that are still to be gone through."""
+    """Number of intervals left, counted from the first; the pass goes backwards."""
     adjoints: list[Adjoint]
-    """One for each explained loss, of the state where the last of these intervals ends."""
+    """One for each explained loss, for the state at the end of the last interval left."""
     totals: Tensor
     """Derivatives with respect to fact weights so far, `(interval, loss, fact)`."""
 
 
 @dataclass(frozen=True)
 class KeptInFile:
-    """Keeps a pass in one safetensors file, written whole or not at all.
+    """Keeps a pass in one safetensors file, which is written atomically.
 
     Args:
-        path: The file; its name must say what is explained of which run, by which settings.
-        device: Where tensors go when they are read.
+        path: The file; its name must identify the run, what is explained, and the settings.
+        device: Device that tensors are loaded to.
     """
 
     path: Path
     device: torch.device
 
     def read(self) -> Unfinished | None:
-        """Return what an earlier process left, None if nothing."""
+        """Return the pass that an earlier process left; None if there is none or it is damaged."""
         if not self.path.is_file():
             return None
         try:
@@ -59,10 +59,10 @@ class KeptInFile:
             return None
 
     def write(self, unfinished: Unfinished) -> None:
-        """Keep a pass, in the place of what was kept before.
+        """Save a pass, replacing the one that was saved before.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: The file cannot be written.
         """
         tensors = {
             f"{number}|{group}|{name}": tensor
@@ -76,15 +76,15 @@ class KeptInFile:
             save_tensors(tensors, temporary)
 
     def remove(self) -> None:
-        """Forget it: the pass is finished."""
+        """Delete the file, because the pass is finished."""
         self.path.unlink(missing_ok=True)
 
 
 def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
-    """Return the pass that a file's tensors are of.
+    """Return the pass that the tensors of a file hold.
 
     Raises:
-        ValueError, KeyError, IndexError, RuntimeError: they are of none.
+        ValueError, KeyError, IndexError, RuntimeError: The tensors do not hold a pass.
     """
     totals = tensors.pop("totals")
     adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
@@ -100,12 +100,12 @@ def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
 def pass_name(
     checkpoints: Sequence[CheckpointRecord], data_fingerprint: str, *explained: bytes
 ) -> str:
-    """Return a name that only the same explanation of the same run has.
+    """Return a name that identifies an explanation of a run.
 
     Args:
         checkpoints: All checkpoints of the run.
-        data_fingerprint: What it was trained on.
-        explained: What is explained, and by which settings.
+        data_fingerprint: Fingerprint of the run's training data.
+        explained: What is explained, and the settings.
     """
     digest = hashlib.sha256()
     for record in checkpoints:

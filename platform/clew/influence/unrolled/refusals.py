@@ -1,4 +1,4 @@
-"""What cannot be replayed, and is refused by name before anything is computed."""
+"""Checks that refuse a run that cannot be replayed, before anything is computed."""
 
 from collections.abc import Sequence
 
@@ -17,16 +17,17 @@ OTHERWISE = "explain with --score raw or cosine, or train again"
 def require_replayable(
     config: RunConfig, checkpoints: Sequence[CheckpointRecord], device: torch.device
 ) -> None:
-    """Refuse a run whose steps cannot be taken again exactly.
+    """Raise an error if the steps of a run cannot be repeated exactly.
 
     Args:
         config: The run's configuration, with the settings of the explanation.
-        checkpoints: All its checkpoints, in order of their steps.
-        device: Where it would be replayed.
+        checkpoints: All checkpoints of the run, in order of their steps.
+        device: Device of the replay.
 
     Raises:
-        ConfigError: A setting of the run, or of the explanation, rules it out.
-        CheckpointError: Checkpoints or their training states are missing.
+        ConfigError: A setting of the run or of the explanation does not allow a replay.
+        CheckpointError: Checkpoints or their training states are missing, or the run had several
+            configurations or several processes.
     """
     optimizations, influence = config.optimizations, config.influence
     settings = {
@@ -37,7 +38,7 @@ def require_replayable(
     for key, value in settings.items():
         if value:
             raise ConfigError(
-                f"{NEEDS} take the steps of a training again exactly, which cannot be done with "
+                f"{NEEDS} repeat the steps of the training exactly, which is not possible with "
                 f"{key}=true; {OTHERWISE} with {key}=false"
             )
     if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
@@ -47,14 +48,14 @@ def require_replayable(
         )
     if device.type == "cuda" and not config.training.deterministic:
         raise ConfigError(
-            f"{NEEDS} take the steps of a training again exactly, which cannot be done on a GPU "
+            f"{NEEDS} repeat the steps of the training exactly, which is not possible on a GPU "
             f"with training.deterministic=false; {OTHERWISE} with training.deterministic=true"
         )
     for name in ("use_mixed_precision", "use_last_layers_only"):
         if getattr(influence, name):
             raise ConfigError(
-                f"influence.score is unrolled and influence.{name} is true; the whole training is "
-                f"differentiated, in its own precision: leave {name} out"
+                f"influence.score is unrolled and influence.{name} is true; unrolled scores use "
+                f"the whole model in the precision of the training; leave {name} out"
             )
     _require_states(checkpoints)
 
@@ -64,7 +65,7 @@ def _require_states(checkpoints: Sequence[CheckpointRecord]) -> None:
     if first.previous_step:
         raise CheckpointError(
             f"{first.path}: follows step {first.previous_step}, whose checkpoint was not given; "
-            "score=unrolled goes through the whole training: give the run's id"
+            "score=unrolled needs all checkpoints of the run; give the run's id"
         )
     last = read_manifest(checkpoints[-1].path)
     for record in checkpoints:
@@ -72,12 +73,13 @@ def _require_states(checkpoints: Sequence[CheckpointRecord]) -> None:
         if manifest.config_hash != last.config_hash:
             raise CheckpointError(
                 f"{record.path}: was trained with other settings than {checkpoints[-1].path.name} "
-                f"(configuration {manifest.config_hash} and {last.config_hash}), as when a run is "
-                f"resumed with a change; score=unrolled needs one configuration: {OTHERWISE}"
+                f"(configuration {manifest.config_hash} and {last.config_hash}), for example "
+                "because the run was resumed with a change; score=unrolled needs one "
+                f"configuration; {OTHERWISE}"
             )
         size = load_training_values(record.path).world_size
         if size != 1:
             raise CheckpointError(
-                f"{record.path}: was trained by {size} processes; score=unrolled replays a run of "
-                f"one: {OTHERWISE} in one process"
+                f"{record.path}: was trained by {size} processes; score=unrolled can only replay "
+                f"a run of one process; {OTHERWISE} in one process"
             )

@@ -1,1 +1,1 @@
-"""TracIn by training windows of text or frames: exactly, or by a search among projections."""
+"""TracIn over training windows of text or frames: exact, or by a search over projections."""

@@ -1,4 +1,4 @@
-"""The sum over checkpoints of training windows: one checkpoint's term, and the sums of all."""
+"""TracIn's sum for training windows: the term of one checkpoint, and the sum over checkpoints."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +23,13 @@ from clew.training.task import B
 class WindowCheckpoint(Generic[B]):
     """Inner products of training windows with all tests, at one checkpoint.
 
-    Gradients are multiplied out, one parameter at a time, where that is cheaper than their factors.
+    Gradients are multiplied out, one parameter at a time, if that is cheaper than their factors.
 
     Args:
-        gradients: Of the checkpoint's model.
+        gradients: Gradients of the checkpoint's model.
         windows: Training windows.
-        tests: Batches of one window each, which may differ in length.
-        multiply: How gradients are multiplied out.
+        tests: Batches of one window each, which can differ in length.
+        multiply: Matrix product that multiplies gradients out.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class WindowCheckpoint(Generic[B]):
         by_part: dict[str, Tensor] = {}
         own: Tensor | None = None
         for name in self.gradients.parts:
-            # A parameter's factors are let go when its products are made.
+            # pop, so that a parameter's factors are freed after its products.
             product, norm = self._parameter(name, factors.pop(name), norms=norms)
             part = part_of(name)
             by_part[part] = by_part[part] + product if part in by_part else product
@@ -79,7 +79,7 @@ class WindowCheckpoint(Generic[B]):
         return product, squared_norms(train) if norms else None
 
     def _test_vectors(self, name: str) -> Float[Tensor, "test size"]:
-        """Return the tests' gradients of one parameter, instead of their factors from now on."""
+        """Return the tests' gradients of one parameter in full, and drop their factors."""
         if name not in self._vectors:
             full = [in_full(test[name], MatrixProduct()) for test in self.tests]
             self._vectors[name] = torch.cat(full)
@@ -98,12 +98,12 @@ class WindowSums:
     tests: Float[Tensor, "test"] | None = None
     """Self-influence of the tests."""
     own: Float[Tensor, "window"] | None = None
-    """Self-influence of the windows, where cosines are wanted."""
+    """Self-influence of the windows, if cosines are wanted."""
     losses: list[float] = field(default_factory=list)
     """Loss of each test at the last checkpoint."""
 
     def add(self, weight: float, tiles: Sequence[Products], kernel: WindowCheckpoint[B]) -> None:
-        """Add a checkpoint: the products of all windows, tile after tile."""
+        """Add the products of all windows at one checkpoint, given as consecutive tiles."""
         by_part = torch.cat([tile.by_part for tile in tiles], dim=2).double().mul_(weight)
         self.parts = kernel.parts
         self.by_checkpoint.append(by_part.sum(0))
@@ -141,10 +141,12 @@ def part_of(parameter: str) -> str:
 
 
 def last_layers(model: nn.Module, count: int) -> Callable[[str], bool]:
-    """Return a selection of the last modules with trainable parameters, in order of definition.
+    """Return a function that selects the parameters of the last modules, by name.
+
+    Only modules with trainable parameters are counted, in order of definition.
 
     Raises:
-        ConfigError: If the number of modules is not positive.
+        ConfigError: `count` is less than 1.
     """
     if count < 1:
         raise ConfigError(f"the last {count} modules were asked for; expected at least 1")

@@ -1,13 +1,14 @@
-"""Which form of a gradient is cheapest: its factors, or the gradient itself as one vector.
+"""Choose the cheapest form of a gradient: its factors, or the full gradient as one vector.
 
-With P positions in a training window, Q in a test, and a matrix of R x C weights, multiply-adds are
+With P positions in a training window, Q positions in a test and a matrix of R x C weights, the
+numbers of multiply-adds are
 
     factored    P Q (R + C) for each test, P^2 (R + C) for the norm
     in full     P R C once, then R C for each test and for the norm
 
-so a few short prompts are best left factored, while for many prompts, or norms, a training
-window's gradient is multiplied out once, used for everything, and forgotten. Parameters come one
-after the other: only one gradient of a tile of windows is ever held in full.
+So factors are cheaper for a few short prompts. For many prompts, or for norms, the gradient of a
+training window is multiplied out once, used for all products, and freed. Parameters are processed
+one after another, so that only one parameter's gradients of a tile of windows are held in full.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def is_cheaper_in_full(
     Args:
         train: Factors of training examples.
         tests: Factors of each test.
-        norms: Whether the training examples' norms are wanted too.
+        norms: Whether the norms of the training examples are also needed.
     """
     if any(isinstance(factor, Explicit) for factor in train):
         return True
@@ -50,7 +51,7 @@ def in_full(factors: Sequence[Factor], multiply: MatrixProduct) -> Float[Tensor,
 
 
 def _multiplied_out(factor: Factor, multiply: MatrixProduct) -> Tensor:
-    """Return one factor as vectors: for outer products, one product of matrices an example."""
+    """Return one factor as vectors: for outer products, one matrix product per example."""
     if not isinstance(factor, Outer):
         return explicit(factor)
     pairs = zip(factor.left, factor.right, strict=True)
@@ -58,7 +59,7 @@ def _multiplied_out(factor: Factor, multiply: MatrixProduct) -> Tensor:
 
 
 def _pair(a: Factor, b: Factor) -> int:
-    """Return the multiply-adds of one pair's product, with both as they are."""
+    """Return the multiply-adds of the product of one pair in factored form."""
     if isinstance(a, Explicit) or isinstance(b, Explicit):
         return _in_full(a) + _in_full(b) + max(_size(a), _size(b))
     if isinstance(a, Outer) and isinstance(b, Outer):

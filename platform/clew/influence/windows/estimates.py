@@ -20,27 +20,27 @@ class SearchSettings:
     rank: int
     """Directions on each side of a projection."""
     opponents: bool = True
-    """Whether opponents are searched too, or proponents alone."""
+    """Whether to search for opponents too, or only for proponents."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search did."""
+    """Statistics of a search."""
 
     num_scored: int
     """Training windows whose scores were computed."""
     opponents: bool
-    """Whether those with the smallest estimates are among them."""
+    """Whether windows with the smallest estimates were scored too."""
     cosine_error: float
-    """Root mean square error of their estimated cosines with the test."""
+    """Root mean square error of these windows' estimated cosines with the test."""
     index_bytes: int
     """Size of all checkpoints' projections."""
     index_cosine_error: float | None
-    """The largest of the errors that the indices state; None: a single window was indexed."""
+    """Largest `cosine_error` of the indices; None if only one window was indexed."""
     indices_made: int
-    """Number of indices that had to be made first."""
+    """Number of indices that were missing and were built first."""
     making_seconds: float
-    """Time that took."""
+    """Time to build these indices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +49,12 @@ class Estimates:
 
     scores: Float[Tensor, "test window"]
     own: Float[Tensor, "window"]
-    """Self-influence of the windows; this is no estimate."""
+    """Self-influence of the windows; this is exact, not an estimate."""
     settings: SearchSettings
     indices: Sequence[IndexManifest]
     index_bytes: int
     making_seconds: Sequence[float]
-    """Time to make each index that was not there."""
+    """Time to build each missing index."""
 
     def candidates(self) -> Int[np.ndarray, "window"]:
         """Return the windows with the largest or the smallest estimates for any test."""
@@ -66,7 +66,7 @@ class Estimates:
     def compared(
         self, test: int, chosen: np.ndarray, scores: Float[Tensor, "window"], own: float
     ) -> Searched:
-        """Return what the search did for a test, beside the scores of the chosen windows."""
+        """Return the statistics of the search for a test, from the chosen windows' scores."""
         norms = (self.own[chosen] * own).clamp_min(1e-300).sqrt()
         errors = (self.scores[test, chosen] - scores.cpu()) / norms
         stated = [index.cosine_error for index in self.indices if index.cosine_error is not None]

@@ -1,12 +1,12 @@
 """The index of a checkpoint on disk: projections of every training window's gradient.
 
-    projections/index.json              what it is of, its error, and the digests of the other files
+    projections/index.json              identity, error, and the digests of the other files
     projections/windows.npy             float16 `(window, number)`, one parameter after the other
     projections/directions.safetensors  the random directions, scales, and squared norms
 
-The folder lies in the checkpoint's own, and is written whole or not at all. What it is of is the
-digest of the weights, the fingerprint of the data, and how projections were made: an index of
-anything else is stale, and made again.
+The folder is inside the checkpoint's folder and is written atomically. The identity of an index is
+the digest of the weights, the fingerprint of the data, and the settings of the projections. An
+index with another identity is stale, and is built again.
 """
 
 import logging
@@ -37,13 +37,13 @@ ROWS, COLUMNS = "rows", "columns"
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class IndexOf:
-    """What an index is of: two with the same values are interchangeable."""
+    """Identity of an index: indices with the same values are interchangeable."""
 
     weights: str
     """SHA-256 of the checkpoint's weights."""
     data_fingerprint: str
     config_hash: str
-    """Of the configuration that cuts the data into windows."""
+    """Hash of the configuration that divides the data into windows."""
     num_windows: int
     rank: int
     seed: int = 0
@@ -53,15 +53,15 @@ class IndexOf:
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class IndexManifest:
-    """What an index says of itself."""
+    """Description of an index."""
 
     of: IndexOf
     sizes: dict[str, int]
     """Numbers in the projection of each parameter, in the order of the columns."""
     explicit_parameters: dict[str, str]
-    """What examining the model found (`FactoredGradients`)."""
+    """`FactoredGradients.explicit_parameters` of the model."""
     cosine_error: float | None
-    """Root mean square error of a cosine of two training windows; None: there is one window."""
+    """Root mean square error of a cosine of two training windows; None if there is only one."""
     compared_pairs: int
     seconds: float
     sha256: dict[str, str] = field(default_factory=dict)
@@ -76,21 +76,21 @@ class WindowIndex:
 
     manifest: IndexManifest
     windows: np.ndarray
-    """Projections, float16 `(window, number)`, a memory map; times `scales` they are to scale."""
+    """Projections divided by `scales`, a float16 memory map `(window, number)`."""
     scales: Tensor
     """float32 `(window,)`."""
     squared_norms: Tensor
-    """Squared norms of the gradients themselves, `(window, parameter)`."""
+    """Squared norms of the gradients before projection, `(window, parameter)`."""
     projections: Mapping[str, Projection]
 
     @property
     def num_bytes(self) -> int:
-        """Size of the projections."""
+        """Size of the projections in bytes."""
         return int(self.windows.nbytes)
 
 
 def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | None) -> IndexOf:
-    """Return what an index of a checkpoint is of.
+    """Return the identity of a checkpoint's index.
 
     Args:
         checkpoint: Folder of the checkpoint.
@@ -110,9 +110,9 @@ def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | 
 
 
 def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
-    """Return the index beside a checkpoint; None if there is none, or one of something else.
+    """Return the index of a checkpoint; None if it is missing, stale or damaged.
 
-    A stale or damaged one is named in the log.
+    A stale or damaged index is logged as a warning.
     """
     folder = checkpoint / FOLDER
     if not (folder / INDEX_FILE).is_file():
@@ -122,13 +122,13 @@ def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
         if manifest.of != wanted:
             raise CheckpointError(_difference(manifest.of, wanted))
         if manifest.sha256.keys() != {WINDOWS_FILE, DIRECTIONS_FILE}:
-            raise CheckpointError(f"{INDEX_FILE} holds other digests than those of its files")
+            raise CheckpointError(f"{INDEX_FILE} lists the digests of other files")
         for name, digest in manifest.sha256.items():
             if sha256(folder / name) != digest:
                 raise CheckpointError(f"{name} was changed or damaged since it was written")
         return read_index(folder, manifest)
     except (OSError, ValueError, KeyError, EOFError, SafetensorError) as error:
-        logger.warning("%s: %s; the index is made again", folder, described(error))
+        logger.warning("%s: %s; the index is built again", folder, described(error))
         return None
 
 
@@ -152,7 +152,7 @@ def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
-    """Write what an index says of itself, with the digests that its files have now."""
+    """Write the description of an index, with the digests of its files."""
     digests = {name: sha256(folder / name) for name in (WINDOWS_FILE, DIRECTIONS_FILE)}
     whole = IndexManifest(**{**vars(manifest), "sha256": digests})
     (folder / INDEX_FILE).write_bytes(_MANIFESTS.dump_json(whole, indent=1))
@@ -161,7 +161,7 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
 
 def _difference(found: IndexOf, wanted: IndexOf) -> str:
     other = [
-        f"{key} is {value!r}, {asdict(wanted)[key]!r} is asked for"
+        f"{key} is {value!r}, expected {asdict(wanted)[key]!r}"
         for key, value in asdict(found).items()
         if value != asdict(wanted)[key]
     ]

@@ -1,7 +1,7 @@
-"""Making the index of a checkpoint, and searching it.
+"""Build the index of a checkpoint, and search it.
 
-The inner product of two gradients is estimated by that of their projections. A search takes no
-gradient of a training window; the exact scores of the best estimates are computed afterwards.
+The inner product of two gradients is estimated by that of their projections. A search computes no
+gradient of a training window. The exact scores of the best estimates are computed afterwards.
 """
 
 import time
@@ -38,9 +38,9 @@ from clew.training.loaders import ExampleSource
 from clew.training.task import B
 
 COMPARED_TILES = 16
-"""Tiles of windows whose products are compared with those of their projections."""
+"""Number of tiles of windows whose products are compared with those of their projections."""
 SAMPLED_WINDOWS = 12
-"""Windows whose gradients choose the directions of projections."""
+"""Number of windows whose gradients determine the directions of projections."""
 SEARCHED_AT_ONCE = 256
 
 
@@ -55,19 +55,19 @@ def make_index(
     multiply: MatrixProduct,
     progress: Callable[[int], None],
 ) -> WindowIndex:
-    """Project the gradient of every training window, and write the index beside the checkpoint.
+    """Project the gradient of every training window, and write the checkpoint's index.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        of: What the index is of.
-        gradients: Of the checkpoint's model, all its parameters.
+        of: Identity of the index.
+        gradients: Gradients of all parameters of the checkpoint's model.
         windows: Training windows.
-        tiles: Indices of the windows that are computed together; all of them, in order.
-        multiply: How gradients are multiplied out.
+        tiles: Indices of windows that are computed together; they cover all windows in order.
+        multiply: Matrix product that multiplies gradients out.
         progress: Called with the number of windows done.
 
     Raises:
-        OSError: the index cannot be written.
+        OSError: The index cannot be written.
     """
     started = time.perf_counter()
     device = next(gradients.model.parameters()).device
@@ -77,7 +77,7 @@ def make_index(
     comparison = _Comparison()
     with replacing(checkpoint / FOLDER) as folder:
         folder.mkdir()
-        with open(folder / WINDOWS_FILE, "wb") as file:  # a memory map dies where the disk is full
+        with open(folder / WINDOWS_FILE, "wb") as file:  # a memory map crashes on a full disk
             shape = (len(windows), sum(sizes.values()))
             header = {"descr": "<f2", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
@@ -109,7 +109,7 @@ def make_index(
 def _chosen(
     of: IndexOf, gradients: FactoredGradients[B], windows: ExampleSource[B], multiply: MatrixProduct
 ) -> dict[str, Projection]:
-    """Choose projections by the gradients of a few windows, spread over all of them."""
+    """Choose projections from the gradients of a few evenly spaced windows."""
     device = next(gradients.model.parameters()).device
     shapes = {name: tuple(parameter.shape) for name, parameter in gradients.parameters.items()}
     directions = SharedDirections(shapes, of.rank, of.seed)
@@ -136,13 +136,13 @@ def search(
 
 
 def window_norms(index: WindowIndex, selected: Iterable[str]) -> Float[Tensor, "window"]:
-    """Return the squared norms of all training windows' gradients, as they were measured."""
+    """Return the exact squared norms of all training windows' gradients."""
     names = list(index.manifest.sizes)
     return index.squared_norms[:, [names.index(name) for name in selected]].double().sum(1)
 
 
 def _columns(index: WindowIndex, selected: Iterable[str]) -> slice | Tensor:
-    """Return the numbers of a projection that belong to parameters."""
+    """Return the columns of the projections that belong to the selected parameters."""
     chosen = set(selected)
     if chosen == set(index.manifest.sizes):
         return slice(None)
@@ -173,7 +173,7 @@ def _projected(
     multiply: MatrixProduct,
     comparison: "_Comparison",
 ) -> tuple[Float[Tensor, "window number"], Float[Tensor, "window parameter"]]:
-    """Return the projections of some windows' gradients, and the squared norms of these."""
+    """Return the projections and the squared norms of some windows' gradients."""
     parts, norms, products = [], [], []
     for name, projection in projections.items():
         own: list[Factor] = factors.pop(name)
@@ -199,14 +199,14 @@ def _directions(projections: Mapping[str, Projection]) -> dict[str, Tensor]:
 
 
 class _Comparison:
-    """Exact products of the first windows beside their estimates."""
+    """Compares exact products of the first windows with their estimates."""
 
     def __init__(self) -> None:
         self.tiles, self.pairs, self._squares = 0, 0, 0.0
 
     @property
     def goes_on(self) -> bool:
-        """Whether more windows are to be compared."""
+        """Whether more windows will be compared."""
         return self.tiles < COMPARED_TILES
 
     @property

@@ -4,10 +4,11 @@ A gradient of a matrix, G = sum_p l_p r_p^T, is projected on both sides,
 
     A^T G B = sum_p (A^T l_p)(B^T r_p)^T,     A: row x a, B: column x b, orthogonal columns
 
-scaled so that the expected inner product of two projections is that of the gradients. It can be
-taken from the factors: the gradient itself is never needed. A parameter that is no larger than its
-projection is kept as it is. (Projections of both factors: Johnson-Lindenstrauss for Kronecker
-products, Jin et al., arXiv 1909.04801; for gradients, LoGra, arXiv 2405.13954, section 3.)
+scaled so that the expected inner product of two projections is that of the gradients. It is
+computed from the factors, so the gradient itself is never needed. Vectors, and matrices that are
+not larger than their projection, are not projected. (Projections of both factors:
+Johnson-Lindenstrauss for Kronecker products, Jin et al., arXiv 1909.04801; for gradients, LoGra,
+arXiv 2405.13954, section 3.)
 """
 
 import math
@@ -21,7 +22,7 @@ from torch import Tensor
 from clew.influence.factors import Explicit, Factor, Outer, TableRows, explicit_sum
 
 OVERSAMPLING = 8
-"""Random combinations beyond the directions that are kept."""
+"""Number of random combinations in addition to the directions that are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class TwoSided:
 
     @property
     def size(self) -> int:
-        """Numbers in a projection."""
+        """Number of values in a projection."""
         return self.rows.shape[1] * self.columns.shape[1]
 
     def to(self, device: torch.device) -> "TwoSided":
@@ -59,12 +60,12 @@ class TwoSided:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A parameter that is kept as it is."""
+    """The identity, for a parameter that is not projected."""
 
     size: int
 
     def to(self, device: torch.device) -> "Whole":
-        """Return the same: there is nothing to move."""
+        """Return the same object, because there is nothing to move."""
         return self
 
     def __call__(self, factors: Sequence[Factor]) -> Float[Tensor, "example size"]:
@@ -76,18 +77,19 @@ Projection = TwoSided | Whole
 
 
 class SharedDirections:
-    """Chooses projections: what a few gradients have in common, and random directions beside it.
+    """Chooses projections from the leading directions of a few gradients and random directions.
 
-    Gradients of different windows share much: of the directions on each side of a matrix, half are
-    the leading ones of a sample, found from random combinations of its rows and columns (Halko et
-    al., 2011, arXiv 0909.4061, section 4), and half are random among the rest. So products are
-    unbiased over the random half, and with the same size their error is a quarter of that of random
-    directions alone (measured on a language model).
+    Gradients of different windows have much in common. Half of the directions on each side of a
+    matrix are the leading directions of a sample of gradients, found from random combinations of
+    their rows and columns (Halko et al., 2011, arXiv 0909.4061, section 4). The other half are
+    random directions orthogonal to these. The products are unbiased over the random half. With the
+    same size, their error is a quarter of the error of random directions alone (measured on a
+    language model).
 
     Args:
-        shapes: Shape of each parameter; what follows the first axis counts as columns.
+        shapes: Shape of each parameter; all axes after the first count as columns.
         rank: Largest number of directions on a side.
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], rank: int, seed: int) -> None:
@@ -103,7 +105,7 @@ class SharedDirections:
         }
 
     def add(self, name: str, gradients: Float[Tensor, "example size"]) -> None:
-        """Take gradients of one parameter into the sample."""
+        """Add gradients of one parameter to the sample."""
         if name not in self._sides:
             return
         rows, columns = self._combined[name]
@@ -123,7 +125,7 @@ class SharedDirections:
         return TwoSided(*(self._side(size, combined) for size, combined in sides))
 
     def _side(self, size: int, combined: Sequence[Tensor]) -> Float[Tensor, "size kept"]:
-        """Return orthogonal columns; all directions, if there are few."""
+        """Return orthogonal columns; the identity if `size` is not larger than the rank."""
         if size <= self.rank:
             return torch.eye(size)
         leading = torch.zeros(size, 0, dtype=torch.float64)
@@ -132,7 +134,7 @@ class SharedDirections:
             leading = found.U[:, : self.rank // 2]
         kept = self.rank - leading.shape[1]
         rest = self._random(size, kept)
-        for _ in range(2):  # the second time removes what rounding left of the first
+        for _ in range(2):  # the second pass removes the rounding error of the first
             rest = torch.linalg.qr(rest - leading @ (leading.T @ rest)).Q
         scale = math.sqrt((size - leading.shape[1]) / kept)
         return torch.cat([leading, scale * rest], dim=1).float()

@@ -1,4 +1,4 @@
-"""TracIn by training windows: which pieces of text or sequences of frames led to a prediction.
+"""TracIn over training windows: which pieces of text or sequences of frames led to a prediction.
 
 The influence of training window i on a test window is
 
@@ -6,11 +6,11 @@ The influence of training window i on a test window is
 
 with L the task's own loss, summed over a window: for text, the loss of its tokens (for a
 continuation, those after the prompt); for frames, the loss of the target. Gradients are computed in
-evaluation mode: without dropout, mirroring or noise. A window's gradient serves all tests at once,
-so that a second test costs next to nothing.
+evaluation mode: without dropout, mirroring or noise. Each gradient is used for all tests, so
+that a further test costs almost nothing.
 
-With an index, the sum is first estimated from projections for all windows, and then computed for
-those with the largest and, where opponents are wanted, the smallest estimates alone.
+With an index, the sum is first estimated from projections for all windows. It is then computed only
+for the windows with the largest estimates and, if opponents are wanted, the smallest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ class WindowExplanation:
     opponents: Scored
     parts: tuple[str, ...]
     self_influence: float | None
-    """Self-influence of the test window: the scale of the scores; unrolled scores have none."""
+    """Self-influence of the test window, the scale of the scores; None for unrolled scores."""
     loss: float
     """Summed loss of the test window at the last checkpoint."""
     searched: Searched | None = None
@@ -62,7 +62,7 @@ class WindowTracer(Generic[B]):
         device: Device to compute on.
         num_last_layers: Use only this many modules, counted from the end; None: all.
         half: Half-precision type of matrix products; None: float32.
-        with_cosine: Whether cosines are computed beside scores.
+        with_cosine: Whether to also compute cosines.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class WindowTracer(Generic[B]):
         self._examined: dict[str, dict[str, str]] = {}
 
     def model(self, record: CheckpointRecord) -> nn.Module:
-        """Return the model of a checkpoint, for evaluation."""
+        """Return the model of a checkpoint in evaluation mode."""
         return read_model(record.path, self.task.build_model).to(self.device).eval()
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class WindowTracer(Generic[B]):
         settings: SearchSettings | None = None,
         progress: Progress = lambda done, total: None,
     ) -> list[WindowExplanation]:
-        """Score training windows for test windows, in one pass over them.
+        """Score training windows for test windows, in one pass over the training windows.
 
         Args:
             tests: Batches of exactly one window each.
@@ -115,7 +115,7 @@ class WindowTracer(Generic[B]):
 
     @torch.no_grad()
     def half_precision_deviation(self, tests: Sequence[B]) -> dict[str, float]:
-        """Return how far scores of a few windows at the last checkpoint are from float32's."""
+        """Return the deviation of a few scores from float32, at the last checkpoint."""
         sample = np.unique(np.linspace(0, len(self.windows) - 1, WINDOWS_AT_ONCE).astype(int))
         scores = [
             self.checkpoint(self.checkpoints[-1], tests, half=half)
@@ -128,7 +128,7 @@ class WindowTracer(Generic[B]):
     def gradients(
         self, record: CheckpointRecord, *, half: torch.dtype | None, every: bool = False
     ) -> FactoredGradients[B]:
-        """Return the gradients of a checkpoint's model; it is examined at the first one only.
+        """Return the gradients of a checkpoint's model; only the first model is examined.
 
         Args:
             record: The checkpoint.
@@ -152,14 +152,14 @@ class WindowTracer(Generic[B]):
     def checkpoint(
         self, record: CheckpointRecord, tests: Sequence[B], *, half: torch.dtype | None
     ) -> WindowCheckpoint[B]:
-        """Return one term of the sum."""
+        """Return the inner products at one checkpoint: one term of the sum."""
         gradients = self.gradients(record, half=half)
         return WindowCheckpoint(gradients, self.windows, tests, MatrixProduct(half))
 
     def _estimates(
         self, tests: Sequence[B], settings: SearchSettings, progress: Progress
     ) -> Estimates:
-        """Estimate all scores; an index that is missing is made first."""
+        """Estimate all scores; a missing index is built first."""
         indices, made, scores, own = [], [], [], []
         for record, weight in zip(self.checkpoints, self.weights, strict=True):
             wanted = index_of(record.path, len(self.windows), settings.rank, self.half)
@@ -235,6 +235,6 @@ class WindowTracer(Generic[B]):
 
 
 def tiles(indices: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield windows that are computed together."""
+    """Yield groups of windows that are computed together."""
     for start in range(0, len(indices), WINDOWS_AT_ONCE):
         yield indices[start : start + WINDOWS_AT_ONCE]

@@ -1,6 +1,6 @@
-"""The unrolled score of text and of frames: exact influence through the whole training.
+"""Unrolled scores of text and of frames: exact influence through the whole training.
 
-Every training example is a fact, windows that overlap included, with a weight in its loss; see
+Every training example is a fact with a weight in its loss, even if windows overlap; see
 `clew.influence.unrolled.engine`.
 """
 
@@ -41,8 +41,9 @@ class UnrolledWindowTracer(WindowTracer[B]):
         cache: Folder for unfinished passes.
 
     Raises:
-        ConfigError: A setting of the run, or of the explanation, rules it out.
-        CheckpointError: Checkpoints or their training states are missing.
+        ConfigError: A setting of the run or of the explanation does not allow a replay.
+        CheckpointError: Checkpoints or their training states are missing, or the run had several
+            configurations or several processes.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class UnrolledWindowTracer(WindowTracer[B]):
         self._config, self._cache = config, cache
 
     def model(self, record: CheckpointRecord) -> nn.Module:
-        """Return the model of a checkpoint, for evaluation: with the average, if one is kept."""
+        """Return the model of a checkpoint in evaluation mode, with its average if it has one."""
         model = super().model(record)
         if self._config.training.ema_decay is not None:
             average = load_tensors(record.path / AVERAGE_FILE)
@@ -81,11 +82,11 @@ class UnrolledWindowTracer(WindowTracer[B]):
         Args:
             tests: Batches of exactly one window each.
             top_k: Proponents and opponents to keep for each.
-            settings: None: all are scored.
+            settings: Must be None: all training examples are scored.
             progress: Called with the number of steps done and in total, replays included.
 
         Raises:
-            NonFiniteLossError: A score became NaN or infinite.
+            NonFiniteLossError: A score is NaN or infinite.
         """
         assert settings is None
         on_device = [test.to(self.device) for test in tests]
@@ -107,8 +108,8 @@ class UnrolledWindowTracer(WindowTracer[B]):
             by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
         if not np.isfinite(by_interval).all():
             raise NonFiniteLossError(
-                "influence scores contain NaN or infinity: the trained loss depends on the "
-                "training windows without limit; explain with --score raw, or train with a lower "
+                "influence scores contain NaN or infinity: the derivative of the trained loss is "
+                "unbounded; explain with --score raw, or train with a lower "
                 "optimizer.learning_rate"
             )
         model = self.model(self.checkpoints[-1])
