@@ -178,7 +178,7 @@ def test_the_command_packs_and_refuses_what_it_cannot_pack(
     assert "triples of train       5,216" in out
     assert f"train on it: clew train data.packed={folder}" in out
     assert run_command(["data", "--name=umls", f"--pack={folder}"]) == 2
-    assert "is there already; give a new folder, or remove it" in capsys.readouterr().err
+    assert "already exists; give a new folder, or remove it" in capsys.readouterr().err
     config = load("link_prediction/umls", {"data.packed": str(folder)})
     assert (config.data.name, config.data.packed) == (None, str(folder))  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"data\.test and data\.packed given"):
