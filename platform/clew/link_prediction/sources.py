@@ -91,7 +91,7 @@ def find_data_set(name: str) -> Path:
 
 
 def files_of_folder(folder: Path) -> GraphFiles:
-    """Return the files of a data set's folder; validation, test and labels may be missing."""
+    """Return the files of a data set's folder; validation, test and labels can be missing."""
     train = _only_file(folder, _split_names("train"))
     if train is None:
         raise DataError(f"{folder}: no train.txt, train.txt.gz or train.txt.zst in this folder")

@@ -37,7 +37,7 @@ class Vocabulary:
     label_array: pa.StringArray | None = None
     """Readable labels `(id,)`; null if there is none."""
     fields_may_be_ids: bool = False
-    """Whether data files may contain ids instead of names: the ids come from a dictionary, and
+    """Whether data files can contain ids instead of names: the ids come from a dictionary, and
     none of its names is itself a whole number."""
     category_array: pa.StringArray | None = None
     """Kinds of entities `(id,)`, such as `Drug`; null if the kind is not known."""

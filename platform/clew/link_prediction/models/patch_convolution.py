@@ -259,5 +259,4 @@ def _masked(slope: Tensor, maps: Tensor) -> Tensor:
 
 
 def _blocks(rows: int) -> Iterator[slice]:
-    """Yield slices of `_BLOCK_ROWS` rows."""
     return (slice(start, start + _BLOCK_ROWS) for start in range(0, rows, _BLOCK_ROWS))
