@@ -42,7 +42,10 @@ def test_texts_in_hdf5_that_are_searched_for_ever(
     ("edge", "says"),
     [
         ("[" * 100_000, "line 1: not JSON"),
-        (json.dumps({"subject": "x" * 9_000 + "\n", "predicate": "p", "object": "o"}), "no name"),
+        (
+            json.dumps({"subject": "x" * 9_000 + "\n", "predicate": "p", "object": "o"}),
+            "not a name",
+        ),
         (json.dumps({"subject": 1, "predicate": [], "object": "o"}), "line 1: predicate"),
     ],
 )

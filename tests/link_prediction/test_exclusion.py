@@ -80,7 +80,9 @@ def test_what_is_refused(graph: KnowledgeGraph, write, content: str, message: st
 def test_the_first_unknown_triple_is_named_by_its_line(graph: KnowledgeGraph, write) -> None:
     known, unknown = line(graph, graph.train[0]), "e19\tlikes\te19\n"
     path = write("wrong.tsv", known + unknown + known + "e18\tlikes\te19\n")
-    with pytest.raises(DataError, match=r"wrong\.tsv, line 2: 'e19\\tlikes\\te19' is no training"):
+    with pytest.raises(
+        DataError, match=r"wrong\.tsv, line 2: 'e19\\tlikes\\te19' is not a training"
+    ):
         leave_out(graph, path)
 
 

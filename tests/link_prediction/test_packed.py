@@ -116,7 +116,10 @@ def test_known_answers_of_questions_are_those_of_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda folder: (folder / MANIFEST).unlink(), "no packed.json; expected a folder of clew"),
+        (
+            lambda folder: (folder / MANIFEST).unlink(),
+            "no packed.json; expected a folder written by",
+        ),
         (lambda folder: (folder / MANIFEST).write_text("{"), "not written by clew data --pack"),
         (lambda folder: edit(folder, format=2), "format 2, expected 1; pack the data set again"),
         (lambda folder: edit(folder, fingerprint="0" * 16), "was changed since it was packed"),
