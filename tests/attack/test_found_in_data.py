@@ -42,7 +42,10 @@ def test_texts_in_hdf5_that_are_searched_for_ever(
     ("edge", "says"),
     [
         ("[" * 100_000, "line 1: not JSON"),
-        (json.dumps({"subject": "x" * 9_000 + "\n", "predicate": "p", "object": "o"}), "no name"),
+        (
+            json.dumps({"subject": "x" * 9_000 + "\n", "predicate": "p", "object": "o"}),
+            "not a name",
+        ),
         (json.dumps({"subject": 1, "predicate": [], "object": "o"}), "line 1: predicate"),
     ],
 )
@@ -55,7 +58,7 @@ def test_edges_that_are_none(tmp_path: Path, edge: str, says: str) -> None:
 def test_a_graph_of_no_edges_is_not_converted(tmp_path: Path) -> None:
     (tmp_path / "nodes.tsv").write_text("id\tname\n")
     (tmp_path / "edges.tsv").write_text("subject\tpredicate\tobject\n")
-    refused(lambda: read_kgx(tmp_path), "hold no edge")
+    refused(lambda: read_kgx(tmp_path), "contain no edge")
     (tmp_path / "edges.tsv").write_text("\x1b[2J" * 900 + "\n")
     refused(lambda: read_kgx(tmp_path), "no column 'subject'")
 

@@ -97,11 +97,11 @@ def test_one_with_too_few_takes_those_of_all_relations_for_that_end() -> None:
 def test_with_too_few_triples_in_all_the_set_is_everything() -> None:
     nothing = answer_sets(3, 2, 0, 0).guarantee(0, 0.9)
     assert math.isinf(nothing.threshold)
-    assert "too few for this level, so that it is every candidate" in nothing.sentence
+    assert "too few for this level, so it contains every candidate" in nothing.sentence
     none = Surprises(np.empty(0, np.int64), np.empty(0))
     untested = AnswerSets(2, answer_sets(30, 0, 0, 0).valid, none).guarantee(0, 0.9)
     assert untested.coverage is None
-    assert "there are no test triples to measure it on" in untested.sentence
+    assert "There are no test triples to measure its coverage" in untested.sentence
 
 
 def test_answer_sets_round_trip(tmp_path: Path) -> None:

@@ -62,13 +62,13 @@ def test_another_graph_does_not_keep_the_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no triple"),
-        ("# data set: random\n", "holds no triple"),
+        ("", "contains no triple"),
+        ("# data set: random\n", "contains no triple"),
         ("e01\tlikes\n", r"line 1: .* has 2 tab-separated columns"),
         ("# data set: random\n\n", r"line 2: '' has 1 tab-separated columns"),
         ("e1\tlikes\te02\n", r"line 1: unknown entity 'e1'.*did you mean"),
         ("e01\tlike\te02\n", r"line 1: unknown relation 'like'.*did you mean 'likes'"),
-        ("e19\tlikes\te19\n", r"line 1: .* is no training triple of random; only these can"),
+        ("e19\tlikes\te19\n", r"line 1: .* is not a training triple of random; only these can"),
     ],
 )
 def test_what_is_refused(graph: KnowledgeGraph, write, content: str, message: str) -> None:
@@ -80,7 +80,9 @@ def test_what_is_refused(graph: KnowledgeGraph, write, content: str, message: st
 def test_the_first_unknown_triple_is_named_by_its_line(graph: KnowledgeGraph, write) -> None:
     known, unknown = line(graph, graph.train[0]), "e19\tlikes\te19\n"
     path = write("wrong.tsv", known + unknown + known + "e18\tlikes\te19\n")
-    with pytest.raises(DataError, match=r"wrong\.tsv, line 2: 'e19\\tlikes\\te19' is no training"):
+    with pytest.raises(
+        DataError, match=r"wrong\.tsv, line 2: 'e19\\tlikes\\te19' is not a training"
+    ):
         leave_out(graph, path)
 
 

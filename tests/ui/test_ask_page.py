@@ -223,7 +223,7 @@ def test_the_answer_set_is_marked_and_its_coverage_shown(
     assert asked.level == 0.8
     assert "In the set" in app.dataframe[0].value
     said = re.findall(
-        r"best [\d,]+ of [\d,]+ new candidates.* 80 % .* it held [\d.]+ %", shown(app)
+        r"best [\d,]+ of [\d,]+ new candidates.* 80 % .* sets contained [\d.]+ %", shown(app)
     )
     assert len(said) == 2
     assert re.search(r"(, |would be )(not )?in the answer set", shown(app))

@@ -85,4 +85,4 @@ def test_a_wrong_list_is_one_line(
     listed.write_text(listed.read_text(encoding="utf-8") + "cell\tisa\tcell\n", encoding="utf-8")
     assert run_command(["train", "--config=umls", f"data.exclude={listed}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "wrong_facts.tsv, line 4: 'cell\\tisa\\tcell' is no training triple of umls" in line
+    assert "wrong_facts.tsv, line 4: 'cell\\tisa\\tcell' is not a training triple of umls" in line

@@ -1,4 +1,4 @@
-"""Queries to a link-prediction model and its answers, by name."""
+"""Queries to a link-prediction model and their answers, by name."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,29 +10,30 @@ from clew.link_prediction.rank_metrics import Side
 
 @dataclass(frozen=True)
 class Query:
-    """A relation and one end of it; the other end is asked for.
+    """A relation and the entity at one end; the query asks for the other end.
 
-    With both ends it is a whole triple: each end is then asked for in turn, and the other one is
-    the `about` of that question.
+    A query with both ends is a whole triple. `ways` splits it into one question for each end, and
+    the triple's own entity at that end becomes the `about` of the question.
     """
 
     relation: str
     head: str | None = None
     tail: str | None = None
     about: str | None = None
-    """An entity at the end that is asked for, to be placed among all others whatever its rank."""
+    """An entity at the end that is asked for; its rank is reported even if it is not among the
+    best answers."""
 
     @property
     def is_triple(self) -> bool:
-        """Whether it is a whole triple."""
+        """Whether the relation and both ends are given."""
         return bool(self.relation and self.head and self.tail)
 
     @property
     def asks_for(self) -> Side:
-        """Which end is asked for.
+        """The end that is asked for.
 
         Raises:
-            ConfigError: If the relation is missing, or if none or both of the ends are given.
+            ConfigError: If the relation is missing, or if neither or both of the ends are given.
         """
         if not self.relation or bool(self.head) == bool(self.tail):
             raise ConfigError(
@@ -44,15 +45,15 @@ class Query:
 
     @property
     def given(self) -> tuple[Side, str]:
-        """The end that is given, and the entity there."""
+        """The end that is given, and its entity."""
         side: Side = "head" if self.asks_for == "tail" else "tail"
         return side, self.head or self.tail or ""
 
     def ways(self, *, heads: bool = True) -> list["Query"]:
-        """Return the questions in it: one for each end of a whole triple, else itself.
+        """Return one question for each end of a whole triple; else the query itself.
 
         Args:
-            heads: Whether heads of a triple can be asked for.
+            heads: Whether the model can answer questions for heads.
         """
         if not self.is_triple:
             return [self]
@@ -63,12 +64,12 @@ class Query:
 
 @dataclass(frozen=True)
 class Answer:
-    """One entity as the answer of a query.
+    """One entity as an answer to a query.
 
-    `probability` is the probability that the answer is this entity, given that it is not one known
-    from training; None for a known one, and if no calibration was fitted. `known` is None if the
-    training triples are not available. `in_set` is whether it is in the answer set; None if none
-    was asked for.
+    `probability` is the probability that this entity is the answer, given that the answer is not
+    known from training. It is None for a known answer, and if no calibration was fitted. `known` is
+    None if the training triples are not available. `in_set` is whether the entity is in the answer
+    set; it is None if no set was requested.
     """
 
     rank: int
@@ -82,11 +83,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model puts an entity that was asked about, among all answers but other known ones.
+    """The rank of an entity that a query is about.
 
-    `rank` is 1 + the number of candidates with a higher score + half the number with the same one.
-    `probability` is that of being the answer, given that it is none of the other known ones; None
-    if no calibration was fitted.
+    The candidates are all entities except other known answers. `rank` is 1 + the number of
+    candidates with a higher score + half the number of other candidates with the same score.
+    `probability` is the probability that this entity is the answer, given that the answer is none
+    of the other known ones. It is None if no calibration was fitted.
     """
 
     rank: float
@@ -101,30 +103,31 @@ class Place:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A query, under the names of the vocabulary, and its best answers."""
+    """A query, with names from the vocabulary, and its best answers."""
 
     query: Query
     answers: tuple[Answer, ...]
     num_known: int | None = None
-    """Training triples with this relation and this end; None if they are not available."""
+    """Number of training triples with this relation and the given end; None if the training
+    triples are not available."""
     place: Place | None = None
-    """Where the entity stands that the query is about."""
+    """The rank of the entity that the query is about, if there is one."""
     answer_set: AnswerSet | None = None
-    """The set that was asked for."""
+    """The answer set, if one was requested."""
 
     @property
     def warning(self) -> str | None:
-        """What makes the answers a guess: training says nothing of this end with this relation."""
+        """A warning if no training triple has the given end with this relation; else None."""
         if self.num_known != 0:
             return None
         side, entity = self.query.given
         return (
             f"{entity!r} is never the {side} of {self.query.relation!r} in training; the answers "
-            "come from other facts about both alone"
+            "come only from other facts about the entity and the relation"
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values: the query, its answers, and the entity that it is about."""
+        """Return the query, its answers and the entity that it is about as JSON values."""
         side, entity = self.query.given
         content: dict[str, Any] = {
             side: entity,

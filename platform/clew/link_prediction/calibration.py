@@ -1,12 +1,12 @@
-"""Temperature scaling: turns scores into probabilities that mean what they say on held-out data.
+"""Temperature scaling: turns scores into probabilities that are calibrated on held-out data.
 
-A score is a logit; with temperature T the probability that a query's answer is entity o is
+A score is a logit. With temperature T, the probability that entity o is the answer to a query is
 
     p(o | query) = exp(s_o / T) / sum over candidates c of exp(s_c / T)
 
-(Guo et al., 2017, arXiv 1706.04599, section 4.2). Candidates are all entities except the other
-answers that are already known, so it is the probability that *one more* answer is o. T is the
-number that minimises the mean negative log-likelihood of held-out answers; it changes no rank.
+(Guo et al., 2017, arXiv 1706.04599, section 4.2). The candidates are all entities except other
+known answers, so p is the probability that *one more* answer is o. T minimises the mean negative
+log-likelihood of held-out answers. It does not change any rank.
 """
 
 import json
@@ -33,20 +33,20 @@ NUM_BINS = 15
 Values = Float[Tensor, "batch"]
 Flags = Bool[Tensor, "batch"]
 HeldOut = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-"""Yields `(scores, answers)` in batches, the same every time it is called. `scores`
-`(batch, entity)` are -inf for entities that are not candidates, `answers` `(batch,)` are ids."""
+"""Yields batches `(scores, answers)`, the same ones at every call. `scores` `(batch, entity)` are
+-inf for entities that are not candidates, and `answers` `(batch,)` are ids of entities."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted temperature, and how well probabilities fit before (T = 1) and after.
+    """A fitted temperature, and the quality of probabilities before (T = 1) and after the fit.
 
-    `nll` is the mean negative log-likelihood of the held-out answers in nats, `ece` the expected
-    calibration error: the mean gap between the probability of the first answer and how often it
-    is right.
+    `nll` is the mean negative log-likelihood of the held-out answers, in nats. `ece` is the
+    expected calibration error: the mean gap between the probability of the best answer and how
+    often this answer is right.
 
-    A fit that ended at a bound, or after which that error was larger, is not used: the temperature
-    is 1 then, after equals before, and `not_fitted_because` says why.
+    A fit is not used if it ended at a bound, or if it made `ece` larger. The temperature is then 1,
+    the values after the fit equal those before, and `not_fitted_because` gives the reason.
     """
 
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -59,7 +59,7 @@ class Calibration:
     not_fitted_because: str = ""
 
     def describe(self) -> str:
-        """Return what was fitted, for people."""
+        """Return a summary of the fit for users."""
         found = f"temperature {self.temperature:.3f} on {self.num_queries:,} validation queries"
         if self.not_fitted_because:
             return f"{found}, not fitted: {self.not_fitted_because}"
@@ -96,7 +96,7 @@ def log_likelihood(scores: Scores, answers: Ids, temperature: float) -> Values:
 
 
 def first_answers(scores: Scores, answers: Ids, temperature: float) -> tuple[Values, Flags]:
-    """Return the probability of each query's first answer, and whether it is right, `(batch,)`."""
+    """Return the probability of each query's best answer, and whether it is right, `(batch,)`."""
     scaled = scores / temperature
     best, index = scaled.max(dim=1)
     return (best - scaled.logsumexp(dim=1)).exp(), index == answers
@@ -113,7 +113,7 @@ def expected_calibration_error(confidence: Values, correct: Flags) -> float:
 def fit_temperature(held_out: HeldOut) -> Calibration | None:
     """Fit the temperature to held-out answers; return None if there are none.
 
-    The mean negative log-likelihood is convex in 1 / T, so it has one minimum in log T, too.
+    The mean negative log-likelihood is convex in 1 / T, so it also has a single minimum in log T.
     """
     if next(held_out(), None) is None:
         return None
@@ -126,7 +126,7 @@ def fit_temperature(held_out: HeldOut) -> Calibration | None:
     )
     temperature, reason = math.exp(float(found.x)), ""
     before, after = _quality(held_out, 1.0), _quality(held_out, temperature)
-    # The search stays inside its bounds: one that runs into a bound ends a few tolerances off it.
+    # The search stays inside its bounds: if it runs into one, it ends a few tolerances away.
     bound = min(bounds, key=lambda bound: abs(bound - found.x))
     if abs(bound - found.x) < 10 * LOG_TOLERANCE:
         reason = f"the fit ended at its bound, temperature {math.exp(bound):.3g}"
@@ -157,7 +157,7 @@ def _mean_nll(held_out: HeldOut, temperature: float) -> float:
 
 
 def _quality(held_out: HeldOut, temperature: float) -> tuple[float, float, int]:
-    """Return mean negative log-likelihood, expected calibration error and number of queries."""
+    """Return the mean negative log-likelihood, the calibration error and the number of queries."""
     parts = [first_answers(scores, answers, temperature) for scores, answers in held_out()]
     confidence = torch.cat([part[0] for part in parts])
     correct = torch.cat([part[1] for part in parts])

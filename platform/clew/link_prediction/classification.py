@@ -1,8 +1,8 @@
-"""Triple classification: is a triple true or false, by a threshold for each relation.
+"""Triple classification: is a triple true or false, by a score threshold for each relation.
 
-The thresholds are those with the highest accuracy on validation triples and given false ones
-(Socher et al., 2013; Safavi and Koutra, 2020, arXiv 2009.07810, for CoDEx's hard negatives). A
-relation without validation triples uses the threshold over all relations.
+The thresholds maximise the accuracy on validation triples and given false triples (Socher et al.,
+2013; Safavi and Koutra, 2020, arXiv 2009.07810, for CoDEx's hard negatives). A relation without
+validation triples uses the threshold that is fitted to the triples of all relations.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ RelationIds = Int[np.ndarray, "triple"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Scores from which on a triple counts as true, for each relation."""
+    """The lowest score with which a triple counts as true, for each relation."""
 
     by_relation: Float64[np.ndarray, "relation"]
 
@@ -39,13 +39,14 @@ class Thresholds:
 
 
 def best_threshold(scores: TripleScores, is_true: IsTrue) -> float:
-    """Return the threshold with the most right answers, halfway between two scores.
+    """Return the threshold with the most correct decisions, halfway between two scores.
 
-    Of several thresholds that are equally good the highest is taken.
+    If several thresholds are equally good, the highest is chosen. It is infinity if no triple
+    should count as true, and the lowest score if all triples should.
     """
     order = np.argsort(-scores, kind="stable")
     ordered, true = scores[order], is_true[order]
-    # With the first k called true: true ones among them, and false ones among the rest.
+    # Correct if the first k triples count as true: true ones among them, false ones among the rest.
     right = np.concatenate([[0], np.cumsum(true)]) + np.sum(~true)
     right -= np.concatenate([[0], np.cumsum(~true)])
     between = np.concatenate([[True], ordered[1:] < ordered[:-1], [True]])
@@ -57,14 +58,14 @@ def best_threshold(scores: TripleScores, is_true: IsTrue) -> float:
 
 @dataclass(frozen=True)
 class ClassificationQuality:
-    """How many triples were told right."""
+    """The quality of a classification of triples."""
 
     accuracy: float
     f1: float
 
     @classmethod
     def of(cls, predicted: IsTrue, is_true: IsTrue) -> "ClassificationQuality":
-        """Compare predictions with the truth; F1 is that of the true triples."""
+        """Compare predictions with the truth; F1 is computed for the true triples."""
         hits = float(np.sum(predicted & is_true))
         both = float(np.sum(predicted) + np.sum(is_true))
         return cls(float(np.mean(predicted == is_true)), 2.0 * hits / both if both else 0.0)

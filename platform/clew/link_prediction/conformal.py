@@ -1,25 +1,25 @@
-"""Answer sets with a guarantee: split-conformal prediction, for each relation and end.
+"""Answer sets with a coverage guarantee: split-conformal prediction, for each relation and end.
 
-The candidates of a query are all entities but the other answers that training knows. The
-nonconformity of a candidate e is its surprise in nats,
+The candidates of a query are all entities except other answers that are known from training. The
+nonconformity score of a candidate e is its surprise in nats,
 
     a(e | query) = -log softmax(scores)_e = log sum over candidates c of exp(s_c) - s_e.
 
-With the values a_1 <= ... <= a_n of the true answers of n validation queries, the answer set at a
-level is every candidate with a(e | query) <= q, where
+Let a_1 <= ... <= a_n be the surprises of the true answers to n validation queries. The answer set
+at a level contains all candidates with a(e | query) <= q, where
 
     q = a_k,  k = ceil((n + 1) level),  and infinity if k > n.
 
-If the query asked is exchangeable with those, its set holds the true answer with a probability of
-at least the level, whatever the model (Vovk et al., 2005, Algorithmic Learning in a Random World;
-Angelopoulos and Bates, 2021, arXiv 2107.07511, section 1 and, by group, section 4.1; for knowledge
-graphs Zhu et al., 2024, arXiv 2408.08248). A relation's own queries for that end are the group; one
-with too few of them uses the queries of all relations for that end, and the guarantee is then on
-average over relations.
+If a new query is exchangeable with the validation queries, its set contains the true answer with a
+probability of at least the level, for any model (Vovk et al., 2005, Algorithmic Learning in a
+Random World; Angelopoulos and Bates, 2021, arXiv 2107.07511, section 1 and, by group, section 4.1;
+for knowledge graphs Zhu et al., 2024, arXiv 2408.08248). A group is the queries of one relation for
+one end. A relation with too few of them uses the queries of all relations for that end, and the
+guarantee then holds on average over relations.
 
-Validation triples that chose the checkpoint are a little less surprising than new ones, and a
-question that a person asks need not be like them at all. So the coverage of test triples is
-measured and shown beside the promise.
+Validation triples that were used to choose the checkpoint are slightly less surprising than new
+triples, and a user's questions can differ from both. Therefore, the coverage on test triples is
+measured and reported together with the guarantee.
 """
 
 import math
@@ -44,7 +44,7 @@ VALID, TEST = "valid", "test"
 
 @dataclass(frozen=True, eq=False)
 class Surprises:
-    """Nonconformity of the true answers of held-out queries."""
+    """Nonconformity scores of the true answers to held-out queries."""
 
     relation: Int[np.ndarray, " query"]
     """Relation of each query; r + R asks for heads of r."""
@@ -54,28 +54,28 @@ class Surprises:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is promised of a query's answer set, and what was measured of such sets."""
+    """The coverage guarantee of a query's answer set, and the coverage on test triples."""
 
     level: float
     threshold: float
-    """Largest nonconformity in the set, in nats; infinite: the set holds every candidate."""
+    """Largest nonconformity score in the set, in nats; if infinite, the set is all candidates."""
     num_own: int
-    """Validation triples of the relation."""
+    """Number of validation triples of the relation."""
     num_valid: int
-    """Validation triples that the threshold is from."""
+    """Number of validation triples that the threshold is computed from."""
     num_test: int
-    """Test triples on which the coverage was measured."""
+    """Number of test triples on which the coverage was measured."""
     coverage: float | None
-    """Share of them whose answer was in its set; None without test triples."""
+    """Share of these test triples whose answer is in its set; None without test triples."""
 
     @property
     def is_of_relation(self) -> bool:
-        """Whether the relation has enough validation triples of its own."""
+        """Whether the relation itself has enough validation triples."""
         return self.num_own >= MIN_TRIPLES
 
     @property
     def sentence(self) -> str:
-        """What is promised, on what grounds, and what was measured, in words."""
+        """The guarantee, the data behind it and the measured coverage, in words."""
         average, of = "", "this relation"
         if not self.is_of_relation:
             average = (
@@ -85,33 +85,35 @@ class Guarantee:
             of = "all relations"
         level, grounds = 100 * self.level, f"{self.num_valid:,} validation triples of {of}"
         text = (
-            f"It is meant to hold a new answer in at least {level:.4g} % of all cases{average}: "
-            f"calibrated on {grounds}"
+            f"It is meant to contain a new answer in at least {level:.4g} % of all cases{average}. "
+            f"It was calibrated on {grounds}"
         )
         if math.isinf(self.threshold):
-            text += ", too few for this level, so that it is every candidate"
+            text += ", too few for this level, so it contains every candidate"
         if self.coverage is None:
-            return f"{text}; there are no test triples to measure it on."
+            return f"{text}. There are no test triples to measure its coverage."
         share = f"{100 * self.coverage:.1f} %"
-        return f"{text}, it held {share} of the answers of {self.num_test:,} test triples."
+        return (
+            f"{text}. Such sets contained {share} of the answers of {self.num_test:,} test triples."
+        )
 
 
 @dataclass(frozen=True)
 class AnswerSet:
-    """The size of a query's answer set, and what is promised of it.
+    """The size of a query's answer set, and its guarantee.
 
-    The set is the `size` best of the `num_candidates` entities that are no known answers.
+    The set is the `size` best of the `num_candidates` entities that are not known answers.
     """
 
     size: int
     num_candidates: int
     guarantee: Guarantee
     num_shown: int
-    """How many of its entities are among the answers."""
+    """Number of entities of the set that are among the returned answers."""
 
     @property
     def sentence(self) -> str:
-        """Its size, and what is promised of it, in words."""
+        """The size of the set and its guarantee, in words."""
         shown = ""
         if self.num_shown < self.size:
             verb = "are" if self.num_shown > 1 else "is"
@@ -145,18 +147,18 @@ def conformal_threshold(values: Values, level: float) -> float:
     """Return the k-th smallest value, k = ceil((n + 1) level); infinity if there are fewer.
 
     Raises:
-        ConfigError: the level is not between 0 and 1.
+        ConfigError: If the level is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise ConfigError(f"level is {level}; expected a number between 0 and 1, for example 0.9")
-    # As it is written: (n + 1) times the binary number next to 0.9 may lie above a whole number.
+    # The exact decimal: (n + 1) times the float closest to 0.9 can be just above a whole number.
     k = math.ceil((len(values) + 1) * Fraction(str(level)))
     return float(np.partition(values, k - 1)[k - 1]) if k <= len(values) else math.inf
 
 
 @dataclass(frozen=True, eq=False)
 class AnswerSets:
-    """What answer sets at any level need: the surprises of a model on held-out queries."""
+    """The surprises of a model on held-out queries, which determine answer sets at any level."""
 
     num_relations: int
     """Number of relations, without inverses."""
@@ -164,10 +166,10 @@ class AnswerSets:
     test: Surprises
 
     def guarantee(self, relation: int, level: float) -> Guarantee:
-        """Return what is promised of the queries of a relation; r + R asks for heads of r.
+        """Return the guarantee for the queries of a relation; r + R asks for heads of r.
 
         Raises:
-            ConfigError: the level is not between 0 and 1.
+            ConfigError: If the level is not between 0 and 1.
         """
         num_own = int((self.valid.relation == relation).sum())
         valid, test = (
@@ -200,7 +202,7 @@ class AnswerSets:
         """Read a file written by `write`.
 
         Raises:
-            DataError: it is none.
+            DataError: If the file does not contain answer sets.
         """
         types = {"split": pa.string(), "relation": pa.int64(), "surprise": pa.float64()}
         table = read_columns(path, types, "a file of answer sets")

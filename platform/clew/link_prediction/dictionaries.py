@@ -1,8 +1,8 @@
-"""Dictionaries `name<TAB>id`, and the meaning of a data file's fields if one is given.
+"""Reads dictionaries `name<TAB>id`, and turns fields of data files into ids.
 
 A field is looked up as a name. A field that is not a name but a whole number (`0`, `17`, not `017`)
-is an id, unless some names of the dictionary are whole numbers themselves: then every field is a
-name. A field therefore never has two meanings, whatever else is in the file.
+is an id. If any name in the dictionary is itself a whole number, every field is a name. Therefore,
+a field has only one meaning, which does not depend on the rest of the file.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ WHOLE_NUMBER = r"\A(?:0|[1-9][0-9]{0,9})\z"
 
 
 def read_dictionary(path: Path, kind: Kind) -> Vocabulary:
-    """Read a dictionary; its ids must be 0, 1, 2 and so on in any order, each once."""
+    """Read a dictionary; its ids must be 0, 1, 2 and so on, each once, in any order."""
     (codes,), values = read_coded([path], DICTIONARY)
     names = values.take(pa.array(codes[:, 0]))
     ids = _whole_numbers(path, values.take(pa.array(codes[:, 1])), names)
@@ -33,7 +33,7 @@ def read_dictionary(path: Path, kind: Kind) -> Vocabulary:
 
 
 def fields_to_ids(fields: pa.StringArray, vocabulary: Vocabulary) -> np.ndarray:
-    """Return the ids that fields `(field,)` mean, int32, -1 for an unknown one."""
+    """Return the ids of fields `(field,)` as int32, -1 for an unknown field."""
     ids = vocabulary.find(fields)
     if vocabulary.fields_may_be_ids:
         unknown = np.flatnonzero(ids < 0)

@@ -1,8 +1,8 @@
-"""Leaves facts out of training that a list names, such as those that reviewers marked wrong.
+"""Removes a list of facts from training, such as the facts that reviewers marked as wrong.
 
-The list has a triple `head<TAB>relation<TAB>tail` a line, under the data set's own names. The
-dashboard's list begins with lines that say from which data its facts are (`clew.names`); it is
-refused for other data, whose facts of these names may be others.
+The list has one triple `head<TAB>relation<TAB>tail` per line, with the names of the data set. The
+dashboard's list begins with lines that identify its data (`clew.names`). Such a list is refused for
+other data, where the same names can mean other facts.
 """
 
 import logging
@@ -24,20 +24,20 @@ Row = tuple[int, int, int]
 
 
 def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
-    """Return a graph without the training triples that a file names; a repeated one goes wholly.
+    """Return a graph without the training triples in a file; all copies of a triple are removed.
 
-    Entities and relations keep their ids, also those that are in no triple any more.
+    Entities and relations keep their ids, even if they are in no triple any more.
 
     Raises:
-        DataError: the file is of other data, holds no triple, or one that is no training triple;
-            or it would leave none.
+        DataError: If the file belongs to other data, contains no triple, contains a triple that is
+            not a training triple, or contains all training triples.
     """
     check_is_file(path)
     try:
         content = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
-    # Names may hold what `splitlines` takes for line ends.
+    # Names can contain characters that `splitlines` treats as line ends.
     lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n") if content]
     start = _check_origin(path, lines, graph)
     named = {
@@ -46,7 +46,7 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     }
     if not named:
         raise DataError(
-            f"{path}: holds no triple; expected head<TAB>relation<TAB>tail on each line"
+            f"{path}: contains no triple; expected head<TAB>relation<TAB>tail on each line"
         )
     wrong = np.array(list(named), np.int32)
     candidates = np.flatnonzero(
@@ -59,17 +59,17 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     if missing:
         number = min(named[row] for row in missing)
         raise DataError(
-            f"{path}, line {number}: {quoted(lines[number - 1])} is no training triple of "
+            f"{path}, line {number}: {quoted(lines[number - 1])} is not a training triple of "
             f"{graph.name}; only these can be left out"
         )
     if len(found) == len(graph.train):
-        raise DataError(f"{path}: names every training triple of {graph.name}; none would be left")
+        raise DataError(f"{path}: lists every training triple of {graph.name}; none would be left")
     logger.info("%s: %d of %d training triples are left out", path, len(found), len(graph.train))
     return replace(graph, train=np.delete(graph.train, found, axis=0))
 
 
 def _check_origin(path: Path, lines: list[str], graph: KnowledgeGraph) -> int:
-    """Refuse a list of other data; return how many lines say of which data it is."""
+    """Refuse a list of other data; return the number of lines that identify its data."""
     said: dict[str, str] = {}
     for line in lines:
         key = next((key for key in names.LIST_ORIGIN if line.startswith(key)), None)
@@ -88,7 +88,7 @@ def _check_origin(path: Path, lines: list[str], graph: KnowledgeGraph) -> int:
 
 
 def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
-    """Return the ids of a line's triple."""
+    """Return the ids of the triple in a line."""
     fields = line.split("\t")
     if len(fields) != NUM_COLUMNS:
         raise DataError(

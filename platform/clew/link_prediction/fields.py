@@ -1,12 +1,12 @@
 """Turns tab-separated files into integer codes of their distinct fields, fast and strictly.
 
-A block of lines becomes one Arrow string array without a copy: numpy finds tabs and line ends,
-and every field is the text up to and including its separator. Arrow then replaces equal fields by
-codes. A block is checked as a whole; only if something is wrong, a plain loop over its lines finds
-what and where. Ten million triples take seconds.
+A block of lines becomes one Arrow string array, without a Python string for each field: numpy finds
+tabs and line ends, and a field is the text up to and including its separator. Arrow then replaces
+equal fields by codes. A block is checked as a whole. Only if it is malformed, a plain loop over its
+lines finds the first malformed line and the reason. Ten million triples take seconds.
 
-There are no quotes, escapes, comments, header lines or blank lines: everything between two tabs is
-the value, including spaces.
+The format has no quotes, escapes, comments, header lines or blank lines: everything between two
+tabs is the value, including spaces.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,12 @@ from clew.text_blocks import BLOCK_BYTES, line_blocks
 
 TAB, NEWLINE = ord("\t"), ord("\n")
 MERGED_BLOCKS = 16
-"""Blocks whose values are compared with all known ones together, which takes long for many."""
+"""Number of blocks that are compared with all known values at once, which is slow for many."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of a file by name, and whether a field may be empty."""
+    """The names of a file's columns, and whether fields can be empty."""
 
     columns: tuple[str, ...]
     empty_fields: bool = False
@@ -40,7 +40,7 @@ class Layout:
 def read_coded(
     paths: Sequence[Path], layout: Layout, *, block_bytes: int = BLOCK_BYTES
 ) -> tuple[list[np.ndarray], pa.StringArray]:
-    """Read files of one layout; return their fields as codes of one shared list of values.
+    """Read files with the same layout; return their fields as codes of one shared list of values.
 
     Returns:
         The codes of each file, int32 `(line, column)`, and the distinct values `(code,)`.
@@ -65,14 +65,14 @@ def stream_coded(
     *,
     block_bytes: int = BLOCK_BYTES,
 ) -> pa.StringArray:
-    """Hand over what `read_coded` returns, some blocks of lines at a time.
+    """Pass the codes that `read_coded` returns to a function, some blocks of lines at a time.
 
-    Of the files, some blocks and the distinct values are in memory at a time, never all codes.
+    Only some blocks and the distinct values are in memory at a time, never all codes.
 
     Args:
-        paths: Files of one layout.
-        layout: Their columns.
-        write: Receives the number of a file and codes `(line, column)`, int32, in order.
+        paths: Files with the same layout.
+        layout: The columns of the files.
+        write: Called with the index of a file and its next codes `(line, column)`, int32.
         block_bytes: Size of a block.
 
     Returns:
@@ -82,7 +82,7 @@ def stream_coded(
     for number, path in enumerate(paths):
         blocks = (f.dictionary_encode() for f in _field_blocks(path, layout, block_bytes))
         while some := list(islice(blocks, MERGED_BLOCKS)):
-            # Values keep the codes that they have: those that are known come first.
+            # Known values come first, so that they keep their codes.
             earlier = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
             merged = pa.chunked_array([earlier, *some]).unify_dictionaries()
             known = merged.chunk(0).dictionary
@@ -136,7 +136,7 @@ def _fault(path: Path, block: bytes, first_line: int, layout: Layout) -> DataErr
 
 
 def _complaint(line: bytes, layout: Layout) -> str | None:
-    """Return what is wrong with a line, or None: the plain reference of the checks on blocks."""
+    """Return what is wrong with a line, or None; the reference for the checks on blocks."""
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Which tails are known for a query (head, relation): the index behind filtered ranking."""
+"""An index of the known tails of each query (head, relation), for filtered ranking."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -33,11 +33,11 @@ class FilterIndex:
     """
 
     num_relations: int
-    """Number of relations that queries may have, including inverses."""
+    """Number of relations that queries can have, including inverses."""
     keys: Int64[np.ndarray, "distinct"]
     """head * num_relations + relation, in ascending order."""
     offsets: Int64[np.ndarray, "distinct_plus_1"]
-    """Where each query's tails begin."""
+    """Position in `tails` at which each query's tails begin."""
     tails: Int32[np.ndarray, "answer"]
     """Known tails, one query after another."""
 
@@ -63,9 +63,9 @@ class FilterIndex:
 
     @classmethod
     def of_questions(cls, graph: KnowledgeGraph, asked: Triples) -> Self:
-        """Index all three splits, but only what answers the two questions of some triples.
+        """Index all three splits, but only the answers to the two questions of each asked triple.
 
-        It takes memory for these answers, whatever the number of triples of the graph.
+        Memory use depends on the number of these answers, not on the size of the graph.
         """
         num_relations = 2 * graph.num_relations
         wanted = np.unique(_keys(graph.with_inverses(asked), num_relations))
@@ -104,7 +104,7 @@ class FilterIndex:
         return known[rows], entities
 
     def tails_of(self, queries: Ids) -> Coordinates:
-        """Return the tails of distinct queries by their number, as coordinates (row, entity)."""
+        """Return the tails of distinct queries, given by number, as coordinates (row, entity)."""
         starts = self.offsets[queries]
         counts = self.offsets[queries + 1] - starts
         ends = np.cumsum(counts)
@@ -123,7 +123,7 @@ def _sorted_distinct_pairs(
 ) -> tuple[Int64[np.ndarray, "pair"], Int32[np.ndarray, "pair"]]:
     """Return the distinct pairs (key, tail) in ascending order.
 
-    Packed into one integer, both numbers sort eight times faster than separately; they are sorted
+    Sorting is eight times faster with both numbers packed into one integer. They are sorted
     separately only if they do not fit into 63 bits.
     """
     num_tails = int(tails.max(initial=0)) + 1

@@ -1,11 +1,12 @@
-"""Ranking against given wrong heads and tails, by the rules of OGB's ogbl-biokg.
+"""Ranks triples against given wrong heads and tails, by the rules of OGB's ogbl-biokg.
 
-A file `.npz` has the arrays of OGB's splits: `head`, `relation`, `tail` `(triple,)`, `head_neg` and
-`tail_neg` `(triple, negative)`, and perhaps `head_type` and `tail_type` `(triple,)`. Their values
-are names of the graph, as text or as numbers; with types, an entity's name is `type:number`.
+An `.npz` file has the arrays of OGB's splits: `head`, `relation`, `tail` `(triple,)`, `head_neg`
+and `tail_neg` `(triple, negative)`, and optionally `head_type` and `tail_type` `(triple,)`. Their
+values are names in the graph, as text or as numbers. With types, an entity's name is `type:number`.
 
-The rank of a triple is 1 + #(wrong score > its own) + #(equal) / 2, the mean of optimistic and
-pessimistic rank as in OGB's evaluator. Nothing is filtered: the file says what is wrong.
+The rank of a triple is 1 + #(wrong score > its own) + #(equal) / 2, the mean of the optimistic and
+the pessimistic rank, as in OGB's evaluator. Known answers are not filtered out: the file defines
+which answers are wrong.
 """
 
 import zipfile
@@ -26,12 +27,12 @@ from clew.text_blocks import check_is_file
 TRIPLE_KEYS, NEGATIVE_KEYS = ("head", "relation", "tail"), ("head_neg", "tail_neg")
 TYPE_KEYS = ("head_type", "tail_type")
 NAMES_AT_ONCE = 2**20
-"""Names that are held as text at once; each takes hundreds of bytes."""
+"""Number of names that are held as text at once; each takes hundreds of bytes."""
 
 
 @dataclass(frozen=True)
 class GivenNegatives:
-    """True triples, and wrong heads and tails of each."""
+    """True triples, and wrong heads and tails for each."""
 
     triples: Triples
     heads: Candidates
@@ -42,8 +43,8 @@ def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary
     """Read an `.npz` file with OGB's arrays.
 
     Raises:
-        DataError: the file is no such file, an array is missing or has another shape, or a name is
-            not in the graph.
+        DataError: If the file is not an `.npz` file, an array is missing or has another shape, or
+            a name is not in the graph.
     """
     arrays = _read_arrays(path)
     for key, values in arrays.items():
@@ -93,7 +94,7 @@ def _ranks(scores: CandidateScores) -> np.ndarray:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     check_is_file(path)
-    if not zipfile.is_zipfile(path):  # NumPy takes it for a pickle, and advises to load that
+    if not zipfile.is_zipfile(path):  # NumPy would suggest to load the file as a pickle
         raise DataError(
             f"{path}: not an .npz file; expected OGB's arrays in one, or a folder with "
             "valid_negatives.txt and test_negatives.txt"
@@ -103,7 +104,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             found = {
                 k: content[k] for k in (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS) if k in content
             }
-    except Exception as error:  # zip files and NumPy's headers raise nearly everything
+    except Exception as error:  # malformed zip files and NumPy headers raise almost any error
         raise DataError(f"{path}: not an .npz file of plain arrays ({described(error)})") from None
     missing = [key for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS) if key not in found]
     if missing:
@@ -114,7 +115,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary) -> np.ndarray:
-    """Return the ids of an array's names, in its shape, some rows at a time: text is large."""
+    """Return the ids of an array's names in its shape; some rows at a time, as text is large."""
     names = {k: arrays[k] for k in (key, f"{key.removesuffix('_neg')}_type") if k in arrays}
     found = np.empty(arrays[key].shape, np.int32)
     step = max(1, NAMES_AT_ONCE // max(1, arrays[key][:1].size))
@@ -137,7 +138,7 @@ def _ids_of_rows(
         distinct, places = np.unique(texts, return_inverse=True)
         names = pa.array(distinct.tolist(), pa.string())
     except ValueError as error:
-        raise DataError(f"{path}, array {key}: no text ({described(error)})") from None
+        raise DataError(f"{path}, array {key}: not text ({described(error)})") from None
     ids = vocabulary.find(names)
     if (ids < 0).any():
         name = str(distinct[int(np.argmin(ids))])

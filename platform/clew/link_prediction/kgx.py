@@ -1,7 +1,8 @@
 """Reads graphs in KGX, the exchange format of Biolink: nodes and edges, as TSV or JSON Lines.
 
-Nodes have `id`, `name`, `category` and `synonym`, edges `subject`, `predicate` and `object`; files
-may be compressed. See https://github.com/biolink/kgx/blob/master/specification/kgx-format.md.
+Nodes have `id`, `name`, `category` and `synonym`. Edges have `subject`, `predicate` and `object`.
+Files can be compressed. See
+https://github.com/biolink/kgx/blob/master/specification/kgx-format.md.
 """
 
 import json
@@ -29,7 +30,7 @@ FORMATS = ("tsv", "jsonl")
 
 
 class KgxNode(BaseModel):
-    """A node; other columns are passed over."""
+    """A node; other columns are ignored."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
     id: str
@@ -44,7 +45,7 @@ class KgxNode(BaseModel):
 
     @property
     def synonyms(self) -> list[str]:
-        """Its other names that can be shown, each once."""
+        """The printable synonyms, without duplicates and without the node's own name."""
         texts = (" ".join(text.replace(LIST_SEPARATOR, " ").split()) for text in self.synonym)
         known = {(self.name or "").casefold(), ""}
         found: dict[str, str] = {}
@@ -55,7 +56,7 @@ class KgxNode(BaseModel):
 
 
 class KgxEdge(BaseModel):
-    """An edge; columns other than qualifiers are passed over."""
+    """An edge; other columns are ignored, except qualifiers."""
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
     subject: str
@@ -64,7 +65,7 @@ class KgxEdge(BaseModel):
 
     @property
     def qualified(self) -> str:
-        """The predicate with its qualifiers, in the order of their names."""
+        """The predicate followed by its qualifiers, sorted by name."""
         more = self.model_extra or {}
         found = sorted((key, more[key]) for key in more if key.endswith(QUALIFIER_ENDS))
         parts = [f"{key}={value}" for key, value in found if value not in (None, "", [])]
@@ -73,32 +74,33 @@ class KgxEdge(BaseModel):
 
 @dataclass(frozen=True)
 class KgxGraph:
-    """A graph as KGX files describe it."""
+    """The contents of a graph's KGX files."""
 
     entities: list[str]
     relations: list[str]
     triples: Int[np.ndarray, "triple 3"]
-    """Each once, sorted: positions in `entities`, `relations`, `entities`."""
+    """Distinct triples, sorted, as positions in `entities`, `relations` and `entities`."""
     names: dict[str, str]
     kinds: dict[str, str]
     synonyms: dict[str, list[str]]
     num_edges: int
-    """Edges read; several may be the same triple from other sources."""
+    """Number of edges read; several edges can be the same triple from different sources."""
 
 
 def find_files(path: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files of nodes and of edges in a folder, by their names.
+    """Return the node files and the edge files in a folder, identified by their names.
 
     Raises:
-        DataError: there are none.
+        DataError: If the folder has no node files or no edge files.
     """
     ends = tuple(f".{kind}{packed}" for kind in FORMATS for packed in ("", *COMPRESSIONS))
     files = sorted(f for f in path.iterdir() if f.name.endswith(ends)) if path.is_dir() else []
     nodes, edges = ([f for f in files if word in f.name.lower()] for word in ("node", "edge"))
     if not nodes or not edges:
         raise DataError(
-            f"{path}: expected a folder with files of nodes and of edges, such as nodes.tsv and "
-            f"edges.tsv or nodes.jsonl and edges.jsonl; it has {len(nodes)} and {len(edges)}"
+            f"{path}: expected a folder with node files and edge files, such as nodes.tsv and "
+            f"edges.tsv or nodes.jsonl and edges.jsonl; it has {len(nodes)} node files and "
+            f"{len(edges)} edge files"
         )
     return nodes, edges
 
@@ -108,10 +110,10 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
 
     Args:
         path: The folder.
-        qualifiers: Whether edges whose qualifiers differ are of different relations.
+        qualifiers: Whether edges with different qualifiers have different relations.
 
     Raises:
-        DataError: a file is not what it should be; the message names file and line.
+        DataError: If a file is missing or malformed; the message names the file and the line.
     """
     node_files, edge_files = find_files(path)
     names, kinds, synonyms = _read_nodes(node_files)
@@ -128,13 +130,13 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
             ids.append(relations.setdefault(relation, len(relations)))
             ids.append(entities.setdefault(edge.object, len(entities)))
     if not ids:
-        raise DataError(f"{path}: its files of edges hold no edge; expected one a line")
+        raise DataError(f"{path}: its edge files contain no edge; expected one edge per line")
     all_triples = np.frombuffer(ids, np.int64).reshape(-1, 3)
     if missing := sum(entity not in names for entity in entities):
-        log.warning("%s: entities of edges that are no nodes, and have no name: %d", path, missing)
+        log.warning("%s: entities of edges that are not nodes, and have no name: %d", path, missing)
     triples = np.unique(all_triples, axis=0)
     if len(triples) < len(all_triples):
-        log.info("%s: %d edges are %d triples", path, len(all_triples), len(triples))
+        log.info("%s: %d edges contain %d distinct triples", path, len(all_triples), len(triples))
     return KgxGraph(
         list(entities), list(relations), triples, names, kinds, synonyms, len(all_triples)
     )
@@ -158,7 +160,7 @@ def _read_nodes(
 
 
 def _records(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the records of a file with the numbers of their lines."""
+    """Yield the records of a file with their line numbers."""
     lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
     numbered = enumerate(lines, 1)
     if ".jsonl" in path.suffixes:
@@ -203,14 +205,14 @@ def _checked(kind: type[R], record: dict[str, object], path: Path, number: int) 
         return kind.model_validate(record)
     except ValidationError as error:
         raise DataError(
-            f"{path}, line {number}: {described(error)}; this is no KGX {kind.__name__.lower()}"
+            f"{path}, line {number}: {described(error)}; expected a valid {kind.__name__.lower()}"
         ) from None
 
 
 def _refuse_unwritable(text: str, path: Path, number: int) -> None:
-    """Refuse what a file of triples cannot hold."""
+    """Refuse a text that cannot be a name in a file of triples."""
     if not text or not text.isprintable():
         raise DataError(
-            f"{path}, line {number}: {quoted(text)} is no name; expected printable text, without "
-            "tabs"
+            f"{path}, line {number}: {quoted(text)} is not a name; expected printable text, "
+            "without tabs"
         )

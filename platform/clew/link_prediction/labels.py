@@ -1,14 +1,15 @@
-r"""Readable labels of entities and relations.
+r"""Reads labels of entities and relations.
 
-A table contains `id<TAB>name`, and in further columns the kind (`Drug`, `Disease`) and other names
-with `|` between them; relations may also have a JSON edge map from predicate to label. `id` and
-predicate are written as in the triples: names, or ids if a dictionary was given. A file may contain
-more or fewer entries than the graph; an entity or relation without a label is shown by its name.
+A table contains `id<TAB>name`. Further columns contain the kind (`Drug`, `Disease`) and other
+names, separated by `|`. Labels of relations can also be in a JSON edge map from predicate to label.
+`id` and predicate are written as in the triples: as names, or as ids if a dictionary was given. A
+file can contain more or fewer entries than the graph. An entity or relation without a label is
+shown by its name.
 
 In JSON, a label is a text, an object with `label` or `name`, or an object with `predicate` and
-qualifiers. If no key is a relation of the graph but values are, the map is read in reverse
-(`{"{\"predicate\": \"biolink:treats\"}": "predicate:0"}`): its keys are the labels, and may be such
-objects written as text.
+qualifiers. If no key is a relation of the graph, the map is read in reverse
+(`{"{\"predicate\": \"biolink:treats\"}": "predicate:0"}`): its values are the relations and its
+keys are the labels. Such a key can also be one of these objects, written as text.
 """
 
 import json
@@ -68,7 +69,7 @@ def read_edge_map(path: Path, relations: Vocabulary) -> Vocabulary:
 def _labelled(
     path: Path, vocabulary: Vocabulary, ids: np.ndarray, labels: pa.StringArray, *, unit: str
 ) -> Vocabulary:
-    """Attach `labels[i]` to `ids[i]` (-1: not in the graph)."""
+    """Give the name with id `ids[i]` the label `labels[i]`; id -1 is not in the graph."""
     known = np.flatnonzero(ids >= 0)
     if len(known) == 0:
         raise DataError(
@@ -83,7 +84,7 @@ def _labelled(
 
 
 def _places(ids: np.ndarray, num_names: int) -> pa.Array:
-    """Return for each name its place in `ids`, null where it is not there."""
+    """Return the position of each name in `ids`; null if it is not in `ids`."""
     known = np.flatnonzero(ids >= 0)
     source = np.full(num_names, -1)
     source[ids[known]] = known
@@ -98,7 +99,7 @@ def _refuse_two_labels(
     *,
     unit: str,
 ) -> None:
-    """Refuse two labels of one name; the same label twice is harmless."""
+    """Refuse two different labels of one name; a repeated label is allowed."""
     known = np.flatnonzero(ids >= 0)
     codes = np.asarray(labels.dictionary_encode().indices)
     order = known[np.argsort(ids[known], kind="stable")]
@@ -126,7 +127,7 @@ def _read_json_object(path: Path) -> dict[str, object]:
     text = b"".join(line_blocks(path))
     try:
         content = json.loads(text)
-        json.dumps(content, ensure_ascii=False).encode()  # halves of characters are no text
+        json.dumps(content, ensure_ascii=False).encode()  # fails for a lone surrogate
     except json.JSONDecodeError as error:
         line = text.split(b"\n")[error.lineno - 1].decode("utf-8", "replace")
         raise DataError(

@@ -1,13 +1,14 @@
-"""A folder that is enough to answer queries: a checkpoint, the names and the known triples.
+"""A folder with all that answering queries needs: a checkpoint, the names and the known triples.
 
     model.safetensors  manifest.json      the checkpoint
     vocabulary/entities.parquet           id, name, label
     vocabulary/relations.parquet
     known.parquet                         training triples: head, relation, tail as ids
     calibration.json                      fitted temperature; only if there was data to fit it
-    answer_sets.parquet                   what answer sets with a guarantee need; as the last
+    answer_sets.parquet                   surprises for answer sets; only if there was data
 
-Predicting with it needs no data set and no tracking store. A registered model contains one.
+Prediction from this folder needs no data set and no tracking store. A registered model contains
+such a folder.
 """
 
 import shutil
@@ -65,7 +66,7 @@ def load_predictor(folder: Path) -> Predictor:
     """Load a folder written by `write_model_folder`.
 
     Raises:
-        CheckpointError: If the checkpoint cannot be read, or does not fit the names.
+        CheckpointError: If the checkpoint cannot be read, or belongs to other names.
         DataError: If the names or the known triples cannot be read.
     """
     entities, relations = read_vocabularies(folder / VOCABULARY_FOLDER)
@@ -73,7 +74,7 @@ def load_predictor(folder: Path) -> Predictor:
     known = folder / KNOWN_FILE
     triples = read_known(known) if known.is_file() else None
     if triples is not None and not _are_ids(triples, len(entities), len(relations)):
-        raise DataError(f"{known}: a triple of other names than those of the model")
+        raise DataError(f"{known}: contains an id that the model's vocabulary does not have")
     return Predictor(
         load_graph_model(folder, len(entities), len(relations)),
         entities,
@@ -98,7 +99,7 @@ def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
 
 
 def load_graph_model(checkpoint: Path, num_entities: int, num_relations: int) -> GraphModel:
-    """Build the model that a link-prediction checkpoint belongs to, and load it.
+    """Build the model of a link-prediction checkpoint, and load its parameters.
 
     Raises:
         CheckpointError: If the checkpoint belongs to another task, is incomplete, or has other

@@ -1,8 +1,8 @@
-"""Finds the names most similar to a mistyped name, fast even among a million.
+"""Finds the names that are most similar to a mistyped name, fast even among a million names.
 
 Comparing with every name letter by letter would take minutes. Names are therefore first ranked by
-the pairs of adjacent bytes that they share with the query (Dice's coefficient), which is one table
-look-up for a whole block of names; only the best ones are compared letter by letter.
+the pairs of adjacent bytes that they share with the query (Dice's coefficient). This is one table
+look-up for a whole block of names. Only the best names are then compared letter by letter.
 """
 
 from difflib import SequenceMatcher
@@ -30,7 +30,7 @@ def near_matches(query: str, names: pa.StringArray, *, limit: int = 3) -> list[s
 
 
 def _pair_scores(query: str, names: pa.StringArray) -> np.ndarray:
-    """Return the share of adjacent byte pairs in common with the query, float32 `(name,)`."""
+    """Return the Dice coefficient of each name's byte pairs with the query's, float32 `(name,)`."""
     wanted = _pair_table(query)
     num_wanted = max(len(query.encode("utf-8", "replace")) - 1, 1)
     scores = np.empty(len(names), np.float32)
@@ -42,7 +42,7 @@ def _pair_scores(query: str, names: pa.StringArray) -> np.ndarray:
 
 
 def _pair_table(query: str) -> np.ndarray:
-    """Return which pairs of bytes occur in the query, in any case, bool `(65536,)`."""
+    """Return which pairs of bytes occur in the query in any letter case, bool `(65536,)`."""
     table = np.zeros(2**16, bool)
     for text in (query, query.lower(), query.upper(), query.title()):
         table[_pairs(np.frombuffer(text.encode("utf-8", "replace"), np.uint8))] = True
@@ -55,7 +55,7 @@ def _pairs(content: np.ndarray) -> np.ndarray:
 
 
 def _count_pairs(names: pa.StringArray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each name how many of its byte pairs are wanted, and how many it has."""
+    """Return how many byte pairs of each name are wanted, and how many it has in total."""
     _, offset_buffer, text = names.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[names.offset :][: len(names) + 1]
     content = np.frombuffer(text or b"", np.uint8)[offsets[0] : offsets[-1]]

@@ -1,12 +1,12 @@
-"""Packed triples: names replaced by ids once, and read where they lie, on the disk.
+"""Packed data sets: triples are stored as ids, and are read from the disk when they are needed.
 
 packed.json               the format, the data set's name, counts and fingerprint
 train.arrow               and valid.arrow, test.arrow: one Arrow record batch with the column
                           `triple`, three int32 each; mapped into memory, never read as a whole
 entities.parquet          and relations.parquet: names and labels in the order of their ids
 
-Packing takes memory for the names and for some blocks of lines, whatever the number of triples.
-Ids, order and fingerprint are those that the files have.
+Packing needs memory for the names and for some blocks of lines, for any number of triples. Ids,
+order and fingerprint are the same as without packing.
 """
 
 import os
@@ -47,24 +47,26 @@ SCHEMA = pa.schema([(COLUMN, pa.list_(pa.int32(), 3))])
 
 
 class PackedManifest(BaseModel):
-    """What a packed folder says of itself."""
+    """The contents of `packed.json`."""
 
     format: int
     name: str
     fingerprint: str
     num_triples: dict[Split, int]
-    """Split to its triples; a split without triples has no file."""
+    """Number of triples in each split that has a file; the other splits are empty."""
 
 
 def pack_graph(name: str, files: GraphFiles, folder: Path) -> KnowledgeGraph:
-    """Pack a data set into a new folder, whole or not at all, and return it as it is read there.
+    """Pack a data set into a new folder, and return the graph that is read from this folder.
+
+    If packing fails, the folder does not exist.
 
     Raises:
-        ConfigError: the folder is there already.
-        DataError: the files cannot be used.
+        ConfigError: If the folder already exists.
+        DataError: If the files cannot be used.
     """
     if folder.exists():
-        raise ConfigError(f"{folder}: is there already; give a new folder, or remove it")
+        raise ConfigError(f"{folder}: already exists; give a new folder, or remove it")
     _remove_abandoned(folder)
     given = {s: p for s in SPLITS if (p := getattr(files, s)) is not None}
     paths = list(given.values())
@@ -101,11 +103,11 @@ def read_packed(folder: Path) -> KnowledgeGraph:
     """Return the graph of a packed folder; its triples stay on the disk.
 
     Raises:
-        DataError: it is no packed folder, or was changed since it was packed.
+        DataError: If it is not a packed folder, or was changed since it was packed.
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise DataError(f"{folder}: no {MANIFEST}; expected a folder of clew data --pack")
+        raise DataError(f"{folder}: no {MANIFEST}; expected a folder written by clew data --pack")
     try:
         manifest = PackedManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
@@ -144,17 +146,17 @@ def _write_codes(paths: list[Path], raw: list[Path]) -> pa.StringArray:
 
 
 def _write_triples(path: Path, triples: Triples) -> None:
-    """Write a split as one batch, from the map of its ids, so that it is mapped as one array."""
+    """Write a split as one record batch, so that it can be mapped as one array."""
     column = pa.FixedSizeListArray.from_arrays(pa.array(triples.reshape(-1)), 3)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
         writer.write_batch(pa.record_batch([column], schema=SCHEMA))
 
 
 def _map_triples(path: Path, limits: np.ndarray) -> Triples:
-    """Map the triples of a split, whose ids must be below some limits."""
+    """Map the triples of a split into memory; their ids must be below the limits."""
     try:
         batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-        batch.validate(full=True)  # no buffer ends before its values
+        batch.validate(full=True)  # refuses a buffer that is too short for its values
         if batch.schema != SCHEMA:
             raise ValueError(f"it holds {' '.join(str(batch.schema).split())}")
         flat: np.ndarray = batch.column(COLUMN).flatten().to_numpy(zero_copy_only=True)
@@ -165,12 +167,12 @@ def _map_triples(path: Path, limits: np.ndarray) -> Triples:
     triples = flat.reshape(-1, 3)
     for rows in row_blocks(len(triples)):
         if not ((triples[rows] >= 0) & (triples[rows] < limits)).all():
-            raise DataError(f"{path}: holds an id that no name has; pack the data set again")
+            raise DataError(f"{path}: contains an id that no name has; pack the data set again")
     return triples
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what packings of this folder left whose process was killed."""
+    """Remove temporary folders that earlier, killed processes left while packing this folder."""
     for path in folder.parent.glob(f".{folder.name}.*.tmp"):
         number = path.name.removesuffix(".tmp").rpartition(".")[2]
         if number.isdecimal() and not _lives(int(number)):

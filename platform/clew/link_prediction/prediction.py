@@ -25,8 +25,8 @@ class Predictor(QueryScores):
         entities: Names of the entities.
         relations: Names of the relations, without inverses.
         known: Index of the training triples in both directions.
-        calibration: Temperature of the probabilities; None: no probabilities.
-        answer_sets: What answer sets with a guarantee need; None: there are none.
+        calibration: Temperature of the probabilities; if None, answers have no probabilities.
+        answer_sets: Surprises on held-out queries; if None, there are no answer sets.
     """
 
     def __init__(
@@ -57,10 +57,11 @@ class Predictor(QueryScores):
         """Return the `top_k` best answers to each query, the best first.
 
         Args:
-            queries: The queries; a label may stand for a name if only one name has that label.
+            queries: The queries; a label can replace a name if only one name has that label.
             top_k: Number of answers per query.
             filter_known: Leave out answers that are known from training.
-            level: Say which answers are in the set that holds a new one with this probability.
+            level: Probability with which the answer set contains a new answer; if None, no answer
+                set is computed.
 
         Raises:
             ConfigError: If a query is incomplete, `top_k` is not positive, or the level is not
@@ -76,7 +77,7 @@ class Predictor(QueryScores):
                 "registered model, or make the data set available under its name or path"
             )
         if level is not None and (self.answer_sets is None or self.known is None):
-            raise DataError("an answer set is asked for, but none was calibrated for this model")
+            raise DataError("an answer set was requested, but none was calibrated for this model")
         resolved = [self.resolve(query) for query in queries]
         return [
             prediction
@@ -91,7 +92,7 @@ class Predictor(QueryScores):
         filter_known: bool,
         level: float | None,
     ) -> list[Prediction]:
-        """Answer as many queries as fit into the byte budget."""
+        """Answer queries whose scores fit into the byte budget together."""
         entities = np.array([question.entity for question in questions], np.int64)
         relations = np.array([question.relation for question in questions], np.int64)
         scores = self.scores(self.encode(entities, relations))
@@ -115,7 +116,7 @@ class Predictor(QueryScores):
     def _with_set(
         self, prediction: Prediction, candidates: Scores, question: "Resolved", level: float
     ) -> Prediction:
-        """Return a prediction that says which of its entities are in the answer set."""
+        """Return a prediction with its answer set, and with `in_set` for each of its entities."""
         assert self.answer_sets is not None
         guarantee = self.answer_sets.guarantee(question.relation, level)
         normaliser = float(self.normalisers(candidates))
@@ -130,7 +131,7 @@ class Predictor(QueryScores):
         )
         place = prediction.place
         if place is not None:
-            if place.known:  # it is a candidate here
+            if place.known:  # a candidate here, but its score is not in the normaliser yet
                 normaliser = float(np.logaddexp(normaliser, place.score))
             place = replace(place, in_set=normaliser - place.score <= guarantee.threshold)
         counts = torch.stack([inside.sum(), is_candidate.sum()])
@@ -142,7 +143,7 @@ class Predictor(QueryScores):
     def _best(
         self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
     ) -> list[tuple[Answer, ...]]:
-        """Return the best of the shown entities for each query, fewer where some are hidden."""
+        """Return the best of the shown entities for each query; fewer if some are hidden."""
         best, ids = self.rows.strongest(shown, top_k)
         probabilities = self._probabilities(candidates, ids)
         flags = None
@@ -165,7 +166,7 @@ class Predictor(QueryScores):
         ]
 
     def _place(self, scores: Scores, candidates: Scores, entity: int) -> Place:
-        """Return where an entity stands for one query; it is a candidate even if it is known."""
+        """Return the rank of an entity for one query; it is a candidate even if it is known."""
         asked = torch.tensor([0]), torch.tensor([entity])
         own, as_candidate = (self.rows.at(values, *asked) for values in (scores, candidates))
         candidates = candidates.index_put(self.rows.own(*asked), own)
@@ -185,7 +186,7 @@ class Predictor(QueryScores):
         )
 
     def _probabilities(self, candidates: Scores, ids: Tensor) -> list[list[float | None]] | None:
-        """Return the probability of each shown entity among the candidates."""
+        """Return the probability of each shown entity among the candidates, if calibrated."""
         if self.calibration is None:
             return None
         scaled = candidates / self.calibration.temperature
@@ -194,7 +195,7 @@ class Predictor(QueryScores):
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]
 
     def resolve(self, query: Query) -> "Resolved":
-        """Return the query with its names, and the table rows that predict its answer."""
+        """Return the query with names from the vocabulary, and its rows in the model's tables."""
         asks_for = query.asks_for
         relation = self.relations.id_of_text(query.relation)
         entity = self.entities.id_of_text(query.given[1])
@@ -214,19 +215,19 @@ class Predictor(QueryScores):
 
 @dataclass(frozen=True)
 class Resolved:
-    """A query under the names of the vocabulary, and as rows of the model's tables."""
+    """A query with names from the vocabulary, and its rows in the model's tables."""
 
     query: Query
     entity: int
-    """The end that is given."""
+    """Row of the given entity."""
     relation: int
-    """Relation; r + R asks for heads of r."""
+    """Row of the relation; r + R asks for heads of r."""
     about: int | None
-    """The entity to place."""
+    """Row of the entity whose rank is reported."""
 
 
 def _each(ids: Tensor) -> Tensor:
-    """Return the number of the query that each row of answers belongs to, `(batch, 1)`."""
+    """Return the index of each query, `(batch, 1)`."""
     return torch.arange(len(ids))[:, None]
 
 

@@ -17,7 +17,7 @@ PairIds = Int[np.ndarray, " pair"]
 
 @dataclass(frozen=True)
 class Questions:
-    """Queries (entity, relation) with one answer to rank each; a query may occur several times."""
+    """Queries (entity, relation), each with one answer to rank; a query can occur several times."""
 
     entity: Ids
     relation: Ids
@@ -31,14 +31,14 @@ class Questions:
 
 @dataclass(frozen=True)
 class QueryGroup:
-    """Distinct queries that are scored together, those with most answers first."""
+    """Distinct queries that are scored together, in descending order of their answers' number."""
 
     entity: Ids
     """The given entity of each query."""
     relation: Ids
     """Relation of each query, including inverses."""
     row: AnswerIds
-    """Query of each answer."""
+    """Index of each answer's query in the group."""
     layer: AnswerIds
     """Position of each answer among the answers of its query."""
     answer: AnswerIds
@@ -46,7 +46,7 @@ class QueryGroup:
     place: AnswerIds
     """Position of each answer's rank in the result."""
     hidden: tuple[PairIds, PairIds]
-    """(query, entity) that are not candidates: known answers, including those to rank."""
+    """Pairs (query, entity) that are not candidates: known answers, including those to rank."""
 
 
 def query_groups(questions: Questions, known: FilterIndex, size: int) -> Iterator[QueryGroup]:

@@ -3,8 +3,9 @@
 The head of (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs a model
 that was trained with inverse relations. Everything is computed on the CPU in float32.
 
-Where processes share the entity table, each has the scores of its own rows, and all of them answer
-the same queries together: scores, known answers and candidates have a column for each own row.
+If processes share the entity table, all of them answer the same queries together, and each process
+has the scores of its own rows. Scores, known answers and candidates have a column for each row of
+the process.
 """
 
 from collections.abc import Iterator, Sized
@@ -32,7 +33,7 @@ Normalisers = Float[Tensor, "batch"]
 
 
 class QueryScores:
-    """A trained model, and what training knows.
+    """The scores of a trained model, and the answers that are known from training.
 
     Args:
         model: The model; it is set to evaluation mode.
@@ -61,10 +62,10 @@ class QueryScores:
 
     @torch.no_grad()
     def scores(self, queries: Queries) -> Scores:
-        """Return the score of every own entity, `(batch, own)`.
+        """Return the scores of the entities of this process, `(batch, own)`.
 
         Raises:
-            CheckpointError: A score is NaN or infinite, here or in another process.
+            CheckpointError: If a score is NaN or infinite, in this process or in another one.
         """
         scores = self.model.scores(queries)
         finite = all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores))
@@ -75,12 +76,12 @@ class QueryScores:
     def known_answers(
         self, entities: Ids, relations: Ids, *, but: Ids | None = None
     ) -> Known | None:
-        """Return which own entities are known answers, if the training triples are available.
+        """Return which entities of this process are known answers; None without training triples.
 
         Args:
-            entities: The end that each query gives.
-            relations: Its relation.
-            but: An answer of each query that does not count as known.
+            entities: The given entity of each query.
+            relations: The relation of each query.
+            but: One answer to each query that does not count as known.
         """
         if self.known is None:
             return None
@@ -108,9 +109,10 @@ class QueryScores:
         return fit_temperature(self._held_out(*self._questions(triples[::stride])))
 
     def measure_answer_sets(self, valid: Triples, test: Triples) -> AnswerSets:
-        """Return what answer sets need: the surprises at both ends of held-out triples.
+        """Return the surprises at both ends of held-out triples, which answer sets need.
 
-        Of more than `MAX_HELD_OUT_TRIPLES` a random sample is taken, the same every time.
+        If there are more than `MAX_HELD_OUT_TRIPLES`, a random sample is used, which is always the
+        same.
         """
         return AnswerSets(self.num_relations, self._surprises(valid), self._surprises(test))
 

@@ -32,7 +32,7 @@ class RankQuality:
 
     @classmethod
     def of(cls, ranks: Ranks) -> "RankQuality":
-        """Average over at least one rank."""
+        """Return the means over ranks; at least one rank is required."""
         return cls(
             len(ranks),
             float(np.mean(1.0 / ranks)),
@@ -63,8 +63,9 @@ class RelationQuality:
 class RankingResult:
     """Filtered realistic ranks of both sides of some triples.
 
-    The realistic rank is the mean of the optimistic and the pessimistic one (all answers with the
-    same score come after, or all before), so that a constant score does not get a good rank.
+    The realistic rank is the mean of the optimistic rank (all answers with the same score come
+    after) and the pessimistic rank (all of them come before). A constant score therefore does not
+    get a good rank.
     """
 
     relation: Int[np.ndarray, " triple"]

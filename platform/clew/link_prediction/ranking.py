@@ -1,4 +1,4 @@
-"""Filtered ranking of both sides of triples, in memory that does not grow with the graph.
+"""Filtered ranking of both sides of triples, with memory use that does not grow with the graph.
 
 For a query (head, relation) all entities are scored, other known answers are left out, and the rank
 of an answer with score s is
@@ -6,8 +6,9 @@ of an answer with score s is
     1 + #(score > s) + #(score = s) / 2,
 
 the mean of its optimistic and pessimistic rank. The head of a triple is ranked as the tail of the
-inverse relation; a model without inverse relations scores every entity as the head instead. This
-needs as many forward passes as there are entities, for each relation, so it suits small graphs.
+inverse relation. A model without inverse relations scores every entity as the head instead. This
+needs as many forward passes as there are entities, for each relation, so it suits only small
+graphs.
 
 Equal scores must stay equal, so they are float32, and an answer's own score is taken from the same
 matrix product as the scores that it is compared with. Queries that several triples share are
@@ -41,7 +42,7 @@ Ranks = Float64[np.ndarray, " query"]
 Tiles = Callable[[int], Iterator[Scores]]
 """Yields the scores of a batch of queries, with the given number of entities at a time."""
 
-# With fewer rows, matrix products are slow: entities are then split instead of rows.
+# With fewer rows, matrix products are slow, so entities are split instead of rows.
 _MINIMUM_ROWS = 64
 _MINIMUM_CHUNK = 2048
 _BYTES_PER_SCORE = 8  # a float32 score and the result of comparing it
@@ -64,7 +65,7 @@ def rank_triples(
     *,
     settings: RankingSettings | None = None,
 ) -> RankingResult:
-    """Rank heads and tails of triples by a model, on the device that holds it.
+    """Rank heads and tails of triples with a model, on the model's device.
 
     Args:
         model: The model; its training or evaluation mode is restored afterwards.
@@ -90,7 +91,7 @@ def rank_triples(
 def _rank_by_query(
     model: GraphModel, questions: Questions, known: FilterIndex, settings: RankingSettings
 ) -> Ranks:
-    """Rank answers by the scores of each query (entity, relation) with all entities."""
+    """Rank answers among all entities by the scores of each query (entity, relation)."""
     table = model.entity.weight
     ranks = np.empty(len(questions.answer))
     candidates = model.table_rows
@@ -157,7 +158,7 @@ def _ranks(
     size = min(max(fitting, _MINIMUM_CHUNK), candidates.count)
     hidden = Coordinates(*candidates.own(*group.hidden), size=size, device=device)
     answers = Coordinates(*candidates.own(group.row, group.answer), size=size, device=device)
-    # Values of answers lie layer by layer: the k-th answers of all queries that have so many.
+    # Values of answers are stored by layer: layer k has answer k of all queries that have one.
     depths = np.bincount(group.layer)
     places = (np.cumsum(depths) - depths)[group.layer] + group.row
     own_places = to_tensor(candidates.own(places, group.answer)[0], device)
@@ -185,8 +186,8 @@ def _ranks(
 def _count_above(scores: Scores, own: Tensor, depths: list[int], above: Tensor) -> None:
     """Add, for each answer, how many scores are greater plus how many are at least its own.
 
-    Queries are sorted by falling number of answers, so the `k`-th answers belong to the first rows.
-    Counts are sums of zeros and ones in float32, exact up to 2^24 entities per chunk.
+    Queries are in descending order of their number of answers, so the `k`-th answers belong to the
+    first rows. Counts are sums of zeros and ones in float32, exact up to 2^24 entities per chunk.
     """
     compared, start = torch.empty_like(scores), 0
     for depth in depths:

@@ -1,10 +1,10 @@
-"""Finds and reads the knowledge graph of a configuration: a named data set, files, or packed.
+"""Finds and reads the graph of a configuration: a named data set, files, or a packed folder.
 
-A named data set is a folder with `train.txt` and, if it has them, `valid.txt` and `test.txt`, each
-also as `.gz` or `.zst`. `umls` comes with the package; others are in the folder that the
-environment variable CLEW_DATA names. Labels come from the data set's folder if the configuration
-names no other file: `entity_names.tsv` for entities; `edge_map.json`, `relations.en.json`,
-`relation_names.tsv` or `relation2text.txt` for relations.
+A named data set is a folder with `train.txt` and optionally `valid.txt` and `test.txt`. Each file
+can be compressed, as `.gz` or `.zst`. `umls` comes with the package. Other data sets are in the
+folder that the environment variable CLEW_DATA names. If the configuration names no other files,
+labels are read from the data set's folder: `entity_names.tsv` for entities, and `edge_map.json`,
+`relations.en.json`, `relation_names.tsv` or `relation2text.txt` for relations.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ RELATION_LABELS = [
 
 
 def load_graph(config: TripleData) -> KnowledgeGraph:
-    """Read the graph that a configuration asks for, with its labels, without excluded facts."""
+    """Read the graph of a configuration, with its labels and without excluded facts."""
     graph = _read(config)
     return leave_out(graph, expanded(config.exclude)) if config.exclude else graph
 
@@ -48,17 +48,17 @@ def find_files(config: TripleData) -> tuple[str, GraphFiles]:
     """Return the name of a configuration's data set and its files.
 
     Raises:
-        ConfigError: it names none, or a packed folder.
+        ConfigError: If the configuration names no data set, or a packed folder.
     """
     if config.packed is not None:
-        raise ConfigError(f"data.packed is {config.packed}; it is packed already")
+        raise ConfigError(f"data.packed is {config.packed}; this data set is already packed")
     if config.name is not None:
         folder = find_data_set(config.name)
         return config.name, _with_config(files_of_folder(folder), config)
     if not config.train:
         raise ConfigError(f"data.train is {config.train!r}; expected a file of training triples")
     train = expanded(config.train)
-    # A file `train.txt` has the name of its folder, another one its own without suffixes.
+    # `train.txt` gets the name of its folder, any other file its own name without suffixes.
     stem = train.name.split(".")[0] or train.name
     name = train.resolve().parent.name if stem == "train" else stem
     return name, _with_config(GraphFiles(train), config)
@@ -91,7 +91,7 @@ def find_data_set(name: str) -> Path:
 
 
 def files_of_folder(folder: Path) -> GraphFiles:
-    """Return the files of a data set's folder; validation, test and labels may be missing."""
+    """Return the files of a data set's folder; validation, test and labels can be missing."""
     train = _only_file(folder, _split_names("train"))
     if train is None:
         raise DataError(f"{folder}: no train.txt, train.txt.gz or train.txt.zst in this folder")
@@ -105,7 +105,7 @@ def files_of_folder(folder: Path) -> GraphFiles:
 
 
 def _with_config(files: GraphFiles, config: TripleData) -> GraphFiles:
-    """Replace files with those named in the configuration; an empty text means no file."""
+    """Replace files with those named in the configuration; an empty text replaces nothing."""
     named = {
         "valid": config.valid,
         "test": config.test,

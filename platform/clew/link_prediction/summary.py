@@ -1,4 +1,4 @@
-"""What is in a knowledge graph, in numbers."""
+"""Summary statistics of a knowledge graph."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from clew.link_prediction.triples import HEAD, SPLITS, TAIL, KnowledgeGraph, Tri
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """Counts of a graph; degrees include both ends of every training triple."""
+    """Statistics of a graph; degrees count both ends of every training triple."""
 
     name: str
     fingerprint: str

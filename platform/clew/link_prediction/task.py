@@ -39,14 +39,14 @@ from clew.training.task import LossSum
 Examples = OneVsAllExamples | KvsAllExamples | GroupedExamples
 
 SAMPLED = "sampled"
-"""Name of the implementation where a loss is estimated from a sample of entities."""
+"""Name of the implementation that estimates the loss from a sample of entities."""
 
 
 class LinkPrediction:
     """Predict the tail of (head, relation), and the head as the tail of the inverse relation.
 
-    Without inverse relations the model has no query for heads: they are ranked by encoding every
-    entity as a head, for each relation, which needs as many forward passes as there are entities.
+    Without inverse relations the model has no query for heads. Heads are then ranked by encoding
+    every entity as a head, for each relation, with as many forward passes as there are entities.
     """
 
     kind = names.TASK_LINK_PREDICTION
@@ -95,11 +95,11 @@ class LinkPrediction:
 
     @property
     def num_model_relations(self) -> int:
-        """Rows of the model's relation table."""
+        """Number of rows in the model's relation table."""
         return self.graph.num_relations * (2 if self.inverse_relations else 1)
 
     def build_model(self) -> GraphModel:
-        """Build the model with fresh weights, on the CPU."""
+        """Build the model with new initial weights, on the CPU."""
         model = build_graph_model(
             self.model_config, self.graph.num_entities, self.num_model_relations
         )
@@ -108,11 +108,11 @@ class LinkPrediction:
         return model
 
     def train_examples(self) -> Examples:
-        """Return the training rows; each is one triple, several with the same query, or a query."""
+        """Return the training rows: triples, groups of triples with the same query, or queries."""
         return self._examples
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
-        """Return the loss summed over rows; `count` is the number of rows."""
+        """Return the loss summed over rows, with the divisor of the batch as `count`."""
         graph_model = _as_graph_model(model)
         relations = graph_model.relation(batch.relation)
         if self.terms is None:
@@ -177,14 +177,14 @@ class LinkPrediction:
     def _triple_losses(terms: TripleTerms, model: GraphModel, batch: TripleBatch) -> Tensor:
         """Return what the terms add for each positive, `(positive,)`.
 
-        Each is looked up by itself: influence needs a use of the tables for each positive.
+        Each positive has its own lookup, because influence needs one use of the tables for each.
         """
         head, relation = batch.head[batch.row], batch.relation[batch.row]
         rows = model.head_table(head), model.relation(relation), model.entity(batch.entity)
         return terms.losses(model, *rows, relation)
 
     def _prediction_loss(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
-        """Return the sum of `prediction_losses`, by the implementation for that many queries."""
+        """Return the sum of `prediction_losses`, by the implementation for the batch's size."""
         table = model.entity
         if isinstance(table, ShardedTable):
             return sharded_loss(model, queries, batch, settings=self._loss, sampler=self.sampler)
@@ -224,7 +224,7 @@ class LinkPrediction:
         return result
 
     def _known_of(self, split: str) -> FilterIndex:
-        """Return what is known of a split's questions; built once, when it is first asked."""
+        """Return the known answers to a split's questions; the index is built only once."""
         if split not in self._known:
             asked = self.graph.split(_as_split(split))
             self._known[split] = FilterIndex.of_questions(self.graph, asked)
@@ -261,7 +261,7 @@ def _examples_of(
 
 
 def _sampler_of(graph: KnowledgeGraph, loss: EntityLoss, seed: int) -> NegativeSampler | None:
-    """Return what draws the entities of a batch; None where the loss is over all."""
+    """Return the sampler of entities for a batch; None if the loss is over all entities."""
     if loss.negatives is None:
         return None
     weights = None

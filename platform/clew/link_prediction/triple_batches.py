@@ -21,14 +21,14 @@ SHOWN_EXAMPLES = 8
 
 @dataclass(frozen=True, eq=False)
 class TripleBatch:
-    """Queries that go through the model at once, and their positives as coordinates."""
+    """Queries that are processed together, and their positives as coordinates."""
 
     head: Int64[Tensor, "batch"]
     """Head of each query."""
     relation: Int64[Tensor, "batch"]
     """Relation of each query; r + R is the inverse of r."""
     row: Int64[Tensor, "positive"]
-    """Query of each positive, in ascending order."""
+    """Position in the batch of each positive's query, in ascending order."""
     entity: Int64[Tensor, "positive"]
     """Tail of each positive."""
     example: Int64[Tensor, "batch"]
@@ -116,7 +116,7 @@ class KvsAllExamples:
 
 @dataclass(frozen=True, eq=False)
 class GroupedBatch(TripleBatch):
-    """Queries, each of which stands for its positives."""
+    """Queries, each of which represents one triple for each of its positives."""
 
     @property
     def count(self) -> int:
@@ -127,7 +127,7 @@ class GroupedBatch(TripleBatch):
 class GroupedExamples:
     """One example for at most `size` training triples with the same query (head, relation).
 
-    Which of a query's triples share an example is drawn once. Copies of a triple count as one.
+    The triples of a query are assigned to its examples at random, once. Duplicates count once.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class GroupedExamples:
         drawn = np.random.default_rng(0).permutation(len(query))
         self.tail = tail[drawn[np.argsort(query[drawn], kind="stable")]]
         count = np.bincount(query, minlength=len(index))
-        size = max(1, min(size, len(query)))  # what was asked for may need more than 64 bits
+        size = max(1, min(size, len(query)))  # the configured size can exceed 64 bits
         num_examples = -(-count // size)
         of_query = np.repeat(np.arange(len(index)), num_examples)
         place = np.arange(len(of_query)) - (np.cumsum(num_examples) - num_examples)[of_query]
@@ -161,7 +161,7 @@ class GroupedExamples:
 
 
 def _index(triples: Triples, num_relations: int, inverse_relations: bool) -> FilterIndex:
-    """Index the tails of each query, with inverse relations those of both directions."""
+    """Index the tails of each query, in both directions if there are inverse relations."""
     if not inverse_relations:
         return FilterIndex.from_triples(triples, num_relations)
     return FilterIndex.in_both_directions(triples, num_relations)

@@ -1,8 +1,8 @@
 """Reads knowledge graphs from files of triples `head<TAB>relation<TAB>tail`.
 
-Without dictionaries, ids are the positions of the names of all three files in code point order:
-the same names get the same ids, whatever the order of the lines. Triples keep the order of their
-lines, so that row `i` is line `i + 1`; duplicates are kept and counted, with a warning.
+Without dictionaries, ids are the positions of the names of all three files in code point order. The
+same names therefore get the same ids for any order of the lines. Triples keep the order of their
+lines, so that row `i` is line `i + 1`. Duplicates are kept and counted, with a warning.
 """
 
 import logging
@@ -40,7 +40,7 @@ COLUMN_NAMES = (
     {"relation", "predicate", "edge"},
     {"tail", "object", "target"},
 )
-"""What the first line of a table with names of its columns holds."""
+"""Names that the columns have if the first line of a file contains column names."""
 COLUMNS: dict[Kind, list[int]] = {"entity": [HEAD, TAIL], "relation": [RELATION]}
 
 
@@ -77,7 +77,7 @@ def read_graph(name: str, files: GraphFiles) -> KnowledgeGraph:
 
 
 def read_dictionaries(files: GraphFiles) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return entities and relations of the dictionaries that are given."""
+    """Return the entities and relations of the dictionaries; None for one that is not given."""
     entities = read_dictionary(files.entity_to_id, "entity") if files.entity_to_id else None
     relations = read_dictionary(files.relation_to_id, "relation") if files.relation_to_id else None
     return entities, relations
@@ -144,11 +144,11 @@ def translate(
     """Replace codes of values by ids; the first unknown name is an error.
 
     Args:
-        paths: Files that the tables are of.
-        tables: Codes `(triple, 3)` of each.
-        values: What each code stands for.
-        vocabularies: Of the entities and of the relations.
-        in_place: Write ids over the codes.
+        paths: Files that the tables come from.
+        tables: Codes `(triple, 3)` of each file.
+        values: The text of each code.
+        vocabularies: Vocabularies of the entities and of the relations.
+        in_place: Overwrite the codes with ids.
     """
     ids = {}
     for vocabulary in vocabularies:
@@ -200,16 +200,16 @@ def refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> No
 def warn_of_column_names(
     paths: Sequence[Path], tables: Sequence[np.ndarray], values: pa.Array
 ) -> None:
-    """Warn where the first triple of a file looks like the names of its columns.
+    """Warn if the first triple of a file looks like the names of its columns.
 
     Args:
-        paths: Files that the tables are of.
-        tables: Codes `(triple, 3)` of each.
-        values: What each code stands for.
+        paths: Files that the tables come from.
+        tables: Codes `(triple, 3)` of each file.
+        values: The text of each code.
     """
     for path, table in zip(paths, tables, strict=True):
         first = [values[int(code)].as_py() for row in table[:1] for code in row]
-        pairs = zip(first, COLUMN_NAMES, strict=False)  # a file without triples has no first one
+        pairs = zip(first, COLUMN_NAMES, strict=False)  # `first` can be empty
         if first and all(name.casefold() in known for name, known in pairs):
             log.warning(
                 "%s, line 1: %s is read as a triple; remove the line if it names the columns",

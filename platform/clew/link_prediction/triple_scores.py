@@ -8,7 +8,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 
 SCORES_AT_ONCE = 2**20
-"""How much is held at once of gathered entity rows and of a query's activations, in rows."""
+"""Limit of the entity rows that are gathered at once, and of activations, measured in such rows."""
 
 Candidates = Int[np.ndarray, "triple candidate"]
 CandidateScores = Float64[np.ndarray, "triple candidate"]
@@ -26,8 +26,8 @@ def score_heads(
 ) -> CandidateScores:
     """Return the score of each triple with the given heads h' instead of its own.
 
-    With inverse relations this is the score of h' as the tail of (t, inverse of r), else that of
-    (h', r, t).
+    With inverse relations this is the score of h' as the tail of (t, inverse of r), else the score
+    of (h', r, t).
     """
     if model.relation.num_embeddings == 2 * num_relations:
         return _scores(model, triples[:, TAIL], triples[:, RELATION] + num_relations, heads)
@@ -39,7 +39,7 @@ def score_heads(
 def score_triples(
     model: GraphModel, triples: Triples, num_relations: int
 ) -> Float64[np.ndarray, "triple"]:
-    """Return the mean of a triple's scores as a query for its tail and for its head."""
+    """Return the mean of each triple's two scores, as a query for its tail and for its head."""
     by_tail = score_tails(model, triples, triples[:, [TAIL]])
     by_head = score_heads(model, triples, triples[:, [HEAD]], num_relations)
     mean: np.ndarray = 0.5 * (by_tail + by_head)[:, 0]
@@ -49,7 +49,7 @@ def score_triples(
 def _scores(
     model: GraphModel, entity: np.ndarray, relation: np.ndarray, candidates: Candidates
 ) -> CandidateScores:
-    """Return the scores of candidates as tails, some queries at a time; the model evaluates."""
+    """Return the scores of candidates as tails in evaluation mode, some queries at a time."""
     device = model.entity.weight.device
     was_training, bias = model.training, model.tail_bias()
     activations = -(-model.floats_per_query // model.entity.embedding_dim)

@@ -1,4 +1,4 @@
-"""A knowledge graph as arrays of integers, with the names behind them."""
+"""A knowledge graph as arrays of integer ids, with the names of entities and relations."""
 
 import hashlib
 from collections.abc import Iterator
@@ -64,9 +64,9 @@ class KnowledgeGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits over names in order of their ids and all triples in order.
+        """Sixteen hexadecimal digits: a hash of all names by id, and of all triples in order.
 
-        Labels, paths, compression and line ends do not change it.
+        Labels, paths, compression and line ends do not change the fingerprint.
         """
         digest = hashlib.sha256()
         for vocabulary in (self.entities, self.relations):
@@ -88,7 +88,7 @@ def no_triples() -> Triples:
 
 
 def row_blocks(num_rows: int) -> Iterator[slice]:
-    """Yield slices that cover the rows of a table, which may be larger than the memory."""
+    """Yield slices that cover the rows of a table, which can be larger than the memory."""
     return (slice(start, start + BLOCK_ROWS) for start in range(0, num_rows, BLOCK_ROWS))
 
 

@@ -19,7 +19,7 @@ from clew.parquet import columns_of, read_columns
 
 Kind = Literal["entity", "relation"]
 LONGEST_NAME = 1_000
-"""No near matches are looked for of a longer text."""
+"""Longest text for which near matches are searched."""
 ID_FIELDS_KEY = b"clew.fields_may_be_ids"
 
 
@@ -37,12 +37,12 @@ class Vocabulary:
     label_array: pa.StringArray | None = None
     """Readable labels `(id,)`; null if there is none."""
     fields_may_be_ids: bool = False
-    """Whether data files may contain ids instead of names: the ids come from a dictionary, and
+    """Whether data files can contain ids instead of names: the ids come from a dictionary, and
     none of its names is itself a whole number."""
     category_array: pa.StringArray | None = None
-    """Kinds of entities `(id,)`, such as `Drug`; null if it is not known."""
+    """Kinds of entities `(id,)`, such as `Drug`; null if the kind is not known."""
     synonym_array: pa.StringArray | None = None
-    """Other names of entities `(id,)`, with `|` between them; null if there are none."""
+    """Other names of entities `(id,)`, separated by `|`; null if there are none."""
 
     @classmethod
     def from_names(cls, kind: Kind, names: list[str]) -> Self:
@@ -78,7 +78,7 @@ class Vocabulary:
         """Return the id of a name, or of the only name that has the text as its label.
 
         Raises:
-            DataError: it is neither, or the label of several names.
+            DataError: If the text is neither a name nor a label, or is the label of several names.
         """
         if text in self or self.label_array is None or not can_be_written(text):
             return self.id(text)
@@ -133,7 +133,7 @@ class Vocabulary:
         return replace(self, label_array=labels)
 
     def write(self, path: Path) -> None:
-        """Write a Parquet file: id, name, label and, where known, category and synonyms."""
+        """Write a Parquet file: id, name, label and, if known, category and synonyms."""
         labels = self.label_array
         columns = {
             "id": pa.array(np.arange(len(self), dtype=np.int32)),

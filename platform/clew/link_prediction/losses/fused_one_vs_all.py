@@ -1,6 +1,6 @@
-"""Losses over all entities in chunks, in little memory; gradients come with the forward.
+"""Losses over all entities in chunks, with little memory; the forward computes the gradients.
 
-Both losses are a normaliser minus a part that is linear in the scores s = X W^T + b + c:
+Both losses are a normaliser N minus a part that is linear in the scores s = X W^T + b + c:
 
     binary cross entropy     N = sum_e softplus(s_e)              dN/ds = sigmoid(s)
     softmax cross entropy    N = mass * log sum_e exp(s_e)        dN/ds = mass * softmax(s)
@@ -9,21 +9,22 @@ For a chunk c of entities, with G = dN/ds over it, three matrix products give th
 
     S = X W_c^T + b_c,    dX += G W_c,    dW_c = G^T X,    db_c = sum_rows G,    dc += sum_cols G
 
-The softmax needs its log-sum-exp first, and all scores twice. As many chunks as fit the memory
-budget are kept for that; those beyond are computed again, by a fourth product. With the binary loss
-only two chunks are in memory.
+The softmax loss needs its log-sum-exp first, so it needs all scores twice. As many chunks as fit
+into the memory budget are kept for the second pass. The other chunks are computed again, by a
+fourth product. With the binary loss only two chunks are in memory.
 
-The linear part, sum_e y_e s_e, needs no scores at all: its positives are gathered rows, and its
+The linear part, sum_e y_e s_e, does not need the scores: its positives are gathered rows, and its
 smoothing is (eps / E) X . sum_e W_e.
 
-Apple's cut-cross-entropy (arXiv 2411.09009) does this for softmax; unlike it, nothing small is
-dropped from the gradient: the sum of many terms of size 1 / E matters.
+Apple's cut-cross-entropy (arXiv 2411.09009) does the same for softmax, but drops small terms of the
+gradient. Here they are kept, because the sum of many terms of size 1 / E matters.
 
-Precision: under autocast the products take half-precision operands; scores, losses and gradients
-are float32. float16 has no numbers below 6e-8, and a sigmoid may be smaller, so G is stored times
-2^12 there. On a CPU, float16 products would be slow: they are computed in float32 instead.
+Precision: under autocast the products have half-precision operands, while scores, losses and
+gradients are float32. float16 has no numbers below 6e-8, and a sigmoid can be smaller, so G is
+multiplied by 2^12 in float16. On a CPU, float16 products are slow, so they are computed in float32.
 
-The products and the steps between them are in `score_tiles`: on CUDA, one Triton kernel per chunk.
+The products and the steps between them are in `score_tiles`. On CUDA, the steps are one Triton
+kernel per chunk.
 """
 
 import importlib.util
@@ -63,7 +64,7 @@ def fused_one_vs_all_loss(
     settings: OneVsAll,
     query_bias: QueryBias | None = None,
 ) -> Float[Tensor, ""]:
-    """Return what `one_vs_all_loss` returns of these arguments."""
+    """Return the same value as `one_vs_all_loss` with these arguments."""
     return fused_loss(
         queries,
         table,
@@ -91,16 +92,16 @@ def fused_loss(
         table: Entity table W.
         bias: Entity bias b, or None.
         targets: Labels of the rows.
-        settings: Which loss. The softmax takes `chunk_bytes` twice, once for the chunks that are
-            kept; a chunk has about 2,048 entities even if the budget is smaller.
+        settings: Which loss to compute. The softmax loss uses `chunk_bytes` twice, once for the
+            chunks that are kept. A chunk has about 2,048 entities even if the budget is smaller.
         query_bias: Query bias c, or None.
-        exchange: The processes that have the other rows, where table, bias and positives are those
-            of one process; None: they are whole. Losses and gradients of all processes add up to
-            those of the whole.
+        exchange: If table, bias and positives are the part of one process, the exchange with the
+            processes that have the other parts. The losses and gradients of all processes then add
+            up to those of the whole table. None if this process has the whole table.
     """
     operand, chunk_bytes = operand_type(table), settings.chunk_bytes
     size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
-    # Inside an autograd function gradients are off, so this checks here whether they are needed.
+    # Gradients are off inside an autograd function, so check here which ones are needed.
     wanted = tuple(
         torch.is_grad_enabled() and x is not None and x.requires_grad
         for x in (queries, table, bias, query_bias)
@@ -147,7 +148,7 @@ class _FusedLoss(torch.autograd.Function):
             query_bias=query_bias,
             kept_bytes=0 if binary or not any(wanted) else settings.chunk_bytes,
         )
-        # What belongs to whole rows of scores is counted in equal shares.
+        # Each process counts an equal share of the terms that belong to whole rows of scores.
         share = 1.0 if exchange is None else 1.0 / exchange.size
         gradients = _Gradients(chunks, targets, wanted=wanted, share=share)
         slopes = slopes_for(chunks.workspace, table.dtype, operand, gradients.gain)
@@ -176,9 +177,9 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def gain_of(operand: torch.dtype, most_times: int) -> float:
-    """Return what slopes are multiplied by, so that float16 neither rounds nor overflows.
+    """Return the factor of slopes that prevents underflow and overflow in float16.
 
-    A slope is at most the number of triples that its row stands for.
+    A slope is at most the number of triples that its row represents.
     """
     if operand != torch.float16:
         return 1.0
@@ -234,7 +235,7 @@ class _Gradients:
     ) -> Tensor:
         """Return sum y s over all rows and entities, and subtract its gradient.
 
-        The smoothing's part of `dw` and `db` is already included by `add`.
+        `add` has already included the part of `dw` and `db` that comes from smoothing.
         """
         row, entity, weight = self.targets.row, self.targets.entity, self.targets.weight
         x = queries.to(table.dtype)
@@ -261,7 +262,7 @@ class _Gradients:
 
 
 def _counted(values: Float[Tensor, "batch dim"], targets: Targets) -> Float[Tensor, "batch dim"]:
-    """Return values of rows times how often each row counts."""
+    """Return the values of rows, multiplied by how often each row counts."""
     return targets.times[:, None] * values
 
 

@@ -1,13 +1,14 @@
-"""Samples of entities to compare a batch with: one for the whole batch, none for each example.
+"""Samples of entities to compare a batch with: all examples of the batch share one sample.
 
-A sample of N draws over E entities cuts the numbers from 0 to N into entities, e with the length
-r_e = min(1, c w_e), where c makes the lengths add up to N. The k-th draw is the entity at k + u_k
-with u_k uniform in [0, 1): so e is expected r_e times, at most twice, and a sum over all entities
-is estimated without bias by sum_k f(e_k) / r_(e_k). With N = E each entity is drawn just once, and
-estimates are exact. Draws in strata vary less than independent ones.
+For N draws from E entities, the interval from 0 to N is divided into one segment for each entity.
+Entity e has a segment of length r_e = min(1, c w_e), where c makes the lengths add up to N. The
+k-th draw is the entity at k + u_k, with u_k uniform in [0, 1). Entity e is therefore drawn r_e
+times on average, and at most twice. A sum over all entities is estimated without bias by
+sum_k f(e_k) / r_(e_k). With N = E each entity is drawn exactly once, and estimates are exact. Such
+stratified draws vary less than independent ones.
 
-The numbers u are a function of the seed and of the *set* of examples of the batch: they depend
-neither on workers nor on what was drawn before, and a resumed run draws the same again.
+The numbers u depend only on the seed and on the *set* of examples in the batch. They depend neither
+on workers nor on earlier draws, so a resumed run draws the same samples.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _GOLDEN, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -772359229
 
 @dataclass(frozen=True)
 class Negatives:
-    """Drawn entities in ascending order, and how often each was expected."""
+    """Drawn entities in ascending order, and the expected number of draws of each."""
 
     entity: Int64[Tensor, " negative"]
     rate: Float64[Tensor, " negative"]
@@ -40,9 +41,9 @@ class NegativeSampler:
 
     Args:
         num_entities: Number of entities.
-        num_draws: Draws in a sample; at most the number of entities count.
-        seed: Of the run.
-        weights: What draws are proportional to, `(entity,)`; None: all alike.
+        num_draws: Number of draws in a sample; at most the number of entities is used.
+        seed: Seed of the run.
+        weights: Weight of each entity, `(entity,)`; if None, all weights are equal.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class NegativeSampler:
         weights: Float64[np.ndarray, " entity"] | None = None,
     ) -> None:
         self.num_entities, self.num_draws = num_entities, min(num_draws, num_entities)
-        # Products of tensors wrap around at 64 bits, those of Python's numbers do not.
+        # Products of tensors wrap around at 64 bits; products of Python integers do not.
         self._start = int(torch.tensor(seed + 1) * _GOLDEN)
         self._rates = self._ends = None
         if weights is not None:
@@ -62,17 +63,20 @@ class NegativeSampler:
             self._rates, self._ends = torch.from_numpy(rates), torch.from_numpy(rates.cumsum())
 
     def draw(self, example: Int64[Tensor, " batch"]) -> Negatives:
-        """Return the sample of the batch with these examples, on their device."""
+        """Return the sample for a batch of these examples, on their device."""
         return self.draw_from(self.entropy(example))
 
     def entropy(self, example: Int64[Tensor, " batch"]) -> Int64[Tensor, ""]:
-        """Return what a sample follows from: a sum over examples, in any order and in any parts."""
+        """Return the number that determines the sample: a sum over the examples of the batch.
+
+        Examples can be in any order, and the sums of several parts of a batch can be added.
+        """
         return _mixed(example + self._start).sum()
 
     def draw_from(self, entropy: Int64[Tensor, ""]) -> Negatives:
-        """Return the sample that follows from the entropy of a batch."""
+        """Return the sample for the entropy of a batch."""
         count = torch.arange(self.num_draws, device=entropy.device)
-        # 32 bits: k + u is then exact for every k below 2^20, and never rounds up to k + 1.
+        # With 32 bits, k + u is exact for every k below 2^20, and never rounds up to k + 1.
         bits = (_mixed(_mixed(entropy) + count * _GOLDEN) >> 32) & 0xFFFFFFFF
         place = count + bits.double() / 2**32
         if self._rates is None or self._ends is None:
@@ -85,7 +89,7 @@ class NegativeSampler:
         return Negatives(entity, rates[entity])
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return ends and rates on a device, where they stay."""
+        """Return ends and rates on a device, and keep them there."""
         assert self._ends is not None
         assert self._rates is not None
         if self._ends.device != device:
@@ -94,7 +98,7 @@ class NegativeSampler:
 
 
 def expected_draws(weights: np.ndarray, num_draws: int) -> Float64[np.ndarray, " entity"]:
-    """Return min(1, c w) with the c for which they add up to `num_draws`."""
+    """Return min(1, c w) for each weight w, where c makes the values add up to `num_draws`."""
     certain = np.zeros(len(weights), bool)
     while True:
         left = num_draws - int(certain.sum())
@@ -106,7 +110,7 @@ def expected_draws(weights: np.ndarray, num_draws: int) -> Float64[np.ndarray, "
 
 
 def degree_weights(triples: Triples, num_entities: int) -> Float64[np.ndarray, " entity"]:
-    """Return (1 + number of triples)^0.75 of each entity, as head or tail."""
+    """Return (1 + n)^0.75 for each entity, where n is its number of triples as head or tail."""
     degree = np.ones(num_entities)
     for start in range(0, len(triples), _BLOCK_TRIPLES):
         block = triples[start : start + _BLOCK_TRIPLES]

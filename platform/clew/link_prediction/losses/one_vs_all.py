@@ -1,4 +1,4 @@
-"""Losses over all entities: binary cross entropy and softmax cross entropy, of all scores at once.
+"""Losses over all entities: binary and softmax cross entropy, from all scores at once.
 
 With scores s = X W^T + b + c of query vectors X `(batch, dim)` against the entity table W
 `(entity, dim)`, biases b of entities and c of queries, and labels y, the loss of a row is
@@ -6,20 +6,22 @@ With scores s = X W^T + b + c of query vectors X `(batch, dim)` against the enti
     binary cross entropy     sum_e softplus(s_e)                - sum_e y_e s_e
     softmax cross entropy    (sum_e y_e) log sum_e exp(s_e)     - sum_e y_e s_e
 
-summed over rows and, for the first, over entities: nothing is averaged here. These functions keep
-all scores, `(batch, entity)`; `clew.link_prediction.losses.fused_one_vs_all` keeps few or none.
+The losses of rows are added, and nothing is averaged. These functions keep all scores,
+`(batch, entity)`; `clew.link_prediction.losses.fused_one_vs_all` keeps few or none.
 
-With eps the label smoothing and E the number of entities, a row's label of entity e is
+With label smoothing eps and E entities, a row's label of entity e is
 
     y_e = weight at its positives + floor,    floor = eps / E
 
-where the weight is 1 - eps for binary cross entropy, and (1 - eps) / (positives of the row) for
-softmax cross entropy, whose labels are a distribution (as in LibKGE: labels normalised by row).
-The matrix y is never built: both losses are linear in y, so its two parts are added separately.
+The weight is 1 - eps for binary cross entropy. For softmax cross entropy it is
+(1 - eps) / (positives of the row), because the labels of a row are a distribution (as in LibKGE:
+labels normalised by row). The matrix y is never built: both losses are linear in y, so its two
+parts are added separately.
 
-A row may also stand for its positives. Its loss is then the sum of theirs, each as a row of its
-own: with n positives all labels are n times as large, and the scores are computed once, not n
-times. This holds for softmax cross entropy, whose normaliser is linear in the labels.
+A row can also represent several triples, one for each of its positives. Its loss is then the sum
+that these triples would have as separate rows: with n positives all labels are n times as large,
+and the scores are computed once instead of n times. This is possible only for softmax cross
+entropy, whose normaliser is linear in the labels.
 """
 
 from dataclasses import dataclass
@@ -38,7 +40,7 @@ Implementation = Literal["auto", "plain", "fused"]
 # By default torch's softplus returns s itself above 20: an error of 2e-9, visible in float64.
 SOFTPLUS_THRESHOLD = 40.0
 
-# With few scores the fused loss has little to save, and its bookkeeping costs up to 5 % more.
+# With few scores the fused loss saves little, and its overhead costs up to 5 % more.
 _PLAIN_LIMIT_BYTES = 4 * 1024**2
 
 
@@ -53,8 +55,8 @@ class OneVsAll:
     chunk_bytes: int = 64 * 1024**2
     """Budget of the fused loss for its chunks of scores, in bytes; see `fused_loss`."""
     most_per_row: int = 1
-    """Largest number of positives that a row stands for; 1: a row counts once, whatever it has.
-    More than 1 is for softmax cross entropy."""
+    """Largest number of triples that a row represents. If 1, a row counts once for any number of
+    positives. Values above 1 are for softmax cross entropy only."""
 
     def chosen(self, batch: int, entities: int) -> Implementation:
         """Return the implementation for a batch, `plain` or `fused`."""
@@ -71,17 +73,17 @@ class Targets:
     row: Int[Tensor, " positive"]
     entity: Int[Tensor, " positive"]
     weight: Float[Tensor, " positive"]
-    """Label of each positive beyond `floor`."""
+    """Label of each positive, without `floor`."""
     floor: float
-    """Label of every entity, by smoothing, in a row that counts once."""
+    """Label that smoothing gives every entity in a row that counts once."""
     times: Float[Tensor, " batch"]
     """How often each row counts: 1, or the number of its positives."""
     total_times: int
-    """Sum of `times`, known without waiting for a GPU."""
+    """Sum of `times`; a Python number, so reading it does not wait for a GPU."""
     mass: Float[Tensor, " batch"]
     """Sum of the labels of each row."""
     most_times: int = 1
-    """What no number of `times` exceeds, known without waiting for a GPU."""
+    """Upper limit of `times`; a Python number, so reading it does not wait for a GPU."""
 
 
 def smoothed_targets(
@@ -95,7 +97,7 @@ def smoothed_targets(
     dtype: torch.dtype,
     most_per_row: int = 1,
 ) -> Targets:
-    """Weigh the positives `(row, entity)` of `batch` rows over `entities` entities."""
+    """Return the labels of `batch` rows over `entities` entities, from positives (row, entity)."""
     ones = torch.ones(row.shape, dtype=dtype, device=row.device)
     positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
     keep, floor = 1.0 - label_smoothing, label_smoothing / entities
@@ -127,8 +129,8 @@ def one_vs_all_loss(
         table: Entity table W.
         bias: Entity bias b, or None.
         row: Row of each positive.
-        entity: Entity of each positive; a pair (row, entity) occurs once.
-        settings: Which loss.
+        entity: Entity of each positive; each pair (row, entity) occurs only once.
+        settings: Which loss to compute.
         query_bias: Query bias c, or None.
     """
     return one_vs_all_row_losses(
@@ -146,7 +148,7 @@ def one_vs_all_row_losses(
     settings: OneVsAll,
     query_bias: QueryBias | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Return the loss of each row; arguments as above."""
+    """Return the loss of each row; the arguments are those of `one_vs_all_loss`."""
     targets = targets_of(queries, table, row, entity, settings)
     scores = F.linear(queries, table, bias).to(targets.weight.dtype)
     if query_bias is not None:
@@ -170,7 +172,7 @@ def row_losses(
 def targets_of(
     queries: Queries, table: EntityTable, row: Tensor, entity: Tensor, settings: OneVsAll
 ) -> Targets:
-    """Return the labels of a batch of queries, in the type of the loss."""
+    """Return the labels of a batch of queries, in the data type of the loss."""
     return smoothed_targets(
         row,
         entity,

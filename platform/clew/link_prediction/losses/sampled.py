@@ -1,22 +1,22 @@
 """Losses over all entities, estimated from one sample of entities for the whole batch.
 
-With r_k the expected number of draws of the k-th drawn entity (`clew...losses.negatives`), a sum
-over all entities is that over the positives of a row, which are known, and an estimate of the rest:
+A sum over all entities is the exact sum over the positives of a row plus an estimate of the rest.
+With r_k the expected number of draws of the k-th drawn entity (`clew...losses.negatives`),
 
-    sum_e f(s_e)  ~  sum_p f(s_p) + sum_k f(s_k) / r_k,    k over draws that are no positive
+    sum_e f(s_e)  ~  sum_p f(s_p) + sum_k f(s_k) / r_k,    k over draws that are not positives
 
-The loss of a row then is, as in `one_vs_all`,
+The loss of a row is then, as in `one_vs_all`,
 
     binary cross entropy     sum_e softplus(s_e)                - sum_e y_e s_e
     softmax cross entropy    (sum_e y_e) log sum_e exp(s_e)     - sum_e y_e s_e
 
-with an estimate of each sum. The first is unbiased, with its gradients. In the second the estimate
-is inside the logarithm: exp(s_k) / r_k = exp(s_k - log r_k) is the correction of sampled softmax
-(Bengio and Senecal, 2008; Jean et al., 2015, arXiv 1412.2007, equation 9), whose bias vanishes as
-the sample grows. With every entity drawn, both are the losses over all entities.
+with an estimate of each sum. The first loss and its gradients are unbiased. In the second loss, the
+estimate is inside the logarithm: exp(s_k) / r_k = exp(s_k - log r_k) is the correction of sampled
+softmax (Bengio and Senecal, 2008; Jean et al., 2015, arXiv 1412.2007, equation 9). Its bias
+vanishes as the sample grows. If every entity is drawn, both are the losses over all entities.
 
-The largest tensors are scores `(batch, negative)`; there is none with an embedding for each of
-them. What a row's own positives add to its sample is taken away by coordinates.
+The largest tensors are the scores `(batch, negative)`; no tensor has an embedding for each score.
+If the sample contains positives of a row, their draws are removed from it by coordinates.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, LossFunct
 from clew.link_prediction.models.base import Queries, QueryBias
 
 _NEVER = -1e30
-"""Added to a score that does not count: exp is 0, and so is its slope, without NaN."""
+"""Added to a score that does not count, so that exp and its slope are 0 and not NaN."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EntityRows:
 
 @dataclass(frozen=True)
 class Sample:
-    """The entities that a batch is compared with, and what the model has for them."""
+    """The entities that a batch is compared with, and their rows and biases in the model."""
 
     drawn: Negatives
     tails: EntityRows
@@ -66,9 +66,9 @@ def sampled_row_losses(
         queries: Query vectors X.
         query_bias: Query bias c, or None.
         sample: The sample of entities.
-        positive: Entities of the targets.
+        positive: Rows and biases of the entities in `targets`.
         targets: Labels of the rows.
-        function: Which normaliser.
+        function: Which loss to compute.
     """
     scores = SampledScores(queries, query_bias, sample, positive, targets)
     if function == "binary_cross_entropy":
@@ -79,7 +79,7 @@ def sampled_row_losses(
 
 
 class SampledScores:
-    """Scores of a batch's positives and of a sample, and the sums over all entities from them."""
+    """Scores of a batch's positives and of a sample, and estimates of sums over all entities."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SampledScores:
         self._own_share = 1.0 - (drawn * self._is_drawn).sum(0)
 
     def total(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " batch"]:
-        """Return the estimate of sum_e f(s_e) for each row, in full precision under autocast."""
+        """Return the estimate of sum_e f(s_e) for each row, in full precision despite autocast."""
         with torch.autocast(self.scores.device.type, enabled=False):
             sampled = function(self.scores) @ self.weight
         return sampled.index_add(0, self.targets.row, function(self.own) * self._own_share)
@@ -123,7 +123,7 @@ class SampledScores:
         return top + (sampled - top).exp().index_add(0, row, known).log()
 
     def labelled(self) -> Float[Tensor, " batch"]:
-        """Return sum_e y_e s_e for each row, with the part of smoothing estimated."""
+        """Return sum_e y_e s_e for each row; the part from label smoothing is estimated."""
         targets = self.targets
         known = torch.zeros_like(targets.mass)
         known = known.index_add(0, targets.row, targets.weight * self.own)
@@ -133,17 +133,17 @@ class SampledScores:
 
 
 def softplus(scores: Tensor) -> Tensor:
-    """Return log(1 + exp(s)), exact in float64 too."""
+    """Return log(1 + exp(s)), which is also exact in float64."""
     return F.softplus(scores, threshold=SOFTPLUS_THRESHOLD)
 
 
 def _draws_of(
     entity: Int[Tensor, " positive"], drawn: Int64[Tensor, " negative"]
 ) -> tuple[Int64[Tensor, "2 positive"], Bool[Tensor, "2 positive"]]:
-    """Return where entities are in an ascending sample, which holds each at most twice.
+    """Return the positions of entities in an ascending sample, which has each at most twice.
 
     Returns:
-        Two places for each entity, and whether it is there.
+        Two positions for each entity, and whether the sample has the entity there.
     """
     first = torch.searchsorted(drawn, entity)
     place = torch.stack([first, first + 1])

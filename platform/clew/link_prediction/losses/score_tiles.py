@@ -1,9 +1,9 @@
-"""Tiles of scores in the fused losses: how they are made, and what they become between products.
+"""Tiles of scores in the fused losses: the products that compute them, and their slopes.
 
-A tile P = X W_c^T `(batch, chunk)` is the product of all queries with one chunk of entities. With
-the bias added it becomes a part of the normaliser N and its slope G = dN/ds, in the type and scale
-of the next products. `Slopes` uses PyTorch, one operation after another, for the CPU and as the
-reference of the CUDA kernels in `triton_slopes`.
+A tile P = X W_c^T `(batch, chunk)` is the product of all queries with one chunk of entities. After
+the bias is added, it gives a part of the normaliser N and the slope G = dN/ds, in the data type and
+scale of the next products. `Slopes` uses separate PyTorch operations, for the CPU and as the
+reference for the CUDA kernels in `triton_slopes`.
 """
 
 import math
@@ -58,7 +58,7 @@ class Workspace:
     def product(
         self, name: str, a: Tensor, b: Tensor, *, dtype: torch.dtype, out: Tensor | None = None
     ) -> Tensor:
-        """Return the product a b, in `out` if given; its type may be wider than its factors'."""
+        """Return the product a b, in `out` if given; `dtype` can be wider than the factors'."""
         if a.dtype == dtype:
             return product(a, b, out=out)
         if a.is_cuda:
@@ -70,10 +70,10 @@ class Workspace:
 
 
 class EntityChunks:
-    """Products with one chunk of entities after another, plus the bias of each query if given.
+    """Products of queries with chunks of entities, plus the bias of each query if given.
 
-    A bias of entities is added later. The products of the first chunks may be kept for a second
-    pass, which may change them.
+    The bias of entities is added later. The products of the first chunks can be kept for a second
+    pass; they include in-place changes of the first pass.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class EntityChunks:
         self._kept: dict[int, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, a buffer."""
+        """Yield entities, their rows `(chunk, dim)` and X W_c^T `(batch, chunk)`, in buffers."""
         operand, exact = self.queries.dtype, self.table.dtype
         all_chunks = chunks(len(self.table), self.size, kept=self.num_kept)
         for number, entities in enumerate(all_chunks):
@@ -119,11 +119,11 @@ class Slope:
     scaled: Tile
     """G times the gain, in the type of matrix operands."""
     columns: Float[Tensor, " chunk"] | None
-    """G summed over rows, the slope of the bias; None without one."""
+    """G summed over rows, which is the slope of the bias; None without a bias."""
 
 
 class Slopes:
-    """Turns tiles of scores into slopes, by PyTorch; may overwrite the scores."""
+    """Turns tiles of scores into slopes with PyTorch operations; can overwrite the scores."""
 
     def __init__(self, workspace: Workspace, operand: torch.dtype, gain: float) -> None:
         self._workspace, self._operand, self._gain = workspace, operand, gain
@@ -141,10 +141,10 @@ class Slopes:
         return total, self._slope(scores.sigmoid_(), bias)
 
     def log_sum(self, scores: Tile, bias: TileBias | None) -> tuple[PerRow, PerRow | None]:
-        """Return log sum exp(s) over the tile's columns, and each row's largest s, m, or None.
+        """Return log sum exp(s) over the tile's columns, and the largest s of each row, m, or None.
 
-        With m, the scores have become exp(s - m), which `from_exponentials` takes; with None, they
-        are as they were.
+        If m is returned, the scores were overwritten by exp(s - m), the input of
+        `from_exponentials`. If None is returned, the scores are unchanged.
         """
         scores = _biased(scores, bias)
         largest = scores.amax(dim=1)
@@ -156,7 +156,7 @@ class Slopes:
         return self.from_exponentials(exponentials, bias, mass)
 
     def from_exponentials(self, exponentials: Tile, bias: TileBias | None, factor: PerRow) -> Slope:
-        """Return the slope factor * exponentials of scores with their bias."""
+        """Return the slope factor * exponentials, from exponentials of scores with bias."""
         return self._slope(exponentials.mul_(factor[:, None]), bias)
 
     def _slope(self, slope: Tensor, bias: TileBias | None) -> Slope:

@@ -1,8 +1,9 @@
-"""Losses over a table whose rows are spread over processes.
+"""Losses over an entity table whose rows are distributed over processes.
 
-All queries go to all processes. Each computes the loss over its own rows, by the same code as for
-a whole table: sums over entities add up over processes, and the log-sum-exp of the softmax is
-combined. A positive counts where its row is. All processes' losses add up to that of all queries.
+All queries are sent to all processes. Each process computes the loss over its own rows, with the
+same code as for a whole table. Sums over entities add up over processes, and the log-sum-exp of the
+softmax is combined. A positive counts in the process that has its row. The losses of all processes
+add up to the loss of all queries.
 """
 
 from dataclasses import replace
@@ -33,10 +34,10 @@ def sharded_loss(
 
     Args:
         model: A model with a sharded table.
-        queries: Query vectors of the own batch.
-        batch: The own batch.
-        settings: Which loss.
-        sampler: Draws the entities to compare with; None: all.
+        queries: Query vectors of this process's batch.
+        batch: The batch of this process.
+        settings: Which loss to compute.
+        sampler: Draws the entities to compare with; if None, all entities are used.
     """
     table = model.entity
     assert isinstance(table, ShardedTable)
@@ -72,7 +73,7 @@ def sharded_loss(
 
 
 def _own_targets(targets: Targets, table: ShardedTable) -> Targets:
-    """Return the positives that are own rows, numbered from the first own row."""
+    """Return the positives whose rows this process has, numbered from its first row."""
     own = table.shard.owns(targets.entity)
     return replace(
         targets,
@@ -85,7 +86,7 @@ def _own_targets(targets: Targets, table: ShardedTable) -> Targets:
 def _sampled(
     model: GraphModel, queries: Queries, targets: Targets, drawn: Negatives, settings: OneVsAll
 ) -> Float[Tensor, ""]:
-    """Return the loss estimated from those entities of the common sample that are own rows."""
+    """Return the loss estimated from the sampled entities whose rows this process has."""
     table = model.entity
     assert isinstance(table, ShardedTable)
     own = table.shard.owns(drawn.entity)

@@ -1,12 +1,12 @@
-"""What a loss may add for each training triple: a regularizer, and the prediction of its relation.
+"""Terms that a loss can add for each training triple: a regularizer and relation prediction.
 
     N3                    sum_k |h_k|^3 + |r_k|^3 + |t_k|^3     Lacroix et al., arXiv 1806.07297
     DURA                  |q(h, r)|^2 + |t|^2                   Zhang et al., arXiv 2011.05816
     relation prediction   -log softmax(p(h, t) . r)             Chen et al., arXiv 2110.02834
 
-with the softmax over all relations. DURA of the paper also has the two terms of the other
-direction; with inverse relations these are the terms of the triple's second row. All are sums over
-triples: a query with several tails has the sum of theirs.
+The softmax is over all relations. In the paper, DURA also has two terms for the other direction.
+With inverse relations these are the terms of the triple's second row. All terms are sums over
+triples: a query with several tails has the sum of the terms of its triples.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class TripleTerms:
 
     @classmethod
     def from_config(cls, loss: EntityLoss) -> "TripleTerms | None":
-        """Read the terms from a configuration; None if it has none."""
+        """Return the terms of a configuration, or None if it has none."""
         if loss.needs_factorization is None:
             return None
         return cls(loss.regularizer, loss.regularizer_weight, loss.relation_prediction_weight)
@@ -50,16 +50,16 @@ class TripleTerms:
         tail: Embeddings,
         relation_id: Ids,
     ) -> Float[Tensor, "batch"]:
-        """Return the sum of the terms for each triple, in float32 under autocast too.
+        """Return the sum of the terms for each triple, in float32 despite autocast.
 
         Args:
-            model: The model; its relation table is what relations are predicted with.
+            model: The model; relations are predicted with its relation table.
             head: Embeddings of heads.
             relation: Embeddings of relations.
             tail: Rows of tails in the entity table.
-            relation_id: Numbers of the relations.
+            relation_id: Ids of the relations.
         """
-        assert isinstance(model, Factorization)  # the configuration refuses others
+        assert isinstance(model, Factorization)  # the configuration refuses other models
         with torch.autocast(head.device.type, enabled=False):
             total = head.new_zeros(len(head))
             if self.regularizer == "n3":

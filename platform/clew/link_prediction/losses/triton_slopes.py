@@ -1,11 +1,11 @@
 """Slopes of the fused losses as Triton kernels for CUDA: each tile is read and written once.
 
 PyTorch's operations read and write a tile about ten times: bias, softplus, its sum, sigmoid, column
-sums, gain, conversion. Here one kernel does everything. A program handles a block of columns and
-loops over the rows, so that sums over rows stay in registers: no atomics, and the same result every
-time.
+sums, gain, conversion. Here one kernel does all of this. A program handles a block of columns and
+loops over the rows, so that sums over rows stay in registers. The kernel needs no atomics, and its
+results are deterministic.
 
-Tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
+The kernels are tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 from typing import Any
@@ -107,7 +107,7 @@ def _log_sums(  # noqa: PLR0917
 
 
 class TritonSlopes(Slopes):
-    """Slopes by the kernels above; scores are contiguous float32."""
+    """Computes slopes with the kernels above; scores must be contiguous float32."""
 
     def softplus(self, scores: Tile, bias: TileBias | None) -> Tensor:
         """Return the sum of log(1 + exp(s)) over the tile, in float64."""
@@ -118,7 +118,7 @@ class TritonSlopes(Slopes):
         return self._run(scores, bias, None)
 
     def log_sum(self, scores: Tile, bias: TileBias | None) -> tuple[Tensor, None]:
-        """Return log sum exp(s) over the tile's columns, and None: the scores stay as they are."""
+        """Return log sum exp(s) over the tile's columns, and None; the scores do not change."""
         rows, columns = scores.shape
         found = scores.new_empty(rows)
         _log_sums[(-(-rows // LOG_SUM_ROWS),)](
@@ -146,7 +146,7 @@ class TritonSlopes(Slopes):
         slope: bool = True,
     ) -> tuple[Tensor, Slope]:
         num_rows, num_columns = scores.shape
-        # The same element is read before it is written, so float32 slopes overwrite scores.
+        # Each element is read before it is written, so float32 slopes can overwrite the scores.
         scaled = scores
         if slope and self._operand != scores.dtype:
             scaled = self._workspace.take("scores", (num_rows, num_columns), self._operand)

@@ -1,17 +1,18 @@
-"""What losses, ranking, prediction, export and influence need from a graph model.
+"""Base classes of graph models, for losses, ranking, prediction, export and influence.
 
 The score of (head, relation, tail) is the inner product of a query vector with the tail's row of
 the entity table, plus a bias of the tail and a bias of the query:
 
     s(h, r, t) = q(h, r) . e_t + b_t + c(q)
 
-Most models have at most a parameter as b and no c. A squared distance |p - e_t|^2 between a point
-p(h, r) and the tail fits with q = 2 p, whose biases follow from the table and the query:
+In most models b is a parameter or absent, and there is no c. A squared distance |p - e_t|^2 between
+a point p(h, r) and the tail has this form with q = 2 p. Its biases follow from the table and the
+query:
 
     -|p - e_t|^2 = 2 p . e_t - |e_t|^2 - |p|^2 = q . e_t - |e_t|^2 - |q|^2 / 4
 
 A new model is one file in this folder, named after its `kind`, with a subclass that implements
-`encode`; its settings are one class in `clew.config.graph_models`.
+`encode`. Its settings are one class in `clew.config.graph_models`.
 """
 
 from abc import ABC, abstractmethod
@@ -51,7 +52,7 @@ class GraphModel(nn.Module, ABC):
     kinds: ClassVar[dict[str, type["GraphModel"]]] = {}
     """Model class of each `model.kind` whose file has been imported."""
     squared_distance: ClassVar[bool] = False
-    """Whether a score is a negative squared distance, of half a query vector to the tail's row."""
+    """Whether a score is the negative squared distance of half a query vector to a tail's row."""
 
     entity_bias: nn.Parameter | None
 
@@ -69,12 +70,12 @@ class GraphModel(nn.Module, ABC):
 
     @property
     def head_table(self) -> nn.Embedding:
-        """Return the table with the rows of heads: the entity table, unless a model has two."""
+        """The table with the rows of heads: the entity table, unless the model has two tables."""
         return self.entity
 
     @property
     def table_rows(self) -> OwnRows:
-        """Return which rows of the entity table this process has."""
+        """The rows of the entity table that this process has."""
         table = self.entity
         if isinstance(table, ShardedTable):
             return OwnRows(table.shard, table.exchange)
@@ -85,7 +86,7 @@ class GraphModel(nn.Module, ABC):
         """Return query vectors from the embeddings of heads and relations, `(batch, dim)`."""
 
     def forward(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
-        """Return what `encode` returns, compiled if `torch.compile` was applied: for training."""
+        """Return the result of `encode`, for training; compiled if `torch.compile` was applied."""
         return self.encode(head, relation)
 
     def queries(self, head: Ids, relation: Ids) -> Queries:
@@ -98,9 +99,10 @@ class GraphModel(nn.Module, ABC):
     def look_up(
         self, head: Ids, tail: Int[Tensor, " positive"]
     ) -> tuple[Embeddings, Float[Tensor, "positive dim"]]:
-        """Return the embeddings of heads and of tails, by one lookup if one table has both.
+        """Return the embeddings of heads and of tails, with one lookup if one table has both.
 
-        In the backward pass each lookup makes a gradient of the whole table.
+        This saves memory, because each lookup's backward pass creates a gradient of the whole
+        table.
         """
         if self.head_table is not self.entity:
             return self.head_table(head), self.entity(tail)
@@ -118,7 +120,7 @@ class GraphModel(nn.Module, ABC):
     def tails(self, entities: Ids) -> tuple[Embeddings, EntityBias | None]:
         """Return rows of the entity table and what is added to their scores; differentiable.
 
-        Of a sharded table, entities are own rows, numbered from the first of them.
+        With a sharded table, entities are rows of this process, numbered from its first row.
         """
         rows = F.embedding(entities, self.entity.weight, sparse=self.entity.sparse)
         bias: EntityBias | None = None
@@ -130,7 +132,7 @@ class GraphModel(nn.Module, ABC):
         return rows, bias
 
     def use_row_gradients(self) -> None:
-        """Give the tables of entities gradients of the rows that a batch touches alone."""
+        """Give entity tables sparse gradients, which contain only the rows that a batch uses."""
         self.entity.sparse = self.head_table.sparse = True
 
     def query_bias(self, queries: Queries) -> QueryBias | None:
@@ -151,14 +153,14 @@ class GraphModel(nn.Module, ABC):
 
     @property
     def floats_per_query(self) -> int:
-        """Return how many numbers the forward pass of one query keeps for the backward pass."""
+        """How many numbers the forward pass of one query keeps for the backward pass."""
         return 4 * self.config.embedding_dim
 
 
 class Factorization(GraphModel):
-    """A model linear in each of head, relation and tail, without a network.
+    """A model that is linear in each of head, relation and tail, without a neural network.
 
-    It factors the tensor of triples: its regularisers and its relation scores are known.
+    It factorizes the tensor of triples, so it can have a regularizer and relation prediction.
 
     Args:
         num_entities: Rows of the entity table.
@@ -180,12 +182,12 @@ class Factorization(GraphModel):
         """Return p with s(h, r, t) = p(h, t) . r from the embeddings of heads and tails."""
 
     def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:
-        """Return the squared size of each number of a row."""
+        """Return the squared modulus of each number in a row."""
         return rows.square()
 
 
 def model_class(config: GraphModelSettings) -> type[GraphModel]:
-    """Return the class of the model that the settings ask for."""
+    """Return the class of the model that the settings describe."""
     import_module(f"{__package__}.{config.kind}")
     return GraphModel.kinds[config.kind]
 
@@ -193,5 +195,5 @@ def model_class(config: GraphModelSettings) -> type[GraphModel]:
 def build_graph_model(
     config: GraphModelSettings, num_entities: int, num_relations: int
 ) -> GraphModel:
-    """Build the model that the settings ask for, with fresh weights, on the CPU."""
+    """Build the model that the settings describe, with new initial weights, on the CPU."""
     return model_class(config)(num_entities, num_relations, config)

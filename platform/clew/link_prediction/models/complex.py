@@ -1,4 +1,4 @@
-"""ComplEx: embeddings of complex numbers, so that relations may be antisymmetric."""
+"""ComplEx: embeddings of complex numbers, so that relations can be antisymmetric."""
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ class ComplEx(Factorization, kind="complex"):
 
         s(h, r, t) = Re(sum_k h_k r_k conj(t_k)) = q_re . t_re + q_im . t_im,   q = h r
 
-    A row of a table holds the real parts of its `embedding_dim / 2` complex numbers, then the
+    A row of a table contains the real parts of its `embedding_dim / 2` complex numbers, then their
     imaginary parts, so that the score is an inner product of two rows.
     """
 

@@ -1,9 +1,9 @@
 """ConvE: link prediction by a convolution over the stacked images of head and relation.
 
-Notable choices: the scores are a matrix product of the returned queries with the entity table, so
-that losses and ranking can process entities in chunks and never keep all scores; both tables are
-initialised xavier-normal as in the authors' code; inverse relations are ordinary rows of the
-relation table, numbered after the relations themselves.
+The scores are a matrix product of the returned queries with the entity table. Losses and ranking
+can therefore process entities in chunks, and never keep all scores. Both tables are initialised
+xavier-normal, as in the authors' code. Inverse relations are ordinary rows of the relation table,
+numbered after the relations themselves.
 """
 
 import torch
@@ -23,10 +23,11 @@ class ConvE(GraphModel, kind="conve"):
 
         h(s, r) = relu(vec(relu([S; R] * omega)) W),    score(s, r, o) = h(s, r) . e_o + b_o
 
-    with S and R the embeddings of head and relation as `(embedding_height, embedding_width)`
-    images, one above the other, and omega the kernels; `activation=silu` puts silu in the place of
-    relu. Batch normalisation on the input image, on the feature maps and after the projection;
-    dropout after each, as in the authors' code (the third one precedes its normalisation).
+    S and R are the embeddings of head and relation as `(embedding_height, embedding_width)` images,
+    one above the other, and omega are the kernels. `activation=silu` replaces relu by silu. Batch
+    normalisation is applied to the input image, to the feature maps and after the projection.
+    Dropout is applied to the normalised image, to the feature maps after their activation, and
+    between the projection and its normalisation, as in the authors' code.
 
     Args:
         num_entities: Rows of the entity table.
@@ -68,7 +69,7 @@ class ConvE(GraphModel, kind="conve"):
 
     @property
     def floats_per_query(self) -> int:
-        """Return the size of the feature maps."""
+        """The size of the feature maps."""
         return self.config.num_features
 
     def enable_gradient_checkpointing(self) -> None:

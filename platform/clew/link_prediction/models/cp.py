@@ -12,8 +12,8 @@ class CP(DistMult, kind="cp"):
 
         s(h, r, t) = sum_k a_hk r_k e_tk
 
-    `head_entity` holds the rows a, `entity` the rows e. Only inverse relations tie the two rows of
-    an entity together: without them CP generalises badly (section 5 of the paper).
+    `head_entity` contains the rows a, `entity` the rows e. Only inverse relations connect the two
+    rows of an entity: without them CP generalises badly (section 5 of the paper).
     """
 
     config: CPModel
@@ -25,5 +25,5 @@ class CP(DistMult, kind="cp"):
 
     @property
     def head_table(self) -> nn.Embedding:
-        """Return the rows a."""
+        """The table with the rows a."""
         return self.head_entity

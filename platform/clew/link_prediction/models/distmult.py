@@ -1,4 +1,4 @@
-"""DistMult: the query is the product of head and relation, element by element."""
+"""DistMult: the query is the element-wise product of head and relation."""
 
 import torch
 

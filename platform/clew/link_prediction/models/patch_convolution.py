@@ -1,16 +1,19 @@
-"""A convolution of one channel up to the projection behind it, in two passes over feature maps.
+"""A convolution of one channel and the projection after it, in two passes over the feature maps.
 
 A convolution is linear in the patches u of its input, z = K u + c, so the batch statistics of its
-outputs follow from the mean m and covariance C of the patches, which are few numbers:
+outputs follow from the mean m and covariance C of the patches, which are only a few numbers:
 
     mean(z) = K m + c,    var(z) = diag(K C K^T)
 
-Normalising is then a change of kernel, gam K / sd, and so is a channel's dropout factor, which no
-ReLU minds. With a row of ones below the patches for the shift, feature maps are one product with
-a kernel for each example and one ReLU, in place of five passes over them; backward likewise. On a
-CPU the passes are what takes the time: a 3 x 3 kernel has hardly any arithmetic. Gradients through
-the statistics are exact. The projection belongs to it because the gradient that comes back through
-it is as large as the maps, and the ReLU's can then take its place.
+Normalisation is then a change of the kernel, gam K / sd. A channel's dropout factor also changes
+the kernel: it commutes with ReLU because it is not negative. A row of ones below the patches is
+multiplied by the shift. The feature maps then need one product, with a kernel for each example, and
+one ReLU, instead of five passes over them. The backward pass is similar. On a CPU the passes take
+most of the time, because a 3 x 3 kernel needs little arithmetic. Gradients through the statistics
+are exact.
+
+The projection is included because its gradient with respect to the maps is as large as the maps.
+The gradient of the ReLU can then overwrite it.
 
 Everything here can be differentiated twice, which `clew.influence.unrolled` needs.
 """
@@ -43,17 +46,17 @@ def projected_maps(
 ) -> Float[Tensor, "batch dim"]:
     """Return projection(flatten(dropout(activation(norm(convolution(x)))))) as in training mode.
 
-    Equal, in value and gradient, to the layers one after another; the same random numbers are
-    drawn and `norm`'s buffers updated. Under autocast the products take half-precision operands,
-    the statistics do not.
+    Values and gradients equal those of the separate layers. The same random numbers are drawn, and
+    the buffers of `norm` are updated. Under autocast the products have half-precision operands; the
+    statistics do not.
 
     Args:
-        x: One channel.
-        convolution: Stride 1, no padding, one input channel.
-        norm: Its batch normalisation.
-        projection: From the flattened feature maps.
+        x: Images with one channel.
+        convolution: The convolution: stride 1, no padding, one input channel.
+        norm: Batch normalisation of the convolution's outputs.
+        projection: Projection of the flattened feature maps.
         dropout: Probability that a feature map is dropped.
-        activation: What follows the normalisation; `silu` keeps all feature maps twice.
+        activation: Activation after the normalisation; `silu` keeps all feature maps twice.
     """
     device = x.device.type
     operand = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -82,7 +85,7 @@ def projected_maps(
 def _normalised_kernel(
     moments: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, count: int
 ) -> Tensor:
-    """Return kernel and shift that convolve and normalise, `(channel, patch + 1)`."""
+    """Return the kernel and shift that convolve and normalise, `(channel, patch + 1)`."""
     kernel = convolution.weight.flatten(1)
     mean = moments[:-1, -1]
     covariance = moments[:-1, :-1] - torch.outer(mean, mean)
@@ -93,14 +96,14 @@ def _normalised_kernel(
     report_statistics(norm, output_mean, unbiased)
     _update_statistics(norm, output_mean, unbiased)
     scale = norm.weight * torch.rsqrt(variance + norm.eps)
-    # A bias of the convolution cancels: it moves the mean as much as the values.
+    # The bias of the convolution cancels: it shifts the mean as much as the values.
     shift = norm.bias - scale * convolved
     return torch.cat([kernel * scale.unsqueeze(1), shift.unsqueeze(1)], dim=1)
 
 
 @torch.no_grad()
 def _update_statistics(norm: nn.BatchNorm2d, mean: Tensor, unbiased_variance: Tensor) -> None:
-    """Move the running statistics as batch normalisation does."""
+    """Update the running statistics as batch normalisation does."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
@@ -139,7 +142,7 @@ class _Unfold(torch.autograd.Function):
 
 
 class _Fold(torch.autograd.Function):
-    """The adjoint of `_Unfold`: each pixel becomes the sum over the patches that hold it."""
+    """The adjoint of `_Unfold`: each pixel becomes the sum over the patches that contain it."""
 
     @staticmethod
     def forward(ctx: Any, patches: Tensor, shape: torch.Size, kernel: tuple[int, int]) -> Tensor:
@@ -161,7 +164,7 @@ class _Fold(torch.autograd.Function):
 
 
 class _SecondMoments(torch.autograd.Function):
-    """Mean of u u^T over all patches, ones included: second moments, means and 1."""
+    """Mean of u u^T over all patches, including the ones: second moments, means and 1."""
 
     @staticmethod
     def forward(ctx: Any, patches: Tensor) -> Tensor:
@@ -179,8 +182,8 @@ class _SecondMoments(torch.autograd.Function):
 class _Projected(torch.autograd.Function):
     """relu(kernels patches), flattened, times the projection's weight.
 
-    Goes through blocks of rows, so that what a product has made is still in the cache when the
-    ReLU comes, and the gradient of all feature maps is never held at once.
+    Rows are processed in blocks. The result of a product is then still in the cache when the ReLU
+    reads it, and the gradient of all feature maps is never in memory at once.
     """
 
     @staticmethod
@@ -201,13 +204,14 @@ class _Projected(torch.autograd.Function):
 
 
 class _ProjectedSlopes(torch.autograd.Function):
-    r"""Gradients of `_Projected`, with their own.
+    r"""Gradients of `_Projected`, which can be differentiated again.
 
-    With the maps M = relu(K P), the outputs M W^T and their gradient g, and [.] zero where M is:
+    The maps are M = relu(K P), the outputs M W^T, and g is the gradient of the outputs. With [.]
+    zero where M is zero:
 
         D = [g W],    dK = D P^T,    dP = K^T D,    dW = g^T M
 
-    For gradients k, p, w of these three, with E = [k P + K p] and N = [g w]:
+    For gradients k, p, w of dK, dP, dW, with E = [k P + K p] and N = [g w], the gradients are:
 
         g: E W^T + M w^T      K: N P^T + D p^T      P: K^T N + k^T D      W: g^T E
     """
@@ -248,12 +252,11 @@ class _ProjectedSlopes(torch.autograd.Function):
 
 
 def _masked(slope: Tensor, maps: Tensor) -> Tensor:
-    """Zero, in place, what is zero in the maps; return it in their shape."""
+    """Set slopes to zero in place where the maps are zero; return them in the maps' shape."""
     slope = slope.view(maps.shape)
     torch.ops.aten.threshold_backward.grad_input(slope, maps, 0, grad_input=slope)
     return slope
 
 
 def _blocks(rows: int) -> Iterator[slice]:
-    """Yield slices of `_BLOCK_ROWS` rows."""
     return (slice(start, start + _BLOCK_ROWS) for start in range(0, rows, _BLOCK_ROWS))

@@ -11,7 +11,7 @@ class RESCAL(Factorization, kind="rescal"):
 
         s(h, r, t) = h^T M_r t
 
-    A row of the relation table holds the matrix M_r, one row after another.
+    A row of the relation table contains the matrix M_r, one row after another.
     """
 
     config: RESCALModel
@@ -30,5 +30,5 @@ class RESCAL(Factorization, kind="rescal"):
 
     @property
     def floats_per_query(self) -> int:
-        """Return the size of a relation's matrix."""
+        """The size of a relation's matrix."""
         return self.config.relation_size

@@ -1,4 +1,4 @@
-"""RotatE: a relation turns complex numbers, and the score is a negative squared distance."""
+"""RotatE: a relation rotates complex numbers, and the score is a negative squared distance."""
 
 import math
 
@@ -15,9 +15,9 @@ class RotatE(GraphModel, kind="rotate"):
 
         s(h, r, t) = -|h e^(i r) - t|^2 + b_t
 
-    A row of the entity table holds the real parts of its complex numbers, then the imaginary parts;
-    a row of the relation table holds angles in radians. Dropout on the turned head only, because an
-    angle of zero is a rotation too.
+    A row of the entity table contains the real parts of its complex numbers, then the imaginary
+    parts. A row of the relation table contains angles in radians. Dropout is applied to the head
+    before its rotation, and not to the angles, because an angle of zero is a rotation too.
     """
 
     config: RotatEModel
@@ -35,7 +35,7 @@ class RotatE(GraphModel, kind="rotate"):
 
 
 def turned(head: Embeddings, angles: RelationEmbeddings) -> Embeddings:
-    """Return h e^(i r) as real parts, then imaginary parts; h has its numbers in the same order."""
+    """Return h e^(i r) as real parts, then imaginary parts; h has the same order."""
     head_re, head_im = head.chunk(2, 1)
     cosine, sine = angles.cos(), angles.sin()
     real = head_re * cosine - head_im * sine

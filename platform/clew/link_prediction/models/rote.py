@@ -1,4 +1,4 @@
-"""RotE: a relation turns and moves the head, and the score is a negative squared distance."""
+"""RotE: a relation rotates and translates the head; scores are negative squared distances."""
 
 import math
 
@@ -16,10 +16,10 @@ class RotE(GraphModel, kind="rote"):
 
         s(h, r, t) = -|h e^(i a_r) + v_r - t|^2 + b_t
 
-    A row of the entity table holds the real parts of its complex numbers, then the imaginary parts;
-    a row of the relation table holds angles in radians, then the translation. The paper's bias of
-    the head is left out: it adds the same to all scores of a query, and moves no rank. Dropout on
-    the turned head and on the translation.
+    A row of the entity table contains the real parts of its complex numbers, then the imaginary
+    parts. A row of the relation table contains angles in radians, then the translation. The paper's
+    bias of the head is left out: it adds the same number to all scores of a query, so it does not
+    change any rank. Dropout is applied to the head before its rotation, and to the translation.
     """
 
     config: RotEModel

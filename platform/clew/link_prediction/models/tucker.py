@@ -1,4 +1,4 @@
-"""TuckER: relations share a core tensor, which turns each of them into a matrix."""
+"""TuckER: relations share a core tensor, which turns each relation into a matrix."""
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ class TuckER(GraphModel, kind="tucker"):
 
         s(h, r, t) = sum_ijk C_kji n(h)_i r_j n'(...)_k t_k = n'(C vec(r n(h)^T)) . t
 
-    with batch normalisations n of the head and n' of the product, and dropout after both and on the
-    matrix C r, as in the authors' code.
+    n is the batch normalisation of the head and n' that of the product. Dropout is applied after
+    both and to the matrix C r, as in the authors' code.
     """
 
     config: TuckERModel
@@ -44,7 +44,7 @@ class TuckER(GraphModel, kind="tucker"):
         return torch.einsum("bki,bi->bk", matrix, head)
 
     def finish(self, projected: Queries) -> Queries:
-        """Return queries from projected rows."""
+        """Return queries from projected rows, by the last normalisation and dropout."""
         normal = normalised(self.projection_norm, projected)
         return dropout(normal, self.config.projection_dropout, self.training)
 
@@ -54,6 +54,6 @@ class TuckER(GraphModel, kind="tucker"):
 
     @property
     def floats_per_query(self) -> int:
-        """Return the size of a relation's matrix, or of `features` if that is larger."""
+        """The size of a relation's matrix, or of `features` if that is larger."""
         config = self.config
         return config.embedding_dim * max(config.embedding_dim, config.relation_size)
