@@ -146,7 +146,7 @@ def test_a_state_of_another_model_or_none_is_refused(tmp_path: Path) -> None:
         {"text.state.hidden": torch.full_like(tensors["text.state.hidden"], math.nan)},
     ):
         save_file(whole | change, tmp_path / "changed", metadata=said)
-        with pytest.raises(DataError, match="numbers that no text of this model has"):
+        with pytest.raises(DataError, match="values that are not valid for this model"):
             read_paused(tmp_path / "changed", model, "one")
     (tmp_path / "text").write_text("once upon a time, there was a text")
     for name in ("text", "nothing"):

@@ -258,6 +258,6 @@ def test_a_graph_model_does_not_continue_text(trained: TrainedStore) -> None:
 
 def test_a_character_that_the_tokenizer_lacks(text: StoredRun, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="the prompt holds 'ç', for which the model's tokenizer has"
+        DataError, match="the prompt contains 'ç', for which the model's tokenizer has"
     ):
         encode_prompt(letters_tokenizer(tmp_path), "abç")
