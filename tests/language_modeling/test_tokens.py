@@ -124,7 +124,7 @@ def test_loader_settings_go_together(
 
 
 def test_a_window_longer_than_the_text_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"2,521 training tokens, but one window of 4,096"):
+    with pytest.raises(DataError, match=r"2,521 training tokens, but one window needs 4,096"):
         open_text(tmp_path, window=4096)
 
 

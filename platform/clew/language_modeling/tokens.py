@@ -200,8 +200,8 @@ def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
     }
     if not len(windows["train"]):
         raise DataError(
-            f"{folder}: {valid:,} training tokens, but one window of {window:,} tokens and its "
-            "last target need one more; lower model.max_seq_len or use a longer text"
+            f"{folder}: {valid:,} training tokens, but one window needs {window:,} tokens and one "
+            "more as its last target; lower model.max_seq_len or use a longer text"
         )
     return TokenSplits(packed, tokenizer, windows)
 

@@ -56,8 +56,8 @@ def dropout(x: Float[Tensor, "..."], probability: float, training: bool) -> Floa
 def normalised(norm: nn.BatchNorm1d, rows: Rows) -> Rows:
     """Apply batch normalisation.
 
-    A single row, for example in the last batch of an epoch, has no variance. It is normalised with
-    the running statistics.
+    In training, a single row (for example in the last batch of an epoch) has no variance, so it is
+    normalised with the running statistics.
     """
     if norm.training and len(rows) == 1:
         return F.batch_norm(

@@ -181,7 +181,7 @@ def joined_world(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[W
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            "RANK is set, but RANK, WORLD_SIZE or LOCAL_RANK is missing or not a number "
+            "RANK is set, but WORLD_SIZE is missing, or a variable of torchrun is not a number "
             f"({error}); start with torchrun"
         ) from None
     if world.size > 1:
