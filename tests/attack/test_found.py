@@ -196,7 +196,7 @@ def test_a_token_that_the_vocabulary_does_not_have(tmp_path: Path) -> None:
     content[41] ^= 0x40  # the upper half of a token
     path.write_bytes(content)
     windows = load_tokens(config, window=16).windows["train"]
-    refused(lambda: windows.batch(np.arange(len(windows))), "vocabulary has 257 tokens; the file is")
+    refused(lambda: windows.batch(np.arange(len(windows))), "vocabulary has 257 tokens; the file")
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": float("nan")}])
