@@ -196,15 +196,15 @@ def test_a_token_that_the_vocabulary_does_not_have(tmp_path: Path) -> None:
     content[41] ^= 0x40  # the upper half of a token
     path.write_bytes(content)
     windows = load_tokens(config, window=16).windows["train"]
-    refused(lambda: windows.batch(np.arange(len(windows))), "vocabulary has 257; the file is dam")
+    refused(lambda: windows.batch(np.arange(len(windows))), "vocabulary has 257 tokens; the file")
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": float("nan")}])
 def test_draws_that_cannot_be(wrong: dict[str, float]) -> None:
-    refused(lambda: Sampling(**wrong), "expected a number from 0 on", ConfigError)
+    refused(lambda: Sampling(**wrong), "expected a temperature of at least 0", ConfigError)
 
 
 def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
     path = table(tmp_path / "corpus.parquet", text=[1, 2])
     (unit,) = plan_units(str(path))
-    refused(lambda: list(read_unit(unit, "text")), "column 'text' holds int64; expected text")
+    refused(lambda: list(read_unit(unit, "text")), "column 'text' has type int64; expected text")

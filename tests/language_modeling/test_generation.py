@@ -127,7 +127,7 @@ def test_a_state_of_another_model_or_none_is_refused(tmp_path: Path) -> None:
     state = read_text(model, prompt())
     paused = PausedText(state, torch.Generator().get_state(), torch.tensor([1]), 1)
     paused.write(path, "one")
-    with pytest.raises(CheckpointError, match="model with weights 'one', this one has two"):
+    with pytest.raises(CheckpointError, match="model with weights 'one', but this model has two"):
         read_paused(path, model, "two")
     tensors = load_file(path)
     save_file(tensors, tmp_path / "other")
@@ -146,7 +146,7 @@ def test_a_state_of_another_model_or_none_is_refused(tmp_path: Path) -> None:
         {"text.state.hidden": torch.full_like(tensors["text.state.hidden"], math.nan)},
     ):
         save_file(whole | change, tmp_path / "changed", metadata=said)
-        with pytest.raises(DataError, match="numbers that no text of this model has"):
+        with pytest.raises(DataError, match="values that are not valid for this model"):
             read_paused(tmp_path / "changed", model, "one")
     (tmp_path / "text").write_text("once upon a time, there was a text")
     for name in ("text", "nothing"):

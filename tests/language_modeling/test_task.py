@@ -270,7 +270,7 @@ def test_weight_decay_leaves_eigenvalues_alone(make_config: Any, tmp_path: Path)
 
 
 def test_windows_longer_than_the_text_are_refused(make_config: Any):
-    with pytest.raises(DataError, match="fewer than one window"):
+    with pytest.raises(DataError, match="but one window needs"):
         build_task(make_config(model__max_seq_len=100_000))
 
 

@@ -124,7 +124,7 @@ def test_loader_settings_go_together(
 
 
 def test_a_window_longer_than_the_text_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"2,521 training tokens, fewer than one window of 4,096"):
+    with pytest.raises(DataError, match=r"2,521 training tokens, but one window needs 4,096"):
         open_text(tmp_path, window=4096)
 
 
@@ -138,7 +138,7 @@ def test_a_pack_alone_is_enough(tmp_path: Path):
     (tmp_path / "corpus.txt").unlink()
     splits = load_tokens(TokenData(packed=str(tmp_path / "packed")), window=32)
     assert len(splits.windows["train"]) == 78
-    with pytest.raises(DataError, match=r"no manifest.json there; pack a corpus into it with"):
+    with pytest.raises(DataError, match=r"no manifest.json in this folder; pack a corpus into it"):
         load_tokens(TokenData(packed=str(tmp_path / "missing")), window=32)
 
 

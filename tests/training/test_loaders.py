@@ -87,7 +87,7 @@ def test_more_workers_than_cores_are_said_in_one_line(
     BatchLoader(source, few.model_copy(update={"num_workers": 1000}))  # torch warns of these too
     (line,) = caplog.messages
     assert line == (
-        "training.num_workers is 1000, more than the cores here (1); fewer may be faster"
+        "training.num_workers is 1000, more than this machine's cores (1); fewer may be faster"
     )
 
 

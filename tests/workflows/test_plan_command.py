@@ -179,8 +179,8 @@ def test_images_are_planned_by_the_shape_of_a_frame() -> None:
         ),
         (
             ["--config=experiments/language_modeling/small_32k.yaml"],
-            "no manifest.json there; pack a corpus into it with clew pretokenize; to plan without "
-            "data, give --vocabulary-size",
+            "no manifest.json in this folder; pack a corpus into it with clew pretokenize; to plan "
+            "without data, give --vocabulary-size",
         ),
     ],
 )

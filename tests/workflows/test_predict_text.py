@@ -129,7 +129,7 @@ def test_tokens_of_another_text_are_refused(text: StoredRun, tmp_path: Path) -> 
     tokens = download_artifact(text.run_id, "tokens.json", tmp_path)
     content = json.loads(tokens.read_text(encoding="utf-8"))
     tokens.write_text(json.dumps(content | {"fingerprint": "other"}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"was trained on text \w+, the tokens .* of other"):
+    with pytest.raises(CheckpointError, match=r"was trained on text \w+, but .* of text other"):
         said(str(best))
 
 
@@ -258,6 +258,6 @@ def test_a_graph_model_does_not_continue_text(trained: TrainedStore) -> None:
 
 def test_a_character_that_the_tokenizer_lacks(text: StoredRun, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="the prompt holds 'ç', for which the model's tokenizer has"
+        DataError, match="the prompt contains 'ç', for which the model's tokenizer has"
     ):
         encode_prompt(letters_tokenizer(tmp_path), "abç")

@@ -1,11 +1,11 @@
-"""Text documents from files, a piece at a time: never a whole corpus in memory.
+"""Reads text documents from files piece by piece, so that a corpus need not fit in memory.
 
-A corpus is cut into *units* that can be read apart from each other, so that several processes may
-tokenize it and a killed one can continue: ranges of a text or JSON Lines file that end with a line,
-row groups of a Parquet file, whole compressed files, or a Hugging Face data set.
+A corpus is divided into *units* that can be read independently. So several processes can tokenize a
+corpus, and an interrupted run can continue. A unit is a range of whole lines of a text or JSON
+Lines file, a row group of a Parquet file, a whole compressed file, or a Hugging Face data set.
 
-A text file is one document, an empty one too. A line of JSON Lines and a row of Parquet are one
-document each.
+A text file is one document, even if it is empty. In JSON Lines, each line is a document, and in
+Parquet, each row is a document.
 """
 
 import codecs
@@ -33,7 +33,7 @@ SUFFIXES: dict[str, UnitKind] = {
     ".parquet": "parquet",
 }
 SHORT_NAMES = {"finewebedu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
-"""Short name to a Hugging Face data set and the part of it that is meant."""
+"""Hugging Face data set and configuration name, by short name."""
 TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view())
 SHOWN_NAMES = 10
 UNIT_BYTES = 8 * 2**20
@@ -43,46 +43,46 @@ LONGEST_LINE_BYTES = 8 * PIECE_BYTES
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a corpus that is read in one go."""
+    """A part of a corpus that can be read independently."""
 
     kind: UnitKind
     path: str
-    """File, or name of a Hugging Face data set."""
+    """Path of a file, or name of a Hugging Face data set."""
     start: int = 0
-    """First byte, or the number of the row group."""
+    """First byte, or index of the row group."""
     end: int = -1
-    """Byte after the last; -1: the whole file."""
+    """Byte after the last byte; -1: the whole file."""
     ends_document: bool = True
-    """Whether a document ends with the unit's last piece (text only)."""
+    """Whether the document ends at the end of the unit (text files only)."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """UTF-8 text, and whether its document ends here."""
+    """A piece of UTF-8 text, and whether its document ends after it."""
 
     text: bytes
     ends_document: bool
 
 
 def plan_units(dataset: str, *, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
-    """Cut a text file, a folder of files or a Hugging Face data set into units.
+    """Divide a text file, a folder of files or a Hugging Face data set into units.
 
     Raises:
-        DataError: there is no such data set, or nothing in it that can be read.
+        DataError: The data set does not exist, or a folder contains no text file.
     """
     path = expanded(dataset)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and _kind_of(p) is not None)
         if not files:
             expected = ", ".join(SUFFIXES)
-            raise DataError(f"{path}: no file of text in this folder; expected {expected}")
+            raise DataError(f"{path}: no text file in this folder; expected {expected}")
         return [unit for file in files for unit in _units_of_file(file, unit_bytes)]
     if path.is_file():
         return _units_of_file(path, unit_bytes)
     if path.suffix or path.is_absolute() or importlib.util.find_spec("datasets") is None:
         raise DataError(
-            f"{dataset}: no such file or folder, nor one under $CLEW_DATA; for a Hugging Face data "
-            "set of this name, pip install 'clew[language]'"
+            f"{dataset}: no such file or folder here or under $CLEW_DATA; to use a Hugging Face "
+            "data set of this name, pip install 'clew[language]'"
         )
     return [Unit("huggingface", dataset)]
 
@@ -95,7 +95,7 @@ def _kind_of(path: Path) -> UnitKind | None:
 
 
 def _units_of_file(path: Path, unit_bytes: int) -> list[Unit]:
-    """Cut one file; a single file of an unknown kind is plain text."""
+    """Divide one file into units; a file of an unknown kind is read as plain text."""
     kind = _kind_of(path) or "text"
     if kind == "parquet":
         with _parquet(path) as file:
@@ -110,7 +110,7 @@ def _units_of_file(path: Path, unit_bytes: int) -> list[Unit]:
 
 
 def _line_cuts(path: Path, unit_bytes: int) -> list[int]:
-    """Return byte offsets from 0 to the file's size that follow line ends."""
+    """Return byte offsets between lines, from 0 to the size of the file."""
     size, cuts = path.stat().st_size, [0]
     with path.open("rb") as file:
         while cuts[-1] + unit_bytes < size:
@@ -122,10 +122,11 @@ def _line_cuts(path: Path, unit_bytes: int) -> list[int]:
 
 
 def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
-    """Yield a unit's text in order.
+    """Yield the text of a unit in order.
 
     Raises:
-        DataError: a line that is not JSON, text that is not UTF-8, a missing column.
+        DataError: The unit cannot be read, a line is not JSON, text is not UTF-8, or the text
+            column is missing.
     """
     match unit.kind:
         case "text":
@@ -139,7 +140,7 @@ def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 
 def _blocks(unit: Unit) -> Iterator[bytes]:
-    """Yield the bytes of a unit of a text or JSON Lines file, decompressed."""
+    """Yield the decompressed bytes of a unit of a text or JSON Lines file."""
     path = Path(unit.path)
     left = unit.end - unit.start if unit.end >= 0 else None
     try:
@@ -155,11 +156,11 @@ def _blocks(unit: Unit) -> Iterator[bytes]:
                 yield block
     except OSError as error:
         reason = str(error).partition("\n")[0]
-        raise DataError(f"{path}: cannot be read ({reason}); expected a whole file") from None
+        raise DataError(f"{path}: cannot be read ({reason}); expected a complete file") from None
 
 
 def _read_text(unit: Unit) -> Iterator[Piece]:
-    """Yield pieces that end with a line, so that a tokenizer never meets half a word."""
+    """Yield pieces of whole lines, so that a tokenizer does not get parts of words."""
     check, position, rest = codecs.getincrementaldecoder("utf-8")(), unit.start, b""
     for block in _blocks(unit):
         _check_utf8(check, block, unit.path, position, final=False)
@@ -174,12 +175,12 @@ def _read_text(unit: Unit) -> Iterator[Piece]:
 
 
 def _cut(text: bytes) -> int:
-    """Return where to cut: after a line, else, in a very long line, a word, else a character."""
+    """Return where to cut text: after a line or, in a very long line, after a word or character."""
     cut = text.rfind(b"\n") + 1
     if cut or len(text) < LONGEST_LINE_BYTES:
         return cut
     last = len(text) - 1
-    while last > 0 and text[last] & 0xC0 == 0x80:  # within a character of several bytes
+    while last > 0 and text[last] & 0xC0 == 0x80:  # inside a multibyte character
         last -= 1
     return text.rfind(b" ") + 1 or last
 
@@ -208,7 +209,7 @@ def _read_json_lines(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 
 def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> Iterator[Piece]:
-    """Yield the document of a line; an empty line has none."""
+    """Yield the document in a line; an empty line contains none."""
     if not line.strip():
         return
     place = f"{unit.path}, line {number}" + (f" after byte {unit.start}" if unit.start else "")
@@ -220,7 +221,7 @@ def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> It
     if not isinstance(text, str):
         keys = _listed(content) if isinstance(content, dict) else type(content).__name__
         raise DataError(
-            f"{place}: no text under {quoted(text_column)}; it has {keys}: set data.text_column"
+            f"{place}: no text under {quoted(text_column)}; found {keys}; set data.text_column"
         )
     yield Piece(text.encode("utf-8", "replace"), ends_document=True)
 
@@ -237,19 +238,19 @@ def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
         schema = file.schema_arrow
         if schema.names.count(text_column) != 1:
             raise DataError(
-                f"{unit.path}: no column {quoted(text_column)}; it has {_listed(schema.names)}: "
+                f"{unit.path}: no column {quoted(text_column)}; found {_listed(schema.names)}; "
                 "set data.text_column"
             )
         kind = schema.field(text_column).type
         if kind not in TEXT_TYPES:
             raise DataError(
-                f"{unit.path}: column {quoted(text_column)} holds {str(kind)[:60]}; expected text: "
-                "set data.text_column"
+                f"{unit.path}: column {quoted(text_column)} has type {str(kind)[:60]}; expected "
+                "text; set data.text_column"
             )
         try:
             for batch in file.iter_batches(row_groups=[unit.start], columns=[text_column]):
                 column = batch.column(0).cast(pa.large_string())
-                column.validate(full=True)  # it is UTF-8
+                column.validate(full=True)  # checks for UTF-8
                 for value in column.drop_null():
                     yield Piece(value.as_py().encode(), ends_document=True)
         except (OSError, pa.ArrowException) as error:
@@ -257,7 +258,6 @@ def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first names of many, for a message."""
     return ", ".join(quoted(name)[1:-1] for name in itertools.islice(names, SHOWN_NAMES))
 
 
@@ -270,10 +270,10 @@ def _read_huggingface(name: str, text_column: str) -> Iterator[Piece]:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(
-            f"{name}: the Hugging Face data set {data_set[0]} cannot be read ({reason}); name "
-            "another, or a file or folder of text"
+            f"{name}: the Hugging Face data set {data_set[0]} cannot be read ({reason}); give "
+            "another data set, or a text file or a folder of text files"
         ) from None
     for row in rows:
         if text_column not in row:
-            raise DataError(f"{name}: no column {text_column!r}; it has {_listed(row)}")
+            raise DataError(f"{name}: no column {text_column!r}; found {_listed(row)}")
         yield Piece(str(row[text_column]).encode("utf-8", "replace"), ends_document=True)

@@ -1,4 +1,4 @@
-"""Continue a text token by token, carrying the state: a step costs the same however long it is."""
+"""Generates text token by token; the cost of a step does not depend on the length of the text."""
 
 import itertools
 import math
@@ -13,18 +13,18 @@ from clew.errors import ConfigError, NonFiniteLossError
 from clew.language_modeling.model import CarriedState, EigenstateLM
 
 LEAST_TEMPERATURE = 1e-6
-"""Below it, only the likeliest token could be drawn, and logits would become infinite."""
+"""Below this temperature, the likeliest token is taken, because logits could become infinite."""
 PROMPT_SEGMENT = 4096
-"""Tokens of a prompt that go through the model at once; changes memory, not results."""
+"""Tokens of a prompt that go through the model at once; this affects memory, but not results."""
 
 
 @dataclass(frozen=True)
 class TextState:
-    """Where texts have come to: all that what follows depends on."""
+    """The state after some tokens, which is everything that the next tokens depend on."""
 
     carried: CarriedState
     hidden: Float[Tensor, "batch 1 dim"]
-    """After the last token; it gives the logits of the next one."""
+    """Hidden vector after the last token, which gives the logits of the next token."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Sampling:
     """How a token is drawn from its logits."""
 
     temperature: float = 1.0
-    """Divides the logits; 0, or nearly 0, takes the likeliest token."""
+    """Divisor of the logits; 0, or a number close to 0, takes the likeliest token."""
     top_p: float = 1.0
-    """Draw only among the fewest of the most likely tokens that together have this probability
-    (nucleus sampling; Holtzman et al., 2020, arXiv 1904.09751, section 3.1)."""
+    """Draw only from the smallest set of most likely tokens whose total probability is at least
+    `top_p` (nucleus sampling; Holtzman et al., 2020, arXiv 1904.09751, section 3.1)."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.temperature < math.inf and 0 < self.top_p <= 1):
             raise ConfigError(
-                f"temperature is {self.temperature:g} and top_p {self.top_p:g}; expected a number "
-                "from 0 on, and one above 0 up to 1"
+                f"temperature is {self.temperature:g} and top_p {self.top_p:g}; expected a "
+                "temperature of at least 0, and a top_p above 0 and at most 1"
             )
 
     def draw(
@@ -54,12 +54,12 @@ class Sampling:
         if self.top_p < 1:
             ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(dim=-1) - ordered
-            # The likeliest token stays, also where float32 takes top_p for zero.
+            # Keep the likeliest token, even if top_p is zero in float32.
             ordered = ordered.masked_fill((before >= self.top_p) & (before > 0), 0.0)
             probabilities = torch.zeros_like(ordered).scatter(-1, tokens, ordered)
         if not torch.isfinite(probabilities).all():
             raise NonFiniteLossError(
-                "the scores of the next token are not finite; the model or the state is damaged"
+                "the logits of the next token are not finite; the model or the state is damaged"
             )
         return torch.multinomial(probabilities, 1, generator=generator)
 
@@ -73,14 +73,14 @@ def read_text(
     segment: int = PROMPT_SEGMENT,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> TextState:
-    """Return the state after one token or more that follow those behind `state`.
+    """Return the state after reading one or more tokens that continue a text.
 
     Args:
-        model: In evaluation mode.
-        tokens: On the model's device.
-        state: None at the start of a text.
+        model: Model in evaluation mode.
+        tokens: Tokens on the model's device.
+        state: State of the text before the tokens; None at the start of a text.
         segment: Tokens that go through the model at once.
-        progress: Called with the number of tokens read and in total.
+        progress: Called with the number of tokens read so far and the total number of tokens.
     """
     carried, done = state.carried if state else None, 0
     for part in torch.split(tokens, segment, dim=1):
@@ -94,13 +94,13 @@ def read_text(
 def write_text(
     model: EigenstateLM, state: TextState, sampling: Sampling, generator: torch.Generator | None
 ) -> Iterator[tuple[Int[Tensor, "batch 1"], TextState]]:
-    """Yield the tokens that follow, one after the other, each with the state after it.
+    """Yield the next tokens of a text without end, each with the state after it.
 
     Args:
-        model: In evaluation mode.
-        state: What was read before.
+        model: Model in evaluation mode.
+        state: State of the text so far.
         sampling: How tokens are drawn.
-        generator: Source of randomness; logits are drawn from where it is.
+        generator: Random generator; tokens are drawn on its device.
     """
     while True:
         with torch.no_grad():
@@ -118,14 +118,14 @@ def generate(
     sampling: Sampling,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch more"]:
-    """Return `num_tokens` tokens that follow each prompt, `(batch, num_tokens)`.
+    """Return `num_tokens` tokens that continue each prompt, `(batch, num_tokens)`.
 
     Args:
-        model: In evaluation mode.
-        prompt: One token or more for each text.
-        num_tokens: How many to add.
+        model: Model in evaluation mode.
+        prompt: One or more tokens for each text.
+        num_tokens: Number of tokens to generate.
         sampling: How tokens are drawn.
-        generator: Source of randomness.
+        generator: Random generator.
     """
     written = write_text(model, read_text(model, prompt), sampling, generator)
     return torch.cat([token for token, _ in itertools.islice(written, num_tokens)], dim=1)

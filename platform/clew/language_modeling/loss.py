@@ -1,18 +1,19 @@
-"""Cross entropy of the next token: plain, and in chunks of tokens that never hold all logits.
+"""Cross entropy of the next token: plain, and in chunks of tokens that never store all logits.
 
     loss = sum_t -log softmax(W h_t)[target_t]
 
-For a chunk of tokens, with P the softmax of its logits and Y the one-hot targets, the gradients
-are two more matrix products, taken at once:
+For a chunk of tokens, P is the softmax of its logits, and Y are the one-hot targets. The gradients
+are two more matrix products, which are computed immediately:
 
     S = H W^T,    G = P - Y,    dH = G W,    dW += G^T H
 
-So the backward pass runs chunk by chunk inside the forward one, and only dH and dW remain: at
-32,768 tokens and 50,257 words, full float32 logits would be 6.1 GiB, and autograd would keep every
-chunk of a merely chunked forward. Later, the chain rule only scales what is there.
+So the backward pass of each chunk runs inside the forward pass, and only dH and dW are kept. The
+later backward pass only scales them. With 32,768 tokens and a vocabulary of 50,257, full float32
+logits would take 6.1 GiB, and if only the forward pass were chunked, autograd would keep all
+chunks.
 
-Precision: under autocast the products take half-precision operands; softmax, loss and dW's sum
-over chunks are float32. On a CPU, float16 products would be slow: they are made in float32.
+Precision: under autocast, the products use half-precision operands. Softmax, loss and the sum of dW
+over chunks are in float32. On a CPU, products use float32 instead of float16, which would be slow.
 """
 
 from typing import Any
@@ -34,7 +35,7 @@ MINIMUM_CHUNK_TOKENS = 64
 
 
 def token_losses(hidden: Hidden, head: Head, targets: Targets) -> TokenLosses:
-    """Return -log p of each target, `(batch, time)` float32, from full logits: the reference."""
+    """Return -log p of each target from full logits, `(batch, time)` in float32."""
     logits = F.linear(hidden, head).flatten(0, 1)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
@@ -44,13 +45,13 @@ def token_losses(hidden: Hidden, head: Head, targets: Targets) -> TokenLosses:
 def summed_loss(
     hidden: Hidden, head: Head, targets: Targets, *, chunk_bytes: int
 ) -> Float[Tensor, ""]:
-    """Return the loss summed over all tokens; its gradients are ready when it is.
+    """Return the loss summed over all tokens; its gradients are computed in the same pass.
 
     Args:
         hidden: Output of the model for each token.
         head: Token embedding W.
-        targets: The token that follows each one.
-        chunk_bytes: Budget for the float32 logits of a chunk and their gradient.
+        targets: The next token after each token.
+        chunk_bytes: Memory budget for the float32 logits of a chunk and their gradient.
     """
     flat, wanted = hidden.flatten(0, 1), torch.is_grad_enabled()
     size = chunk_tokens(len(head), chunk_bytes)
@@ -62,12 +63,12 @@ def summed_loss(
 
 
 def chunk_tokens(vocabulary_size: int, chunk_bytes: int) -> int:
-    """Return how many tokens a chunk has: two float32 tiles `(token, vocabulary)` at once."""
+    """Return the tokens per chunk such that two float32 matrices `(token, vocabulary)` fit."""
     return max(MINIMUM_CHUNK_TOKENS, chunk_bytes // (2 * vocabulary_size * torch.float32.itemsize))
 
 
 class _SummedLoss(torch.autograd.Function):
-    """Computes loss and gradients in the forward; the backward only scales them."""
+    """Computes loss and gradients in the forward pass; the backward pass scales the gradients."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes arguments by position)
@@ -114,7 +115,7 @@ class _SummedLoss(torch.autograd.Function):
 
 
 def _loss_and_gradient(scores: Tensor, targets: Tensor, *, with_gradient: bool) -> Tensor:
-    """Return a chunk's summed loss; replace its scores by the gradient, softmax minus one-hot."""
+    """Return the summed loss of a chunk, and replace its scores with their gradient."""
     normaliser = scores.logsumexp(dim=1, keepdim=True)
     picked = targets.unsqueeze(1)
     loss = normaliser.sum() - scores.gather(1, picked).sum()

@@ -1,12 +1,15 @@
 """A language model of eigenstate layers: parallel over a window, recurrent in generation.
 
-Notable choices: no positions are learned, the recurrence knows the order; the head is the token
-embedding, and the model returns hidden vectors, so that a loss may go through tokens in chunks
-and never hold all logits. A sequence may hold several documents, each followed by the end-of-text
-token: the model reads on across their ends, or, with `reset_at_documents`, reads each as if it
-were alone; then only the token after an end of text is predicted from the document before it.
-Training may predict further tokens too, each from a linear map of the same hidden vector (after
-Gloeckle et al., 2024, arXiv 2404.19737, whose heads are whole layers).
+Design choices:
+
+- There are no position embeddings, because the recurrence depends on the order of tokens.
+- The head is the token embedding. The model returns hidden vectors, so that a loss can process
+  tokens in chunks and never store all logits.
+- A sequence can contain several documents, each followed by the end-of-text token. By default, the
+  state continues from one document to the next. With `reset_at_documents`, each document is read
+  independently; then only the first token of a document is predicted from the document before it.
+- Training can also predict tokens further ahead, each from a linear map of the same hidden vector
+  (after Gloeckle et al., 2024, arXiv 2404.19737, whose heads are whole layers).
 """
 
 from dataclasses import dataclass
@@ -27,11 +30,11 @@ Logits = Float[Tensor, "batch time token"]
 
 @dataclass(frozen=True)
 class CarriedState:
-    """What the model carries from one part of a sequence to the next: nothing grows with time."""
+    """The state of the model between parts of a sequence; its size does not grow with time."""
 
     layers: tuple[LayerState, ...]
     position: Int[Tensor, "batch"] | None = None
-    """Position of the next token in its document, where documents are read by themselves."""
+    """Position of the next token in its document; None without `reset_at_documents`."""
 
 
 class EigenstateLM(nn.Module):
@@ -39,7 +42,7 @@ class EigenstateLM(nn.Module):
 
     Args:
         vocabulary_size: Number of tokens.
-        config: Every other size, validated.
+        config: The validated configuration of the model.
         end_of_text: The token that ends a document; needed with `reset_at_documents`.
     """
 
@@ -60,7 +63,7 @@ class EigenstateLM(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, tokens: Tokens) -> Hidden:
-        """Return the hidden vector after each token, `(batch, time, dim)`, from a fresh start."""
+        """Return the hidden vector after each token, `(batch, time, dim)`, from an empty state."""
         x, (positions, _) = self._embed(tokens), self._positions(tokens, None)
         recomputes = self.recomputes and self.training and torch.is_grad_enabled()
         for block in self.blocks:
@@ -72,7 +75,7 @@ class EigenstateLM(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def advance(self, tokens: Tokens, state: CarriedState | None) -> tuple[Hidden, CarriedState]:
-        """Return hidden vectors of tokens that follow those behind `state`, and the new state."""
+        """Return the hidden vectors of the tokens that come after `state`, and the new state."""
         before = state.layers if state is not None else [None] * len(self.blocks)
         x, after = self._embed(tokens), []
         positions, position = self._positions(tokens, state)
@@ -82,18 +85,19 @@ class EigenstateLM(nn.Module):
         return self.norm(x), CarriedState(tuple(after), position)
 
     def logits(self, hidden: Hidden) -> Logits:
-        """Return the logits of the token that follows each one."""
+        """Return the logits of the token after each hidden vector."""
         return F.linear(hidden, self.embedding.weight)
 
     def enable_gradient_checkpointing(self) -> None:
-        """Keep only the input of each block, and run it again in the backward pass."""
+        """Keep only the input of each block, and run each block again in the backward pass."""
         self.recomputes = True
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
-        """Return eigenvalues, scales of normalisation, biases and filters: decay is for matrices.
+        """Return the parameters that are not matrices, and the filters.
 
-        Towards zero, a rate would mean a time constant of one step, not a simpler model; a filter
-        would pass nothing on.
+        These are rates and frequencies of eigenvalues, scales of normalisation, biases and filters.
+        Decay towards zero would give a rate a time constant of one step, which is not simpler, and
+        a filter would become zero.
         """
         filters = [m.kernel for m in self.modules() if isinstance(m, ShortConvolution)]
         vectors = [p for p in self.parameters() if p.dim() == 1]
@@ -102,7 +106,7 @@ class EigenstateLM(nn.Module):
     def _positions(
         self, tokens: Tokens, state: CarriedState | None
     ) -> tuple[Positions | None, Tensor | None]:
-        """Return each token's position in its document and the next one's, if they matter."""
+        """Return the positions of tokens and of the next token with `reset_at_documents`."""
         if not self.config.reset_at_documents:
             return None, None
         assert self.end_of_text is not None
@@ -116,25 +120,25 @@ class EigenstateLM(nn.Module):
 def positions_in_documents(
     tokens: Int[Tensor, "batch time"], end_of_text: int, first: Int[Tensor, "batch"] | None
 ) -> tuple[Positions, Int[Tensor, "batch"]]:
-    """Return each token's position in its document, and that of the token that will follow.
+    """Return the position of each token in its document, and the position of the next token.
 
     Args:
-        tokens: Documents, each followed by `end_of_text`, which is its last token.
+        tokens: Documents, each of which has `end_of_text` as its last token.
         end_of_text: The token that ends a document.
-        first: Position of the first token of each row; None: a document begins there.
+        first: Position of the first token of each row; None: each row starts a document.
     """
     if first is None:
         first = tokens.new_zeros(tokens.shape[0])
     time = torch.arange(tokens.shape[1], device=tokens.device)
     before = -first.unsqueeze(1)
     ended = tokens == end_of_text
-    # Where the document of the following token began; before this part of the sequence if below 0.
+    # Start of the document of the next token; negative if it is before this part of the sequence.
     begins = torch.cat([before, torch.where(ended, time + 1, before)], dim=1).cummax(1).values
     return time - begins[:, :-1], tokens.shape[1] - begins[:, -1]
 
 
 def _identity(dim: int) -> nn.Linear:
-    """Return a linear map that changes nothing yet."""
+    """Return a linear layer that is initialized to the identity."""
     linear = nn.Linear(dim, dim, bias=False)
     nn.init.eye_(linear.weight)
     return linear

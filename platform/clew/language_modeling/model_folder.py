@@ -1,10 +1,10 @@
-"""What is enough to continue texts: a checkpoint, and what its tokens are.
+"""Writes and loads folders with everything that is needed to continue texts.
 
     model.safetensors  manifest.json      the checkpoint
-    tokens.json                           the manifest of the packed text that it was trained on
+    tokens.json                           the manifest of the packed text of the training
     tokenizer.json                        the tokenizer, unless tokens are bytes
 
-A run keeps the last two beside its checkpoints, so that its text need not be there.
+A run keeps the last two files next to its checkpoints, so the training text is not needed.
 """
 
 import json
@@ -40,7 +40,7 @@ class TextModel:
 
 
 def write_tokens(folder: Path, packed: PackedTokens) -> None:
-    """Write what the tokens of a packed text are, and their tokenizer if it is a file."""
+    """Write the manifest of a packed text, and its tokenizer if it is a file."""
     text = json.dumps(asdict(packed.manifest), indent=1) + "\n"
     (folder / TOKENS_FILE).write_text(text, encoding="utf-8")
     if packed.manifest.tokenizer != BYTES:
@@ -48,7 +48,7 @@ def write_tokens(folder: Path, packed: PackedTokens) -> None:
 
 
 def write_model_folder(folder: Path, *, checkpoint: Path, packed: PackedTokens) -> Path:
-    """Copy a checkpoint and everything else that continuing texts needs into a new folder."""
+    """Copy a checkpoint and the files of its tokens into a new folder, and return the folder."""
     folder.mkdir(parents=True)
     copy_weights(checkpoint, folder)
     write_tokens(folder, packed)
@@ -59,7 +59,7 @@ def load_text_folder(folder: Path) -> TextModel:
     """Load a folder that `write_model_folder` has written.
 
     Raises:
-        UsageError: something in it is missing or cannot be read.
+        UsageError: A file is missing or cannot be read.
     """
     text = read_pack_manifest(folder, TOKENS_FILE)
     tokenizer = load_tokenizer(BYTES if text.tokenizer == BYTES else BPE, folder)
@@ -70,24 +70,24 @@ def load_text_model(checkpoint: Path, text: PackManifest, tokenizer: Tokenizer) 
     """Load the model of a checkpoint, ready to continue texts.
 
     Args:
-        checkpoint: Its folder.
-        text: What the text that it was trained on says of itself.
-        tokenizer: That text's.
+        checkpoint: The folder of the checkpoint.
+        text: The manifest of the packed text that the model was trained on.
+        tokenizer: The tokenizer of this text.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another task or another text, or is incomplete.
+        CheckpointError: The checkpoint belongs to another task or another text, or is incomplete.
     """
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
     if not isinstance(config.model, EigenstateLMModel):
         raise CheckpointError(
-            f"{checkpoint}: a {config.model.kind} model, expected eigenstate_lm; only language "
-            "models continue texts"
+            f"{checkpoint}: has a {config.model.kind} model, but expected eigenstate_lm; only "
+            "language models continue texts"
         )
     if text.fingerprint != manifest.data_fingerprint:
         raise CheckpointError(
-            f"{checkpoint}: was trained on text {manifest.data_fingerprint}, the tokens given are "
-            f"of {text.fingerprint}; take both from one run"
+            f"{checkpoint}: was trained on text {manifest.data_fingerprint}, but the given tokens "
+            f"are of text {text.fingerprint}; use the checkpoint and the tokens of one run"
         )
     settings, size = config.model, text.vocabulary_size
     model = read_model(

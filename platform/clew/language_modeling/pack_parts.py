@@ -1,4 +1,4 @@
-"""The parts of a corpus that is being packed: a file of tokens for each unit, then one for all."""
+"""Tokenizes each unit of a corpus into a part file, and joins the parts into one file."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """What a tokenized unit holds."""
+    """The counts of a tokenized unit."""
 
     num_tokens: int
     num_documents: int
@@ -44,13 +44,13 @@ _PARTS = TypeAdapter(Part)
 
 
 def tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Path) -> Part:
-    """Write a unit's tokens, unless an earlier run has; the counts are written last."""
+    """Write the tokens of a unit unless an earlier run has; the counts are written last."""
     counts = path.with_suffix(".json")
     if counts.is_file() and path.is_file():
         try:
             return _PARTS.validate_json(counts.read_bytes())
         except ValidationError as error:
-            logger.warning("%s: %s; this part is made again", counts, described(error))
+            logger.warning("%s: %s; this part is tokenized again", counts, described(error))
     tokenizer = load_tokenizer(settings.kept_tokenizer, output)
     dtype = token_type(tokenizer.vocabulary_size)
     end = np.array([tokenizer.end_of_text], dtype=dtype)
@@ -71,7 +71,7 @@ def tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Pat
                 tokens = np.append(tokens, end)
                 num_documents += 1
             if num_each is not None:
-                # The bytes of a piece without tokens, a blank one, go with the token after it.
+                # The bytes of a piece without tokens (a blank piece) are added to the next token.
                 without_token += len(piece.text) - int(num_each.sum())
                 num_each = np.append(num_each, [0] * (len(tokens) - len(num_each)))
                 if len(num_each):
@@ -94,14 +94,17 @@ def join_parts(
     *,
     whole: bool,
 ) -> PackManifest:
-    """Join the parts into one file and write the manifest; then the parts may go.
+    """Join the parts into one file, write the manifest and delete the parts.
 
     Args:
-        settings: What was packed.
-        tokenizer: Of all parts.
+        settings: Settings of the pack.
+        tokenizer: Tokenizer of all parts.
         parts: Files and counts, in order.
-        output: Folder to write.
+        output: Folder of the pack.
         whole: Whether these are all parts of the text.
+
+    Raises:
+        DataError: The corpus has no text.
     """
     dtype = token_type(tokenizer.vocabulary_size)
     num_bytes = sum(part.num_bytes for _, part in parts)
@@ -120,7 +123,7 @@ def join_parts(
         lengths = np.memmap(output / LENGTHS_FILE, dtype=LENGTH_TYPE, mode="r")
     counted, seen = TokenBytes(tokens, by_vocabulary, lengths), 0
     if settings.tokenizer == BPE:
-        # Where tokenizing stopped early, the text is longer than its parts.
+        # If tokenizing stopped early, the text is longer than its parts.
         seen = counted.num_tokens(
             settings.tokenizer_bytes(num_bytes if whole else max(num_bytes, num_tokens))
         )
@@ -148,7 +151,7 @@ def join_parts(
 
 
 def _concatenate(paths: list[Path], target: Path, num_bytes: int) -> str:
-    """Write the first `num_bytes` of the parts into a file; return their hash."""
+    """Write the first `num_bytes` of the parts into a file, and return their SHA-256."""
     digest, left = hashlib.sha256(), num_bytes
     with replacing(target) as temporary, temporary.open("wb") as joined:
         for path in paths:

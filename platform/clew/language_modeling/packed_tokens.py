@@ -1,13 +1,13 @@
-"""A packed corpus on disk: one memory map of tokens, and a manifest of what they are.
+"""A packed corpus on disk: one memory map of tokens, and a manifest that describes them.
 
-    tokens.bin       all documents one after the other, each followed by the end-of-text token,
-                     uint16 where the vocabulary allows, else uint32, little-endian
-    bytes.bin        how many bytes of text each token stands for, uint32, little-endian; only where
-                     the tokenizer's vocabulary does not say that
+    tokens.bin       all documents one after the other, each followed by the end-of-text token;
+                     uint16 if the vocabulary fits, otherwise uint32, little-endian
+    bytes.bin        number of bytes of text per token, uint32, little-endian; only if these numbers
+                     do not follow from the vocabulary
     manifest.json    tokenizer, vocabulary, counts, fingerprint; written last
-    tokenizer.json   the tokenizer, unless it is bytes
+    tokenizer.json   the tokenizer, unless tokens are bytes
 
-Windows are read where they lie, through the system's page cache: nothing is copied or cached.
+Windows are read directly from the memory map, through the page cache of the system.
 """
 
 import json
@@ -37,7 +37,7 @@ Count = Annotated[int, Field(strict=True, ge=0)]
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class PackManifest:
-    """What a packed corpus says of itself."""
+    """The content of `manifest.json`, which describes a packed corpus."""
 
     dataset: str
     tokenizer: str
@@ -48,19 +48,19 @@ class PackManifest:
     num_tokens: Count
     num_documents: Count
     num_bytes: Count
-    """Bytes of text, before tokenization."""
+    """Number of bytes of the text before tokenization."""
     chunk_size: Count
-    """Tokens in a window, as asked for when packing; reading may choose another."""
+    """Tokens per window as set for packing; windows of another size can be read, too."""
     fingerprint: str
     """Hash of tokens and tokenizer."""
     tokenizer_tokens: Count = 0
-    """Tokens at the start whose text the tokenizer was trained on."""
+    """Number of tokens at the start whose text the tokenizer was trained on."""
     has_lengths: bool = False
-    """Whether the bytes of each token are kept beside it."""
+    """Whether `bytes.bin` has the number of bytes of each token."""
     schema_version: int = SCHEMA_VERSION
 
     def write(self, folder: Path) -> None:
-        """Write the manifest whole or not at all."""
+        """Write the manifest atomically."""
         write_whole(folder / MANIFEST_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -68,7 +68,7 @@ _MANIFESTS = TypeAdapter(PackManifest)
 
 
 def is_packed(folder: Path) -> bool:
-    """Whether the folder holds a finished pack."""
+    """Return whether the folder contains a complete pack."""
     return (folder / MANIFEST_FILE).is_file()
 
 
@@ -76,20 +76,20 @@ def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
     """Read and check a manifest.
 
     Raises:
-        DataError: there is none, or it is not one that this version reads.
+        DataError: The manifest is missing, or this version cannot read it.
     """
     path = folder / name
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise DataError(f"{path}: larger than {MAX_MANIFEST_BYTES:,} bytes, which it never is")
+            raise DataError(f"{path}: larger than the limit of {MAX_MANIFEST_BYTES:,} bytes")
         manifest = _MANIFESTS.validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
-            f"{folder}: no {name} there; pack a corpus into it with clew pretokenize"
+            f"{folder}: no {name} in this folder; pack a corpus into it with clew pretokenize"
         ) from None
     except (OSError, ValidationError) as error:
         raise DataError(f"{path}: not a manifest of packed tokens ({described(error)})") from None
-    # Version 1 differs in what packs of other tokenizers hold.
+    # Version 1 packs of byte tokens are the same; packs of other tokenizers differ.
     if manifest.schema_version != SCHEMA_VERSION and (
         manifest.schema_version != 1 or manifest.tokenizer != BYTES
     ):
@@ -102,24 +102,24 @@ def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Counts bytes of a range of tokens, or tokens of a range of bytes, whatever the tokenizer."""
+    """Counts the bytes of a range of tokens, and the tokens of a range of bytes."""
 
     tokens: np.ndarray
     """All tokens of the pack, `(token,)`."""
     by_vocabulary: np.ndarray | None
-    """Bytes of each entry of the vocabulary; None where they depend on the text."""
+    """Bytes of each entry of the vocabulary; None if they depend on the text."""
     by_place: np.ndarray | None
-    """Bytes of each token of the pack, `(token,)`, where the vocabulary does not say."""
+    """Bytes of each token of the pack, `(token,)`; None if they follow from the vocabulary."""
 
     def total(self, start: int, end: int) -> int:
-        """Return the bytes of the tokens from `start` to `end`."""
+        """Return the number of bytes of the tokens from `start` to `end`."""
         return sum(
             int(self._each(at, min(at + TOKENS_AT_ONCE, end)).sum())
             for at in range(start, end, TOKENS_AT_ONCE)
         )
 
     def num_tokens(self, num_bytes: int) -> int:
-        """Return how many tokens from the start cover this many bytes; at most all."""
+        """Return the number of first tokens that cover `num_bytes`, or that of all tokens."""
         left = num_bytes
         for start in range(0, len(self.tokens), TOKENS_AT_ONCE):
             if left <= 0:
@@ -147,11 +147,11 @@ class PackedTokens:
     tokens: np.ndarray
     """Memory map `(token,)`."""
     lengths: np.ndarray | None = None
-    """Bytes of text that each token stands for, memory map `(token,)`; None: as the vocabulary
-    says."""
+    """Bytes of text of each token, memory map `(token,)`; None if they follow from the
+    vocabulary."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled memory map would carry its content along; a worker opens the file instead.
+        # A pickled memory map would contain all tokens; a worker opens the file instead.
         return open_packed, (self.folder,)
 
 
@@ -159,7 +159,8 @@ def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedToken
     """Open a packed corpus.
 
     Raises:
-        DataError: the file's size is not what the manifest says, or another tokenizer packed it.
+        DataError: The size of a file does not match the manifest, or the corpus was packed with
+            another tokenizer.
     """
     manifest = read_manifest(folder)
     if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer_fingerprint:
@@ -178,17 +179,17 @@ def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedToken
 
 
 def _memory_map(path: Path, dtype: np.dtype, manifest: PackManifest) -> np.ndarray:
-    """Open a file with an entry for each token."""
+    """Open a file with one entry per token."""
     size = path.stat().st_size if path.is_file() else 0
     expected = manifest.num_tokens * dtype.itemsize
     if size != expected:
         raise DataError(
-            f"{path}: {size:,} bytes, but the manifest promises {manifest.num_tokens:,} tokens of "
-            f"{dtype.itemsize} bytes, {expected:,}; the file is damaged: pack again with force"
+            f"{path}: {size:,} bytes, but the manifest says {manifest.num_tokens:,} tokens of "
+            f"{dtype.itemsize} bytes, {expected:,}; the file is damaged; pack again with force"
         )
     return np.memmap(path, dtype=dtype, mode="r") if expected else np.empty(0, dtype)
 
 
 def token_type(vocabulary_size: int) -> np.dtype:
-    """Return the smallest type that holds every token."""
+    """Return the smallest integer type that can store every token."""
     return np.dtype("<u2" if vocabulary_size <= 2**16 else "<u4")

@@ -1,9 +1,9 @@
-"""Quality of a language model: perplexity and bits per byte over a whole text, loss by position.
+"""Quality of a language model: perplexity and bits per byte of a text, and loss by position.
 
-Perplexity is taken over a text as one sequence: the state is carried from one segment to the next,
-so every token but the first is predicted from all that precedes it, and the result does not depend
-on how the text is cut. Loss by position answers another question, whether a longer context helps:
-it starts again at each window.
+Perplexity treats a text as one sequence. The state is carried from one segment to the next, so that
+every token except the first is predicted from all tokens before it, and the result does not depend
+on the segments. The loss by position shows whether a longer context helps. For this purpose, the
+state is reset at each window.
 """
 
 import itertools
@@ -23,27 +23,27 @@ SEGMENT_TOKENS = 16384
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Summed loss over a text."""
+    """Summed loss of a text, and the numbers of tokens and bytes."""
 
     total_nats: float
     num_tokens: int
-    """Predicted tokens: all but the first."""
+    """Number of predicted tokens: all except the first."""
     num_bytes: int
-    """Bytes of text that the predicted tokens stand for."""
+    """Number of bytes of text of the predicted tokens."""
 
     @property
     def loss(self) -> float:
-        """Mean loss of a token, in nats."""
+        """Mean loss per token, in nats."""
         return self.total_nats / self.num_tokens
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the mean loss."""
+        """Exponential of the mean loss, which is limited to 700 to avoid overflow."""
         return math.exp(min(self.loss, 700.0))
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits needed for a byte of text, which does not depend on the tokenizer."""
+        """Bits per byte of text, which can be compared between tokenizers."""
         return self.total_nats / math.log(2) / self.num_bytes
 
 
@@ -57,15 +57,16 @@ def measure_perplexity(
     chunk_bytes: int,
     segment_tokens: int = SEGMENT_TOKENS,
 ) -> Perplexity:
-    """Predict every token of a text `(token,)` but the first from all before it.
+    """Return the loss of a text, predicting every token except the first from all before it.
 
     Args:
-        model: In evaluation mode.
-        text: Two tokens or more.
-        num_bytes: Bytes that all tokens but the first stand for.
-        device: Where the model is.
-        chunk_bytes: Budget for the logits of a chunk.
-        segment_tokens: Tokens that go through the model at once; changes memory, not results.
+        model: Model in evaluation mode.
+        text: Two or more tokens, `(token,)`.
+        num_bytes: Number of bytes of all tokens except the first.
+        device: Device of the model.
+        chunk_bytes: Memory budget for the logits of a chunk.
+        segment_tokens: Tokens that go through the model at once; this affects memory, but not
+            results.
     """
     total, state = 0.0, None
     for start in range(0, len(text) - 1, segment_tokens):
@@ -92,12 +93,14 @@ class PositionBucket:
 def loss_by_position(
     model: EigenstateLM, windows: Tensor, *, chunk_bytes: int
 ) -> list[PositionBucket]:
-    """Return the mean loss at positions 0, 1, 2 to 3, 4 to 7 and so on, each window from a start.
+    """Return the mean loss at positions 0, 1, 2 to 3, 4 to 7 and so on of windows.
+
+    The state is reset at each window.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         windows: Tokens `(window, time + 1)`.
-        chunk_bytes: Budget for the logits that are held at once.
+        chunk_bytes: Memory budget for the logits of a chunk.
     """
     time = windows.shape[1] - 1
     sums = torch.zeros(time, dtype=torch.float64)

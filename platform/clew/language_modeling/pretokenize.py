@@ -1,11 +1,11 @@
-"""Packs a corpus once, to train on it many times.
+"""Packs a corpus once, so that many trainings can use it.
 
-The corpus is cut into units; each is tokenized into a separate file under `parts/`
-(`clew.language_modeling.pack_parts`), so that a killed run continues where it stopped. At the end
-the parts are joined in order and the manifest is written.
+The corpus is divided into units. Each unit is tokenized into a separate file under `parts/`
+(`clew.language_modeling.pack_parts`), so that an interrupted run can continue. At the end, the
+parts are joined in order and the manifest is written.
 
-A BPE vocabulary is trained on the beginning of the text alone: its last share, which validation
-and test will take, is held out from it.
+A BPE vocabulary is trained only on the first part of the text. The last part is held out for
+validation and test.
 """
 
 import fcntl
@@ -51,16 +51,16 @@ PLAN_FILE = "plan.json"
 def pretokenize(
     settings: PackSettings, output: Path, *, num_proc: int = 1, force: bool = False
 ) -> PackManifest:
-    """Pack a corpus into a folder, or continue packing it; a finished pack is left as it is.
+    """Pack a corpus into a folder, or continue an unfinished pack; a finished pack is not changed.
 
     Args:
-        settings: What to pack.
-        output: Folder to write.
-        num_proc: Processes that tokenize.
-        force: Start again, whatever the folder contains.
+        settings: Settings of the pack.
+        output: Folder of the pack.
+        num_proc: Number of processes that tokenize.
+        force: Whether to delete an existing pack in the folder and start again.
 
     Raises:
-        DataError: the corpus is empty or malformed, or the folder holds another pack.
+        DataError: The corpus is empty or malformed, or the folder contains another pack.
     """
     units = plan_units(settings.dataset)
     output.mkdir(parents=True, exist_ok=True)
@@ -86,28 +86,28 @@ def pretokenize(
 
 @contextmanager
 def _only_writer(output: Path) -> Iterator[None]:
-    """Let one process at a time write to the folder; the others wait and find it done."""
+    """Lock the folder for one process; the others wait and then find a finished pack."""
     with (output / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _clear(output: Path) -> None:
-    """Remove what this module writes, and nothing else."""
+    """Remove only the files that this module writes."""
     shutil.rmtree(output / PARTS_FOLDER, ignore_errors=True)
     for name in (MANIFEST_FILE, TOKENS_FILE, LENGTHS_FILE, PLAN_FILE, TOKENIZER_FILE):
         (output / name).unlink(missing_ok=True)
 
 
 def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokenizer:
-    """Write the plan, or check that it is the one begun before; return the tokenizer."""
+    """Write the plan, or check that it is that of an existing pack; return the tokenizer."""
     plan = plan_text(settings, units)
     path = output / PLAN_FILE
     if path.is_file() and path.read_bytes() != plan.encode():
         if is_packed(output) or any((output / PARTS_FOLDER).glob("*.json")):
             raise DataError(
-                f"{output}: holds a pack of other data or settings; choose another folder, or "
-                "give force to start again"
+                f"{output}: contains a pack of other data or settings; choose another folder, or "
+                "use force to start again"
             )
         _clear(output)
     if settings.tokenizer == BPE and not (output / TOKENIZER_FILE).is_file():
@@ -121,7 +121,7 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
 
 
 def _texts_for_tokenizer(settings: PackSettings, units: list[Unit]) -> Iterator[str]:
-    """Yield the text from the start that a BPE vocabulary is trained on."""
+    """Yield the first part of the text, which a BPE vocabulary is trained on."""
 
     def pieces() -> Iterator[bytes]:
         return (piece.text for unit in units for piece in read_unit(unit, settings.text_column))
@@ -130,7 +130,7 @@ def _texts_for_tokenizer(settings: PackSettings, units: list[Unit]) -> Iterator[
     for text in pieces():
         if left <= 0:
             return
-        # The limit may fall within a character, of which the first bytes are left out.
+        # The limit can be inside a multibyte character, which is then left out.
         yield text[:left].decode("utf-8", "ignore")
         left -= len(text)
 
@@ -138,7 +138,7 @@ def _texts_for_tokenizer(settings: PackSettings, units: list[Unit]) -> Iterator[
 def _tokenize(
     settings: PackSettings, units: list[Unit], output: Path, num_proc: int
 ) -> list[tuple[Path, Part]]:
-    """Tokenize the units that are not done yet; return all parts that are needed, in order."""
+    """Tokenize the units that are not done yet, and return all needed parts in order."""
     (output / PARTS_FOLDER).mkdir(exist_ok=True)
     wanted = settings.most_tokens
     paths = [output / PARTS_FOLDER / f"{number:06d}.bin" for number in range(len(units))]
@@ -159,7 +159,7 @@ def _tokenize(
 def _mapped(
     work: "functools.partial[Part]", units: list[Unit], paths: list[Path], num_proc: int
 ) -> Iterator[Iterable[Part]]:
-    """Apply the work to every unit in order, in processes if more than one is asked for."""
+    """Apply the work to every unit in order, in several processes if `num_proc` is above 1."""
     if num_proc == 1 or len(units) == 1:
         yield map(work, units, paths)
         return

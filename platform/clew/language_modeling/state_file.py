@@ -1,7 +1,7 @@
-"""A text that was put aside: the state of the model, of the draws, and of what was shown.
+"""Saves a paused text: the state of the model, the random generator, and the shown tokens.
 
-A safetensors file. Tensors are named by their place in the state; the digest of the model's weights
-stands beside them, since the state of one model means nothing to another.
+The file is a safetensors file, whose tensors are named by their place in the state. Its metadata
+contains the digest of the model's weights, because another model cannot use the state.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class PausedText:
-    """All that the rest of a text depends on."""
+    """Everything that the rest of a text depends on."""
 
     state: TextState
     draws: Tensor
@@ -34,10 +34,10 @@ class PausedText:
     tokens: Tensor
     """The last tokens of the text, `(token,)`, int64."""
     num_shown: int
-    """How many of these have been shown; the others end within a character."""
+    """Number of `tokens` that have been shown; the others end inside a character."""
 
     def write(self, path: Path, weights: str) -> None:
-        """Write the state of the model with these weights, whole or not at all."""
+        """Write the state and the digest of the model's weights to a file, atomically."""
         tensors = {n: t.detach().cpu().contiguous().clone() for n, t in _named(self, "text")}
         metadata = {VERSION_KEY: SCHEMA_VERSION, WEIGHTS_KEY: weights}
         with replacing(path) as temporary:
@@ -45,11 +45,16 @@ class PausedText:
 
 
 def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
-    """Read the state that a model with these weights wrote; tensors go to the model's device.
+    """Read a state that was written with the model; its tensors are put on the model's device.
+
+    Args:
+        path: The file.
+        model: The model.
+        weights: Digest of the model's weights.
 
     Raises:
-        DataError: the file is no such state.
-        CheckpointError: it is the state of another model.
+        DataError: The file is not a state of a text, or is damaged.
+        CheckpointError: The state belongs to another model.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -57,19 +62,19 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
         tensors = load_file(path)
     except (OSError, SafetensorError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{path}: not a readable state ({described(error)}); expected a file that --state "
-            "wrote, or a new name"
+            f"{path}: not a readable state ({described(error)}); expected a file written by "
+            "--state, or the name of a new file"
         ) from None
     if said.get(VERSION_KEY) != SCHEMA_VERSION:
         raise DataError(
             f"{path}: a safetensors file, but not the state of a text (version "
-            f"{quoted(said.get(VERSION_KEY))}, this version of Clew reads {SCHEMA_VERSION}); name "
-            "another"
+            f"{quoted(said.get(VERSION_KEY))}, this version of Clew reads {SCHEMA_VERSION}); give "
+            "another file"
         )
     if said.get(WEIGHTS_KEY) != weights:
         raise CheckpointError(
-            f"{path}: the state of a model with weights {quoted(said.get(WEIGHTS_KEY))}, this one "
-            f"has {weights}; ask the model that wrote it, or name another file"
+            f"{path}: the state of a model with weights {quoted(said.get(WEIGHTS_KEY))}, but this "
+            f"model has {weights}; use the model that wrote the state, or give another file"
         )
     device = model.embedding.weight.device
     pattern = PausedText(
@@ -80,15 +85,15 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
     )
     expected = {name: (tuple(t.shape), t.dtype) for name, t in _named(pattern, "text")}
     if expected != {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}:
-        raise DataError(f"{path}: damaged; its tensors are not those of a state of this model")
+        raise DataError(f"{path}: damaged; its tensors do not have the form of this model's state")
     paused = _filled(pattern, tensors, "text")
     if not _is_usable(paused, num_tokens=len(model.embedding.weight)):
-        raise DataError(f"{path}: damaged; it holds numbers that no text of this model has")
+        raise DataError(f"{path}: damaged; it contains values that are not valid for this model")
     return paused
 
 
 def _is_usable(paused: PausedText, num_tokens: int) -> bool:
-    """Whether tokens are of the vocabulary, numbers are finite, and draws can go on."""
+    """Return whether all tokens are in the vocabulary and the state and generator are valid."""
     try:
         torch.Generator().set_state(paused.draws)
     except RuntimeError:
@@ -102,7 +107,7 @@ def _is_usable(paused: PausedText, num_tokens: int) -> bool:
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors and numbers within records and tuples, named by their place."""
+    """Yield the tensors and numbers in dataclasses and tuples, named by their place."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, int):
@@ -116,7 +121,7 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _filled(value: S, tensors: dict[str, Tensor], name: str) -> S:
-    """Return a value of the same form with other tensors and numbers."""
+    """Return a value of the same form with the given tensors and numbers."""
     found: Any = value
     if isinstance(value, Tensor):
         found = tensors[name].to(value.device)

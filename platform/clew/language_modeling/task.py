@@ -1,4 +1,4 @@
-"""Language modelling: packed text, eigenstate layers, and the loss of the next token."""
+"""The language modelling task: packed text, an eigenstate model, and the next-token loss."""
 
 import json
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ from clew.language_modeling.tokens import TokenBatch, TokenSplits, TokenWindows
 from clew.training.task import LossSum
 
 POSITION_WINDOWS = 16
-"""Windows over which the loss by position is averaged, at most."""
+"""Maximum number of windows over which the loss by position is averaged."""
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_TOKENS = 3, 400, 64
 POSITIONS_FILE = "loss_by_position.json"
 SAMPLES_FILE = "samples.txt"
 
 
 class LanguageModeling:
-    """Predict each token of a text from all before it."""
+    """The task of predicting each token of a text from all tokens before it."""
 
     kind = names.TASK_LANGUAGE_MODELING
 
@@ -59,20 +59,20 @@ class LanguageModeling:
         self._samples: dict[str, list[str]] = {}
 
     def describe(self) -> dict[str, str]:
-        """Say which tokenizer and how large a vocabulary."""
+        """Return tags for the tokenizer and the size of the vocabulary."""
         return {
             "clew.tokenizer": self.splits.packed.manifest.tokenizer,
             "clew.vocabulary_size": str(self.vocabulary_size),
         }
 
     def build_model(self) -> EigenstateLM:
-        """Build the model."""
+        """Build the model with random weights."""
         end_of_text = self.splits.packed.manifest.end_of_text
         return EigenstateLM(self.vocabulary_size, self.model_config, end_of_text=end_of_text)
 
     @staticmethod
     def as_model(model: nn.Module) -> EigenstateLM:
-        """Return a model of this task as what it is."""
+        """Return the model with its type, `EigenstateLM`, after checking it."""
         if not isinstance(model, EigenstateLM):
             raise TypeError(f"expected an EigenstateLM, {type(model).__name__} given")
         return model
@@ -82,9 +82,9 @@ class LanguageModeling:
         return self.splits.windows["train"]
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
-        """Return the loss summed over the batch's tokens, and over further ones if asked for.
+        """Return the loss summed over the tokens of the batch.
 
-        A batch that counts some targets alone asks about these: nothing further is added.
+        The weighted loss of further tokens is added, unless the batch counts only some targets.
         """
         if not self._chunked or batch.counted is not None:
             return LossSum(self.example_losses(model, batch).sum(), batch.count)
@@ -96,7 +96,7 @@ class LanguageModeling:
         return LossSum(torch.stack(totals).sum(), batch.count)
 
     def example_losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
-        """Return each window's loss, summed over its tokens that count, from full logits."""
+        """Return the loss of each window, summed over its counted tokens, from full logits."""
         head = self.as_model(model).embedding.weight
         losses = [
             weight * token_losses(hidden, head, targets)
@@ -110,7 +110,7 @@ class LanguageModeling:
     def _predictions(
         self, model: nn.Module, batch: TokenBatch
     ) -> Iterator[tuple[float, Tensor, Tensor]]:
-        """Yield weight, hidden vectors and targets: of the next token, then of further ones."""
+        """Yield weight, hidden vectors and targets of the next token, then of further tokens."""
         language_model = self.as_model(model)
         hidden = language_model(batch.inputs)
         yield 1.0, hidden, batch.targets.contiguous()
@@ -121,7 +121,7 @@ class LanguageModeling:
             yield self._further_weight, ahead(hidden)[:, :-distance], targets
 
     def has_examples(self, split: str) -> bool:
-        """Return whether a split has a token that another precedes."""
+        """Return whether a split has at least two tokens, so that one can be predicted."""
         return len(self.splits.windows[split].stream) > 1
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
@@ -157,7 +157,7 @@ class LanguageModeling:
         return values
 
     def sample(self, model: EigenstateLM, split: str, device: torch.device) -> list[str]:
-        """Continue the beginning of some of a split's windows; the same ones every time."""
+        """Generate text after a few fixed prompts from a split, always with the same seed."""
         text = self.splits.windows[split].stream
         starts = np.linspace(0, len(text) - 1, NUM_SAMPLES, endpoint=False).astype(int)
         length = min(PROMPT_TOKENS, len(text) - int(starts[-1]))
@@ -174,11 +174,11 @@ class LanguageModeling:
         return [f"{decode(prompt)}⟶{decode(continuation)}" for prompt, continuation in pairs]
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write which tokens the model speaks, and their tokenizer."""
+        """Write the manifest of the packed text, and its tokenizer."""
         write_tokens(folder, self.splits.packed)
 
     def write_report(self, split: str, folder: Path) -> None:
-        """Write loss by position and samples of the last evaluation of a split."""
+        """Write the loss by position and the samples of the last evaluation of a split."""
         if split in self._positions:
             folder.mkdir(parents=True, exist_ok=True)
             rows = [asdict(bucket) for bucket in self._positions[split]]

@@ -1,6 +1,6 @@
-"""Tokenizers: bytes, and those of the package `tokenizers`.
+"""Tokenizers: bytes, and tokenizers of the package `tokenizers`.
 
-Every tokenizer has an end-of-text token that no text encodes to; it separates documents.
+Every tokenizer has an end-of-text token, which separates documents. No text encodes to this token.
 """
 
 import hashlib
@@ -28,37 +28,37 @@ _WITHIN_END_OF_TEXT = re.compile(r"(?<=<\|endof)(?=text\|>)", re.IGNORECASE)
 
 
 class Tokenizer(Protocol):
-    """Turns text into numbers and back."""
+    """Converts text to tokens and back."""
 
     vocabulary_size: int
     end_of_text: int
     fingerprint: str
     file_content: str | None
-    """JSON of the package `tokenizers`; None where tokens are bytes."""
+    """JSON of the package `tokenizers`; None if tokens are bytes."""
 
     def byte_lengths(self) -> np.ndarray | None:
-        """Return how many bytes of text each token stands for, `(token,)`; None if that varies."""
+        """Return the number of text bytes of each token, `(token,)`; None if it varies."""
         ...
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the tokens of UTF-8 text, `(token,)`; the end-of-text token is none of them."""
+        """Return the tokens of UTF-8 text, `(token,)`, without an end-of-text token."""
         ...
 
     def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of UTF-8 text, and how many bytes of it each of them stands for."""
+        """Return the tokens of UTF-8 text, and the number of bytes of each token."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of tokens `(token,)`; the end of a text becomes a separate line."""
+        """Return the text of tokens `(token,)`; the end-of-text token becomes a separate line."""
         ...
 
     def first_unknown(self, text: str) -> str | None:
-        """Return the first part of a text that no token of the vocabulary stands for."""
+        """Return the first part of a text that the vocabulary cannot represent."""
         ...
 
 
 class ByteTokenizer:
-    """A token for each byte, and one for the end of a text."""
+    """A tokenizer with one token per byte, and one for the end of a text."""
 
     vocabulary_size = 257
     end_of_text = 256
@@ -66,7 +66,7 @@ class ByteTokenizer:
     file_content: str | None = None
 
     def byte_lengths(self) -> np.ndarray:
-        """Return one for each byte, zero for the end of a text."""
+        """Return 1 for each byte and 0 for the end-of-text token."""
         return np.append(np.ones(256, dtype=np.int64), 0)
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -74,7 +74,7 @@ class ByteTokenizer:
         return np.frombuffer(text, dtype=np.uint8)
 
     def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bytes, and one for each."""
+        """Return the bytes, and the length 1 for each byte."""
         return self.encode(text), np.ones(len(text), dtype=np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -84,15 +84,14 @@ class ByteTokenizer:
         return f"\n{END_OF_TEXT}\n".join(text.decode("utf-8", "replace") for text in texts)
 
     def first_unknown(self, text: str) -> None:
-        """Return None: every text is bytes."""
+        """Return None, because every text can be encoded as bytes."""
 
 
 class FileTokenizer:
-    """A tokenizer of the package `tokenizers`, from its JSON file.
+    """A tokenizer of the package `tokenizers`, loaded from its JSON file.
 
-    Texts are encoded whole and as text: what the file says of truncation and padding does not
-    apply, and special tokens that are spelt out in a text mean nothing special. If the vocabulary
-    has no end-of-text token, one is added after it.
+    Truncation and padding in the file are ignored. Names of special tokens in a text are encoded as
+    ordinary text. If the vocabulary has no end-of-text token, one is added at its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,13 +105,13 @@ class FileTokenizer:
             self.file_content: str | None = content.decode("utf-8")
             self._tokenizer = tokenizers.Tokenizer.from_str(self.file_content)
             json.loads(self.file_content)  # the library accepts more than JSON
-            # As the library understands it: in the file a part may be a list of its values.
+            # Read the settings from the library, because the file can have them in another form.
             settings = json.loads(self._tokenizer.to_str())
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library raises plain Exception, and Rust's panics
+        except BaseException as error:  # the library raises plain Exception and Rust panics
             raise DataError(
-                f"{path}: not a tokenizer that the package tokenizers reads ({described(error)})"
+                f"{path}: not a tokenizer that the package tokenizers can read ({described(error)})"
             ) from None
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
@@ -127,7 +126,7 @@ class FileTokenizer:
         self.vocabulary_size = size + (known is None)
 
     def byte_lengths(self) -> np.ndarray | None:
-        """Return the lengths of byte-level tokens, whose every character stands for a byte."""
+        """Return the lengths of byte-level tokens, in which each character represents one byte."""
         if not self._is_byte_level:
             return None
         names = (self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size))
@@ -143,10 +142,10 @@ class FileTokenizer:
         return np.concatenate([np.asarray(ids, dtype=np.uint32) for ids in parts])
 
     def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of UTF-8 text, and how many bytes of it each of them stands for.
+        """Return the tokens of UTF-8 text, and the number of bytes of each token.
 
-        A token stands for what lies between the end of the one before it and its own; the last
-        one also for what follows it.
+        The bytes of a token are those between the end of the previous token and its own end. The
+        last token also includes the bytes after it.
         """
         tokens, lengths = [], []
         for part, encoding in self._encodings(text.decode("utf-8")):
@@ -160,25 +159,26 @@ class FileTokenizer:
         return np.concatenate(tokens), np.concatenate(lengths)
 
     def _encodings(self, text: str) -> Iterator[tuple[str, Any]]:
-        """Yield the text in parts with their encodings, none of which has an end-of-text token."""
+        """Yield parts of the text with their encodings, which contain no end-of-text token."""
         encoding = self._encoding(text)
         if self.end_of_text not in encoding.ids:
             yield text, encoding
             return
-        # The vocabulary has it as an ordinary word, which a text may hold: not in two halves.
+        # The end-of-text token is an ordinary word of this vocabulary, and the text contains it.
+        # If the word is split in half, its parts do not encode to the token.
         for part in _WITHIN_END_OF_TEXT.split(text):
             encoding = self._encoding(part)
             if self.end_of_text in encoding.ids:
                 raise DataError(
-                    f"{self._path}: this tokenizer makes {END_OF_TEXT}, which separates documents, "
-                    "of other text (of what it does not know?); take one that keeps it apart"
+                    f"{self._path}: this tokenizer encodes other text (perhaps unknown text) as "
+                    f"{END_OF_TEXT}, which separates documents; use another tokenizer"
                 )
             yield part, encoding
 
     def _encoding(self, text: str) -> Any:
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:  # the library raises no other kind
+        except Exception as error:  # the library raises only this type
             raise DataError(
                 f"{self._path}: this tokenizer cannot encode {quoted(text)} ({described(error)})"
             ) from None
@@ -190,9 +190,9 @@ class FileTokenizer:
         return f"\n{END_OF_TEXT}\n".join(texts)
 
     def first_unknown(self, text: str) -> str | None:
-        """Return the first part of a text that is left out or becomes the token for unknown text.
+        """Return the first part of a text that has no token, or that becomes the unknown token.
 
-        Spaces and what does not print may be left out: tokenizers tidy them away.
+        Spaces and characters that are not printable do not count, because tokenizers remove them.
         """
         for part, encoding in self._encodings(text):
             covered = np.zeros(len(part), dtype=bool)
@@ -206,7 +206,7 @@ class FileTokenizer:
         return None
 
     def _unknown_token(self, model: dict[str, Any]) -> int | None:
-        """Return the token that stands for text which the vocabulary lacks, if there is one."""
+        """Return the unknown token, if the tokenizer has one."""
         if isinstance(model.get("unk_id"), int):
             return int(model["unk_id"])
         name = model.get("unk_token")
@@ -215,7 +215,7 @@ class FileTokenizer:
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:
-    """Whether tokens are the bytes of the text as it is: nothing normalised, added or removed."""
+    """Return whether tokens are the exact bytes of the text, with nothing changed or removed."""
     before = content.get("pre_tokenizer") or {}
     steps = before.get("pretokenizers", [before])
     return (
@@ -244,12 +244,12 @@ def train_bpe(texts: Iterator[str], vocabulary_size: int, path: Path) -> None:
     tokenizer.train_from_iterator(texts, trainer)
     found: int = tokenizer.get_vocab_size()
     if found < vocabulary_size:
-        logger.warning("the text yields a vocabulary of %d, not %d", found, vocabulary_size)
+        logger.warning("the text gives a vocabulary of only %d, not %d", found, vocabulary_size)
     write_whole(path, tokenizer.to_str())
 
 
 def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
-    """Return `bytes`, or the tokenizer of a JSON file; `bpe` is the one trained into `folder`."""
+    """Return the tokenizer for `bytes`, `bpe` or a JSON file; `bpe` is loaded from `folder`."""
     if name == BYTES:
         return ByteTokenizer()
     if name == BPE and folder is not None:

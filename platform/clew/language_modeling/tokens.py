@@ -1,10 +1,11 @@
 """Windows of a packed corpus as training examples.
 
-A window of T tokens is read as T + 1, so that every token has its successor; unless a stride is
-given, window i starts at token i T. The stream is split by position: training first, then
+A window of T tokens is read as T + 1 tokens, so that every token has a target. Unless a stride is
+given, window i starts at token i T. The tokens are split by position: training first, then
 validation, then test.
-Only the end-of-text token separates documents; a window may hold parts of several, and
-the model reads on across their ends unless `model.reset_at_documents` is set.
+
+Only the end-of-text token separates documents. A window can contain parts of several documents, and
+the state of the model continues across documents unless `model.reset_at_documents` is set.
 """
 
 import hashlib
@@ -41,23 +42,23 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Windows with the tokens that follow, and which windows they are."""
+    """Windows of tokens with their targets."""
 
     tokens: Tensor
-    """int64 `(window, time + 1)`."""
+    """Tokens of the windows and one more each, int64 `(window, time + 1)`."""
     ids: Tensor
-    """int64 `(window,)`."""
+    """Indices of the windows, int64 `(window,)`."""
     counted: Tensor | None = None
-    """Which targets the loss counts, bool `(window, time)`; None: all."""
+    """Whether the loss counts each target, bool `(window, time)`; None: all targets count."""
 
     @property
     def inputs(self) -> Tensor:
-        """All tokens but the last, `(window, time)`."""
+        """All tokens except the last, `(window, time)`."""
         return self.tokens[:, :-1]
 
     @property
     def targets(self) -> Tensor:
-        """The token after each, `(window, time)`."""
+        """The token after each input token, `(window, time)`."""
         return self.tokens[:, 1:]
 
     @property
@@ -67,7 +68,7 @@ class TokenBatch:
 
     @property
     def count(self) -> int:
-        """Number of tokens whose loss counts."""
+        """Number of targets that the loss counts."""
         if self.counted is not None:
             return int(self.counted.sum())
         return self.num_examples * (self.tokens.shape[1] - 1)
@@ -82,25 +83,25 @@ class TokenBatch:
         return replace(self, tokens=self.tokens.pin_memory())
 
     def units(self) -> dict[str, int]:
-        """Count windows and tokens."""
+        """Return the numbers of windows and tokens."""
         return {"examples": self.num_examples, "tokens": self.count}
 
     def describe(self) -> str:
-        """Name the windows."""
+        """Return the indices of the windows for error messages."""
         return f"windows {self.ids.tolist()}"
 
 
 def continuation_batch(tokenizer: Tokenizer, prompt: str, continuation: str) -> TokenBatch:
-    """Return a text as one window whose loss counts the continuation alone.
+    """Return a text as one window whose loss counts only the continuation.
 
     Raises:
-        DataError: there is no continuation, or no token before it.
+        DataError: The prompt or the continuation has no token.
     """
     before, after = (tokenizer.encode(text.encode()) for text in (prompt, continuation))
     if not len(before) or not len(after):
         raise DataError(
             f"prompt {quoted(prompt)} and continuation {quoted(continuation)} given; expected text "
-            "in both: the continuation is explained, given the prompt"
+            "in both, because the continuation after the prompt is explained"
         )
     tokens = np.concatenate([before, after]).astype(np.int64)
     counted = np.arange(1, len(tokens)) >= len(before)
@@ -112,7 +113,7 @@ def continuation_batch(tokenizer: Tokenizer, prompt: str, continuation: str) -> 
 
 
 class TokenWindows:
-    """A split of a packed corpus, addressed by window; workers open the memory map themselves."""
+    """The windows of a split of a packed corpus; each worker opens the memory map itself."""
 
     def __init__(
         self,
@@ -131,12 +132,12 @@ class TokenWindows:
         return max(0, (self.end - self.start - 1 - self.length + self.stride) // self.stride)
 
     def without_overlap(self) -> Self:
-        """Return windows of the split that follow each other, so that each token counts once."""
+        """Return the windows of the split with the stride of one window, without overlap."""
         return type(self)(self.packed, start=self.start, end=self.end, length=self.length)
 
     @property
     def stream(self) -> np.ndarray:
-        """All tokens of the split, `(token,)`; those of the memory map, not a copy."""
+        """All tokens of the split, `(token,)`, as a view of the memory map."""
         return self.packed.tokens[self.start : self.end]
 
     def batch(self, indices: np.ndarray) -> TokenBatch:
@@ -148,36 +149,36 @@ class TokenWindows:
         size = self.packed.manifest.vocabulary_size
         if rows.size and rows.max() >= size:
             raise DataError(
-                f"{self.packed.folder}: token {rows.max()}, but the vocabulary has {size:,}; the "
-                "file is damaged: pack again with force"
+                f"{self.packed.folder}: found token {rows.max()}, but the vocabulary has {size:,} "
+                "tokens; the file is damaged; pack again with force"
             )
         return TokenBatch(torch.from_numpy(rows), torch.from_numpy(indices.astype(np.int64)))
 
 
 @dataclass(frozen=True)
 class TokenSplits:
-    """A packed corpus, cut into training, validation and test windows."""
+    """A packed corpus, divided into training, validation and test windows."""
 
     packed: PackedTokens
     tokenizer: Tokenizer
     windows: dict[str, TokenWindows]
 
     def num_bytes(self, start: int, end: int) -> int:
-        """Return how many bytes of text the pack's tokens from `start` to `end` stand for."""
+        """Return the number of text bytes of the tokens from `start` to `end` of the pack."""
         packed = self.packed
         counted = TokenBytes(packed.tokens, self.tokenizer.byte_lengths(), packed.lengths)
         return counted.total(start, end)
 
 
 def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
-    """Open the packed corpus that a configuration asks for, packing it first if necessary.
+    """Open the packed corpus of a configuration, and pack it first if necessary.
 
     Args:
-        config: Section `data`.
-        window: Tokens in a window.
+        config: The section `data` of the configuration.
+        window: Number of tokens per window.
 
     Raises:
-        DataError: the corpus is empty, malformed, or shorter than a window.
+        DataError: The corpus is empty, malformed, or shorter than a window.
     """
     folder = pack(config, window=window)
     own = BYTES if read_manifest(folder).tokenizer == BYTES else BPE
@@ -199,14 +200,14 @@ def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
     }
     if not len(windows["train"]):
         raise DataError(
-            f"{folder}: {valid:,} training tokens, fewer than one window of {window:,} and its "
-            "last successor; lower model.max_seq_len or take a longer text"
+            f"{folder}: {valid:,} training tokens, but one window needs {window:,} tokens and one "
+            "more as its last target; lower model.max_seq_len or use a longer text"
         )
     return TokenSplits(packed, tokenizer, windows)
 
 
 def _end_of_training(packed: PackedTokens, test: int, num_valid: int) -> int:
-    """Return where validation begins: before the test, and after what the tokenizer has seen."""
+    """Return where validation starts: before the test and after the tokenizer's training text."""
     by_share, seen = test - num_valid, packed.manifest.tokenizer_tokens
     if seen > by_share and seen >= test:
         raise DataError(
@@ -219,7 +220,7 @@ def _end_of_training(packed: PackedTokens, test: int, num_valid: int) -> int:
 
 
 def pack(config: TokenData, *, window: int) -> Path:
-    """Return the folder with the packed corpus, packing it if that is not done yet."""
+    """Return the folder of the packed corpus, and pack it first if necessary."""
     dataset = find_text(config.name) if config.name else config.dataset
     if dataset is None:
         return expanded(str(config.packed))
@@ -244,15 +245,15 @@ def find_text(name: str) -> Path:
     if root is None or not (root / name).is_dir():
         where = f"{DATA_VARIABLE} is {root}" if root else f"{DATA_VARIABLE} is not set"
         raise ConfigError(
-            f"data.name is {name!r}; expected a folder of text of that name under "
-            f"${DATA_VARIABLE} ({where}); or give data.dataset, or data.name=null to read "
-            "data.packed alone"
+            f"data.name is {name!r}; expected a folder of text with this name under "
+            f"${DATA_VARIABLE} ({where}); or set data.dataset, or set data.name=null to read "
+            "only data.packed"
         )
     return root / name
 
 
 def _folder_of(settings: PackSettings) -> Path:
-    """Return where a corpus is packed if no folder is named: one for each plan."""
+    """Return the default folder of a packed corpus; each plan has its own folder."""
     digest = hashlib.sha256(plan_text(settings, plan_units(settings.dataset)).encode()).hexdigest()
     name = Path(settings.dataset).stem or "text"
     return cache_folder("tokens") / f"{name}-{digest[:12]}"

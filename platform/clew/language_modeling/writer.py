@@ -1,6 +1,7 @@
-"""Reads a prompt and writes what follows, from the start or from where a text has come to.
+"""Reads a prompt and generates its continuation, from the start or from a paused text.
 
-Tokens come one by one; of their text, a character that is not complete yet waits.
+Tokens are generated one by one. The text of an incomplete character is held back until the
+character is complete.
 """
 
 import itertools
@@ -18,16 +19,17 @@ from clew.language_modeling.tokenizers import Tokenizer
 DEFAULT_SEED = 0
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CONTEXT_TOKENS = 4
-"""Tokens of the prompt that the first piece is decoded with: some tokenizers' spaces need it."""
+"""Tokens of the prompt for decoding the first piece, because some tokenizers' spaces need them."""
 
 
 class TextWriter:
-    """One text: what was read and written of it, and the draws of what follows.
+    """Reads and continues one text, with its state and its random generator.
 
     Args:
         text_model: The language model.
-        start: Where the text has come to; None: it begins.
-        seed: Of the draws; None: those of `start` go on, or `DEFAULT_SEED`.
+        start: A paused text to continue; None: a new text.
+        seed: Seed for drawing tokens; None: the generator of `start` continues, or `DEFAULT_SEED`
+            for a new text.
     """
 
     def __init__(
@@ -46,10 +48,10 @@ class TextWriter:
     def read(
         self, prompt: str, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Read a prompt, which follows what was read and written before.
+        """Read a prompt, which is appended to the text so far.
 
         Raises:
-            UsageError: it cannot be encoded; see `encode_prompt`.
+            UsageError: The prompt cannot be encoded; see `encode_prompt`.
         """
         tokens = encode_prompt(self._tokenizer, prompt)
         inputs = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0)
@@ -58,7 +60,7 @@ class TextWriter:
         self._pieces = TextPieces.after(self._tokenizer, tokens)
 
     def write(self, max_tokens: int, sampling: Sampling) -> Iterator[str]:
-        """Yield the pieces of what follows, as far as their characters are complete."""
+        """Yield one piece of text per token; incomplete characters are held back."""
         assert self._state is not None
         written = write_text(self._model, self._state, sampling, self._generator)
         for token, state in itertools.islice(written, max_tokens):
@@ -66,23 +68,23 @@ class TextWriter:
             yield self._pieces.add(int(token))
 
     def rest(self) -> str:
-        """Return what is left of a character that did not become complete."""
+        """Return the text of a character that was held back and did not become complete."""
         return self._pieces.rest()
 
     def paused(self) -> PausedText:
-        """Return where the text has come to."""
+        """Return the state of the text, to continue it later."""
         assert self._state is not None
         tokens = torch.tensor(self._pieces.tokens, dtype=torch.int64)
         return PausedText(self._state, self._generator.get_state(), tokens, self._pieces.num_shown)
 
 
 class TextPieces:
-    """Turns tokens into pieces of text; together they are the text of all tokens.
+    """Converts tokens to pieces of text, whose concatenation is the text of all tokens.
 
     Args:
-        tokenizer: Gives tokens their text.
-        tokens: What came before: tokens whose text was shown, then tokens whose text waits.
-        num_shown: How many of them were shown.
+        tokenizer: Tokenizer that decodes the tokens.
+        tokens: Earlier tokens: those whose text was shown, then those whose text was held back.
+        num_shown: Number of `tokens` whose text was shown.
     """
 
     def __init__(
@@ -93,17 +95,17 @@ class TextPieces:
 
     @classmethod
     def after(cls, tokenizer: Tokenizer, prompt: np.ndarray) -> "TextPieces":
-        """Return the pieces that follow a prompt's tokens `(token,)`."""
+        """Return an instance for the tokens after a prompt `(token,)`."""
         context = prompt[-CONTEXT_TOKENS:].tolist()
         return cls(tokenizer, context, len(context))
 
     def add(self, token: int) -> str:
-        """Return what one more token adds; nothing while a character is not complete."""
+        """Return the text that one more token adds; empty while a character is incomplete."""
         self.tokens.append(token)
         return "" if self._decode(self.tokens).endswith(REPLACEMENT) else self.rest()
 
     def rest(self) -> str:
-        """Return the text that waits, as far as it is any."""
+        """Return the text that was held back, which can be empty."""
         text = self._decode(self.tokens)[len(self._decode(self.tokens[: self.num_shown])) :]
         self.tokens = self.tokens[self.num_shown :] or self.tokens
         self.num_shown = len(self.tokens)
@@ -121,10 +123,10 @@ def continuation(
     sampling: Sampling | None = None,
     seed: int = DEFAULT_SEED,
 ) -> str:
-    """Return the text that follows a prompt.
+    """Return generated text that continues a prompt.
 
     Raises:
-        UsageError: the prompt cannot be encoded; see `encode_prompt`.
+        UsageError: The prompt cannot be encoded; see `encode_prompt`.
     """
     writer = TextWriter(text_model, seed=seed)
     writer.read(prompt)
@@ -135,21 +137,21 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
     """Return the tokens of a prompt, `(token,)`.
 
     Raises:
-        ConfigError: it is not UTF-8, as what a terminal passes on may be.
-        DataError: it holds something that the tokenizer has no token for.
+        ConfigError: The prompt has no token or is not UTF-8, which can happen in a terminal.
+        DataError: The prompt contains text that the tokenizer has no token for.
     """
     try:
         text = prompt.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"the prompt is no UTF-8 text: character {error.start + 1} is "
-            f"{prompt[error.start]!r}; give it as UTF-8, in a file with --prompt-file if need be"
+            f"the prompt is not UTF-8 text: character {error.start + 1} is "
+            f"{prompt[error.start]!r}; give the prompt as UTF-8, for example with --prompt-file"
         ) from None
     unknown = tokenizer.first_unknown(prompt)
     if unknown is not None:
         raise DataError(
-            f"the prompt holds {quoted(unknown)}, for which the model's tokenizer has no token; "
-            "leave it out, or train with a tokenizer that knows it, such as bytes"
+            f"the prompt contains {quoted(unknown)}, for which the model's tokenizer has no token; "
+            "remove it, or train with a tokenizer that can encode it, such as bytes"
         )
     tokens = tokenizer.encode(text)
     if not len(tokens):

@@ -1,1 +1,1 @@
-"""Parts of networks that more than one subject uses."""
+"""Network layers that are shared by several kinds of models."""

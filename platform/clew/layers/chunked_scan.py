@@ -1,17 +1,17 @@
-"""The chunked scan by vectorised torch operations, on complex tensors.
+"""The chunked scan with vectorised torch operations on complex tensors.
 
-Time is cut into chunks of C steps. Three passes give all states:
+Time is divided into chunks of C steps. Three passes give all states:
 
-    e_n    = sum_j lambda^(C-1-j) b_n[j]         each chunk's end state from zero, reads only
+    e_n    = sum_j lambda^(C-1-j) b_n[j]         end state of each chunk that starts from zero
     S_n+1  = lambda^C S_n + e_n                  carries: the same recurrence, C times shorter
-    c_n[j] = lambda c_n[j-1] + b_n[j]            each chunk again, from its carry
+    c_n[j] = lambda c_n[j-1] + b_n[j]            states of each chunk, starting from its carry
 
-A pass takes C vectorised steps over all chunks at once, and the carries are scanned by the same
-algorithm, so that T steps cost about 2 C log(T) / log(C) operations. Only products of lambda with
-itself occur: with |lambda| <= 1 nothing overflows, and lambda = 0 needs no logarithm.
+The first and the last pass take C vectorised steps over all chunks at once, and the carries are
+scanned by the same algorithm, so T steps take about 2 C log(T) / log(C) operations. Lambda is only
+multiplied by itself: nothing overflows if |lambda| <= 1, and lambda = 0 needs no logarithm.
 
-Lambda is the same in every step (`Fixed`), or each step has its own (`Varying`): lambda^C is the
-product of a chunk's then.
+Lambda is either the same in every step (`Fixed`) or different in each step (`Varying`). In the
+second case, the product of the lambdas of a chunk replaces lambda^C.
 """
 
 from dataclasses import dataclass
@@ -23,35 +23,38 @@ from torch import Tensor
 Series = Complex[Tensor, "batch time state"]
 State = Complex[Tensor, "batch state"]
 Keep = Float[Tensor, "batch time"]
-"""0 at steps that the state before them (in the direction of the scan) does not reach, else 1."""
+"""0 at steps that ignore the previous state (in the direction of the scan), otherwise 1."""
 
 _SLAB_ELEMENTS = 2**16
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Eigenvalues; 0 where a new sequence begins, and for a chunk in which one does."""
+    """The same eigenvalues in every step; they are multiplied by `keep` if it is given.
+
+    `keep` is 0 in a step that starts a new sequence, and for a chunk that contains such a step.
+    """
 
     eigenvalues: Tensor
     keep: Tensor | None = None
 
     def at(self, step: int) -> Tensor:
-        """Return what the state before a step (in the direction of the scan) is multiplied by."""
+        """Return the multiplier of the previous state (in the direction of the scan) at a step."""
         keep = self.keep
         return self.eigenvalues if keep is None else self.eigenvalues * keep[..., step, None]
 
     def part(self, time: slice) -> "Fixed":
-        """Return those of some steps."""
+        """Return the multipliers of a slice of the steps."""
         return Fixed(self.eigenvalues, None if self.keep is None else self.keep[:, time])
 
     def in_chunks(self, num_chunks: int) -> "Fixed":
-        """Return those of the same steps, cut into chunks."""
+        """Return the multipliers of the same steps, divided into chunks."""
         keep = self.keep
         keep = None if keep is None else keep.reshape(len(keep), num_chunks, -1)
         return Fixed(self.eigenvalues.unsqueeze(1), keep)
 
     def of_chunks(self, chunk_size: int) -> "Fixed":
-        """Return those of whole chunks, from those of the steps in them."""
+        """Return the multipliers of whole chunks, given those of the steps in chunks."""
         keep = None if self.keep is None else self.keep.amin(2)
         return Fixed(power(self.eigenvalues.squeeze(1), chunk_size), keep)
 
@@ -63,20 +66,20 @@ class Varying:
     values: Tensor
 
     def at(self, step: int) -> Tensor:
-        """Return those of a step."""
+        """Return the multipliers of a step."""
         return self.values[..., step, :]
 
     def part(self, time: slice) -> "Varying":
-        """Return those of some steps."""
+        """Return the multipliers of a slice of the steps."""
         return Varying(self.values[:, time])
 
     def in_chunks(self, num_chunks: int) -> "Varying":
-        """Return those of the same steps, cut into chunks."""
+        """Return the multipliers of the same steps, divided into chunks."""
         batch, _, num_states = self.values.shape
         return Varying(self.values.view(batch, num_chunks, -1, num_states))
 
     def of_chunks(self, chunk_size: int) -> "Varying":
-        """Return those of whole chunks, from those of the steps in them."""
+        """Return the multipliers of whole chunks, given those of the steps in chunks."""
         return Varying(self.values.prod(2))
 
 
@@ -92,13 +95,13 @@ def scan_into(
     chunk_size: int,
     reverse: bool = False,
 ) -> None:
-    """Write the states for `inputs` into `states`, forwards or from the last time to the first."""
+    """Write the states for `inputs` into `states`, scanning forwards or backwards in time."""
     time = inputs.shape[1]
     num_chunks = time // chunk_size if chunk_size > 1 else 0
     if num_chunks < 2:
         _steps(states, inputs, multipliers, initial, reverse=reverse)
         return
-    # Whole chunks first in the direction of the scan; what is left over follows them.
+    # Whole chunks come first in the direction of the scan, and the remaining steps follow.
     whole = num_chunks * chunk_size
     head = slice(time - whole, None) if reverse else slice(None, whole)
     tail = slice(None, time - whole) if reverse else slice(whole, None)
@@ -118,7 +121,7 @@ def _order(length: int, *, reverse: bool) -> range:
 def _steps(
     states: Tensor, inputs: Tensor, multipliers: Multipliers, initial: Tensor, *, reverse: bool
 ) -> None:
-    """Scan a short series step by step."""
+    """Scan a series step by step."""
     previous = initial
     for step in _order(inputs.shape[1], reverse=reverse):
         torch.addcmul(inputs[:, step], previous, multipliers.at(step), out=states[:, step])
@@ -126,7 +129,7 @@ def _steps(
 
 
 def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, reverse: bool) -> Tensor:
-    """Return the states between chunks, the initial one among them, `(batch, chunk + 1, state)`."""
+    """Return the states between chunks, with the initial state, `(batch, chunk + 1, state)`."""
     batch, num_chunks, chunk_size, num_states = chunks.shape
     carries = chunks.new_empty(batch, num_chunks + 1, num_states)
     carries[:, -1 if reverse else 0] = initial
@@ -142,7 +145,7 @@ def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, rever
 
 
 def _end_states(chunks: Tensor, multipliers: Multipliers, *, reverse: bool) -> Tensor:
-    """Return each chunk's last state if it started from zero, `(batch, chunk, state)`."""
+    """Return the last state of each chunk, starting from zero, `(batch, chunk, state)`."""
     first, *others = _order(chunks.shape[2], reverse=reverse)
     end = chunks[:, :, first].clone()
     for step in others:
@@ -153,7 +156,7 @@ def _end_states(chunks: Tensor, multipliers: Multipliers, *, reverse: bool) -> T
 def _scan_chunks(
     states: Tensor, chunks: Tensor, multipliers: Multipliers, starts: Tensor, *, reverse: bool
 ) -> None:
-    """Scan all chunks at once; each starts from the state at the end of the one before it."""
+    """Scan all chunks at once; each chunk starts from its state in `starts`."""
     previous = starts
     for step in _order(chunks.shape[2], reverse=reverse):
         torch.addcmul(chunks[:, :, step], previous, multipliers.at(step), out=states[:, :, step])
@@ -161,7 +164,7 @@ def _scan_chunks(
 
 
 def power(base: Tensor, exponent: int) -> Tensor:
-    """Return `base ** exponent` by repeated squaring, in double precision; zero stays zero."""
+    """Return `base ** exponent`, computed by repeated squaring in double precision."""
     factor, result = base.to(torch.complex128), torch.ones_like(base, dtype=torch.complex128)
     while exponent:
         if exponent & 1:
@@ -174,9 +177,9 @@ def power(base: Tensor, exponent: int) -> Tensor:
 def eigenvalue_gradient(
     adjoint: Series, states: Series, initial: State, keep: Keep | None
 ) -> Complex[Tensor, "batch state"]:
-    """Return sum over time of `d_t conj(c_{t-1})`, without steps that c_{t-1} does not reach.
+    """Return the sum over time of `d_t conj(c_{t-1})`, without steps that ignore c_{t-1}.
 
-    Temporaries stay small.
+    The products are computed in slabs, so that temporaries stay small.
     """
     batch, time, num_states = states.shape
     total = adjoint[:, 0] * Fixed(initial.conj(), keep).at(0)

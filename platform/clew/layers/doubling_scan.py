@@ -1,12 +1,12 @@
-"""The scan in as many passes as doublings reach its length: no loop over time, no operator of ours.
+"""The scan by doubling: log2(T) passes over T steps, without a loop over time or custom operators.
 
-After pass i each step holds what 2^i steps up to it do together, as a multiplier and an addend:
+After pass i, each step has the combined effect of the last 2^i steps as a factor and an addend:
 
     (a, b)[t]  <-  (a[t] a[t - d], a[t] b[t - d] + b[t]),    d = 1, 2, 4, ...
 
-(Hillis and Steele, 1986, doi 10.1145/7902.7903). It computes log2(T) times as much as the chunked
-scan; but the number of passes is fixed by the longest series alone, so that `torch.export` can
-write it for series of any length up to that, in operators that every torch has.
+(Hillis and Steele, 1986, doi 10.1145/7902.7903). This takes log2(T) times as many operations as the
+chunked scan. But the number of passes depends only on the longest series, so `torch.export` can
+export it for series of any length up to the longest, with standard torch operators only.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def scan_by_doubling(longest: int) -> Callable[..., Tensor]:
-    """Return what stands for `clew::diagonal_scan` on series of up to `longest` steps."""
+    """Return a replacement of `clew::diagonal_scan` for series of up to `longest` steps."""
 
     def scan(
         inputs: Tensor,
@@ -34,7 +34,7 @@ def scan_by_doubling(longest: int) -> Callable[..., Tensor]:
 
 
 def varying_scan_by_doubling(longest: int) -> Callable[..., Tensor]:
-    """Return what stands for `clew::varying_diagonal_scan` on series of up to `longest` steps."""
+    """Return a replacement of `clew::varying_diagonal_scan` for up to `longest` steps."""
 
     def scan(inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
         return _scan(_complex(inputs), _complex(multipliers), _complex(initial), longest)
@@ -56,6 +56,6 @@ def _scan(added: Tensor, factor: Tensor, initial: Tensor, longest: int) -> Tenso
 
 
 def _delayed(series: Tensor, steps: int, before: float) -> Tensor:
-    """Return a series as it was so many steps ago, with a value for what was before it."""
+    """Return a series delayed by `steps`, with the value `before` in the first steps."""
     padding = torch.full_like(series[:, :1], before).expand(-1, steps, -1)
     return torch.cat([padding, series], dim=1)[:, : series.shape[1]]

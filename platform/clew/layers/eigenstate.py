@@ -1,11 +1,15 @@
 """The temporal eigenstate layer: a gated diagonal linear recurrence over the sequence.
 
-Notable choices: eigenvalues are exp(-exp(rate) + i frequency), within the unit circle whatever the
-rate becomes; inputs are scaled by sqrt(1 - |lambda|^2), so that slow and fast eigenstates have
-states of equal size; time constants start log-uniform over the whole window, so that something
-remembers its first token, unless a shorter one is asked for; resonance acts on the readout, so
-that the recurrence stays diagonal and a function of its inputs alone, not of how they are cut into
-chunks. Gated transitions begin as fixed ones: the weights of their step sizes start at zero.
+Design choices:
+
+- Eigenvalues are exp(-exp(rate) + i frequency), so they are inside the unit circle for any rate.
+- Inputs are scaled by sqrt(1 - |lambda|^2), so that slow and fast eigenstates have equal size.
+- Initial time constants are log-uniform from one token up to the window (or up to
+  `longest_time_constant`), so that some eigenstates remember the first token of the window.
+- Resonance acts on the readout. The recurrence stays diagonal and depends only on its inputs, not
+  on how they are divided into chunks.
+- The weights of the step sizes of gated transitions start at zero, so that gated transitions start
+  equal to fixed ones.
 """
 
 import math
@@ -27,17 +31,17 @@ from clew.layers.varying_scan import varying_scan
 Hidden = Float[Tensor, "batch time dim"]
 
 FASTEST_TURN = math.pi / 2
-"""Largest initial frequency, in radians a step."""
+"""Largest initial frequency, in radians per step."""
 ONE_STEP = math.log(math.e - 1.0)
-"""What softplus makes 1 of."""
+"""The value with softplus(value) = 1."""
 LEAST_DECAY = 1e-30
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """What a block carries: its eigenstates, and the last inputs of its convolutions.
+    """The state of a block: its eigenstates and the last inputs of its convolutions.
 
-    Everything is None at the start of a sequence.
+    All fields are None at the start of a sequence.
     """
 
     eigenstates: RealState | None = None
@@ -51,7 +55,7 @@ class EigenstateMixer(nn.Module):
         b_t = sqrt(1 - |lambda|^2) (W_in x_t + b_in),   c_t = lambda c_{t-1} + b_t    (complex)
         y_t = sigmoid(W_g x_t + b_g) * W_out R c_t,    R = I + eps M        (block-diagonal)
 
-    With gated transitions lambda_t = lambda^delta_t stands for lambda, and b_t is scaled by it:
+    With gated transitions, lambda_t = lambda^delta_t replaces lambda, also in the scale of b_t:
 
         delta_t = softplus(W_d x_t + b_d)
 
@@ -59,14 +63,14 @@ class EigenstateMixer(nn.Module):
     3), S5 (2208.04933). Step sizes that depend on the input: Mamba (2312.00752, section 3.2).
 
     Args:
-        config: Sizes, validated.
+        config: The validated configuration of the model.
     """
 
     def __init__(self, config: EigenstateLMModel) -> None:
         super().__init__()
         self.config = config
         dim, states, heads = config.d_model, config.num_eigenstates, config.num_heads
-        # W_in above W_g above W_d: one product with x gives drives, gates and step sizes.
+        # W_in, W_g and W_d are stacked: one product with x gives drives, gates and step sizes.
         self.widths = [2 * states, config.gates, states if config.transition == "gated" else 0]
         self.project = nn.Linear(dim, sum(self.widths))
         self.output = nn.Linear(2 * states, dim, bias=False)
@@ -86,7 +90,7 @@ class EigenstateMixer(nn.Module):
     def forward(
         self, x: Hidden, before: RealState | None = None, positions: Positions | None = None
     ) -> tuple[Hidden, RealState]:
-        """Return what is added to the residual stream, and the state after the last step."""
+        """Return the update of the residual stream, and the state after the last step."""
         drive, gate, step_sizes = torch.split(self.project(x), self.widths, dim=-1)
         pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2)
         if before is None:
@@ -114,11 +118,11 @@ class EigenstateMixer(nn.Module):
         before: RealState,
         starts: Starts | None,
     ) -> RealSeries:
-        """Return the eigenstates at each step, which each moves on by a length of its own."""
+        """Return the eigenstates at each step, with a different step size in each step."""
         lengths = F.softplus(step_sizes.to(self.rate.dtype))
         batch = drive.shape[0]
         decay = -torch.exp(for_each_example(self.rate, batch)).unsqueeze(1) * lengths
-        decay = decay.clamp(max=-LEAST_DECAY)  # the root in the scale has no slope at 0
+        decay = decay.clamp(max=-LEAST_DECAY)  # sqrt in _scale has no gradient at 0
         angle = for_each_example(self.frequency, batch).unsqueeze(1) * lengths
         multipliers = _powers(decay, angle)
         if starts is not None:
@@ -127,7 +131,7 @@ class EigenstateMixer(nn.Module):
         return varying_scan(inputs, multipliers, before, chunk_size=self.config.chunk_size)
 
     def eigenvalues(self, batch: int) -> tuple[RealEigenvalues, Float[Tensor, "batch state"]]:
-        """Return lambda and the input scale sqrt(1 - |lambda|^2), once for each example."""
+        """Return lambda and the input scale sqrt(1 - |lambda|^2), with a copy per example."""
         decay = -torch.exp(for_each_example(self.rate, batch))
         return _powers(decay, for_each_example(self.frequency, batch)), _scale(decay)
 
@@ -143,7 +147,7 @@ class EigenstateMixer(nn.Module):
 
 
 def _powers(decay: Tensor, angle: Tensor) -> Tensor:
-    """Return exp(decay + i angle) as pairs."""
+    """Return exp(decay + i angle) as pairs of real and imaginary part."""
     modulus = torch.exp(decay)
     return torch.stack([modulus * torch.cos(angle), modulus * torch.sin(angle)], dim=-1)
 
@@ -154,13 +158,13 @@ def _scale(decay: Tensor) -> Tensor:
 
 
 def _initial_rates(config: EigenstateLMModel) -> Tensor:
-    """Return log(1 / time constant), time constants log-uniform from one token on, `(state,)`."""
+    """Return log(1 / time constant) for log-uniform time constants from one token, `(state,)`."""
     longest = config.longest_time_constant or config.max_seq_len
     return -torch.rand(config.num_eigenstates) * math.log(longest)
 
 
 class EigenstateBlock(nn.Module):
-    """A mixer and an MLP with squared ReLU, each on a normalised copy of the residual stream."""
+    """A mixer and an MLP with squared ReLU, each applied to the normalised residual stream."""
 
     def __init__(self, config: EigenstateLMModel) -> None:
         super().__init__()
@@ -183,9 +187,9 @@ class EigenstateBlock(nn.Module):
 
         Args:
             x: The residual stream.
-            state: What the sequence so far has left.
-            positions: Of each token in its document, of which alone it sees tokens; None: the
-                sequence is one document.
+            state: The state after the sequence so far; None at the start of a sequence.
+            positions: Position of each token in its document. A token depends only on tokens of
+                the same document. None: the sequence is one document.
         """
         before = state or LayerState()
         filtered, mixer_inputs = self.mixer_filter(
@@ -206,7 +210,7 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 class _SquaredReLU(torch.autograd.Function):
-    """One tensor kept and one pass over it in each direction; autograd alone takes twice that."""
+    """Squared ReLU that saves one tensor and makes one pass; plain autograd needs two of each."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parameters whose gradient can be separated by example."""
+"""Helper for parameters whose gradient must be available for each example."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from torch import Tensor
 def for_each_example(parameter: Tensor, batch: int) -> Tensor:
     """Return a copy of a parameter for every example, `(batch, ...)`.
 
-    The sum with zeros is recorded as the parameter's use, so that the influence engine reads the
-    gradient of each example off its result, whatever function comes next.
+    Autograd records the addition of zeros as the use of the parameter. So the influence engine can
+    read the gradient of each example from the result, for any function that follows.
     """
     zeros = torch.zeros(
         batch, *(1,) * parameter.dim(), dtype=parameter.dtype, device=parameter.device

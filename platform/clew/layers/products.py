@@ -1,19 +1,19 @@
-"""Matrix products on a CPU, by whatever is fast on it.
+"""Matrix products with the fastest implementation on a CPU.
 
-Float32: torch multiplies with Intel's MKL, which on processors of other makers uses half the width
-of their vector units. oneDNN, which torch has for convolutions and bfloat16, chooses by what the
-processor can do: on an AMD EPYC of 2024, two cores, products run at 440 GFLOP/s instead of 195.
-`torch.compile` emits the same operator. Everything else goes through torch as it is: other types
-and devices, processors by Intel or without AVX-512, compiled models, and code that watches which
-functions are called. Both libraries sum in float32; results differ in the last digits.
+float32: torch uses Intel's MKL, which uses only half the vector width of processors by other
+makers. oneDNN, which torch contains for convolutions and bfloat16, chooses its kernels by the
+abilities of the processor. On two cores of an AMD EPYC of 2024, products run at 440 GFLOP/s instead
+of 195. `torch.compile` uses the same oneDNN operator. All other products use plain torch: other
+types and devices, processors by Intel or without AVX-512, compiled models, and code that observes
+which torch functions are called. Both libraries sum in float32; results differ in the last digits.
 
-bfloat16: without AVX-512 torch multiplies matrices by a plain loop, 60 to 90 times as slowly as
-float32 ones. A product with half-precision operands is by definition summed in float32, so float32
-products of the same operands, rounded at the end, are the same numbers within the order of the
-sum, at float32's speed.
+bfloat16: without AVX-512, torch multiplies bfloat16 matrices in a plain loop, which is 60 to 90
+times slower than float32. A product with half-precision operands is by definition summed in
+float32. So float32 products of the same operands, rounded at the end, give the same numbers up to
+the order of summation, at the speed of float32.
 
-Products too large to be held are made a chunk after the other, on every device: `chunks` is the
-loop, and `two_chunks` cuts it short where all that counts is how much memory it takes.
+Products that are too large for memory are computed chunk by chunk, on every device. `chunks` is the
+loop, and `two_chunks` shortens it when only the memory need is of interest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,12 +66,14 @@ def onednn_is_faster() -> bool:
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return the matrix product a b, not differentiable; its memory layout may be either one.
+    """Return the matrix product a b, which is not differentiable.
+
+    The result can be in row-major or column-major order.
 
     Args:
         a: Left factor, `(rows, inner)`.
         b: Right factor, `(inner, columns)`.
-        out: Where to write it, `(rows, columns)`; None: new memory.
+        out: Tensor for the result, `(rows, columns)`; None: a new tensor.
     """
     if not _goes_to_onednn(a):
         return torch.mm(a, b, out=out)
@@ -79,7 +81,7 @@ def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
         return out.copy_(product(a, b))
     if a.is_contiguous():
         return _times_transposed(a, b.T)
-    # The left factor has to be contiguous: transpose the product, and copy the other factor.
+    # The left factor must be contiguous, so compute the transposed product with a copy of b.
     return _times_transposed(b.T.contiguous(), a).T
 
 
@@ -98,7 +100,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def operand_type(factor: Tensor) -> torch.dtype:
-    """Return the type of a product's operands: autocast's, but float32 for float16 on a CPU."""
+    """Return the type of a product's operands under autocast; float16 on a CPU gives float32."""
     device = factor.device.type
     if not torch.is_autocast_enabled(device) or factor.dtype == torch.float64:
         return factor.dtype
@@ -107,12 +109,12 @@ def operand_type(factor: Tensor) -> torch.dtype:
 
 
 def chunks(length: int, size: int, *, kept: int = 0) -> Iterator[slice]:
-    """Yield slices of `size` that cover `length`; the last one may be shorter.
+    """Yield slices of `size` that cover `length`; the last slice can be shorter.
 
     Args:
-        length: What to cover.
+        length: Total length.
         size: Size of a chunk.
-        kept: Number of first chunks that stay in memory: planning goes through all of them.
+        kept: Number of first chunks whose results stay in memory; `two_chunks` does not skip them.
     """
     shown = _SHOWN.get()
     for start in list(range(0, length, size))[: shown and max(shown, kept)]:
@@ -121,9 +123,9 @@ def chunks(length: int, size: int, *, kept: int = 0) -> Iterator[slice]:
 
 @contextmanager
 def two_chunks() -> Iterator[None]:
-    """Let every loop stop after two chunks, for planning: all others need the same memory again.
+    """Stop all loops over chunks after two chunks, to plan memory: later chunks need no more.
 
-    The second is made while the first one's tensors are still alive.
+    Two chunks are needed because the second is computed while tensors of the first are alive.
     """
     token = _SHOWN.set(2)
     try:
@@ -136,19 +138,19 @@ def two_chunks() -> Iterator[None]:
 class MatrixProduct:
     """How the influence engine computes large matrix products.
 
-    `operand` None keeps the tensors' own type; float16 or bfloat16 round the operands first, and
-    sums are still accumulated in float32 (by the hardware). Gradients are never computed with a
-    loss scale: it would enter every score squared.
+    If `operand` is None, the type of the tensors is kept. With float16 or bfloat16, the operands
+    are rounded first, and the hardware still accumulates sums in float32. Gradients are never
+    computed with a loss scale, because every score would contain the square of the scale.
     """
 
     operand: torch.dtype | None = None
 
     def prepare(self, matrix: Tensor) -> Tensor:
-        """Return a matrix in the operands' type, so that it is converted once."""
+        """Return a matrix in the type of the operands, so that it is converted only once."""
         return matrix if self.operand is None else matrix.to(self.operand)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `a @ b` in float32, or in the tensors' own type if `operand` is None."""
+        """Return `a @ b` in float32, or in the type of the tensors if `operand` is None."""
         if self.operand is None:
             return product(a, b)
         a, b = self.prepare(a), self.prepare(b)
@@ -166,7 +168,10 @@ class MatrixProduct:
 
 
 def is_vectorised() -> bool:
-    """Return whether `torch.func.vmap` runs several models at once; it knows torch's functions."""
+    """Return whether a `torch.func` transform such as `vmap` is active.
+
+    vmap supports only torch's own functions.
+    """
     return torch._C._are_functorch_transforms_active()
 
 
@@ -183,7 +188,7 @@ def _times_transposed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class _Linear(torch.autograd.Function):
-    """The affine map with all three products through oneDNN."""
+    """An affine map that computes its forward and both backward products with oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -203,7 +208,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """The product a b, for gradients that are differentiated again."""
+    """The product a b with a gradient, for gradients that are differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -218,7 +223,7 @@ class _Product(torch.autograd.Function):
 
 
 def flop_formulas() -> dict[Any, Any]:
-    """Return how torch's counter of floating-point operations counts these products."""
+    """Return the formulas with which torch's FLOP counter counts the products of oneDNN."""
     if not hasattr(torch.ops.mkldnn, _OPERATOR):
         return {}
     return {torch.ops.mkldnn._linear_pointwise: _flops}
@@ -238,11 +243,11 @@ def has_bfloat16_products() -> bool:
 
 
 def products_in(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which products with operands of a type are fast on a device.
+    """Return a context in which products of a data type are fast on a device.
 
     Args:
-        dtype: Half-precision type of a training, None for float32.
-        device: Where it computes.
+        dtype: Half-precision type of the training; None for float32.
+        device: The device of the training.
     """
     slow = dtype is torch.bfloat16 and device.type == "cpu" and not has_bfloat16_products()
     return EmulatedProducts() if slow else nullcontext()  # type: ignore[no-untyped-call]
@@ -258,7 +263,7 @@ class EmulatedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator; a product of bfloat16 tensors on float32 copies of them."""
+        """Run an operator; products of bfloat16 tensors use float32 copies."""
         kwargs = dict(kwargs or {})
         if func.overloadpacket not in PRODUCTS or not _has_half(args):
             return func(*args, **kwargs)
@@ -268,7 +273,7 @@ class EmulatedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = operator(*single[0], **single[1])
         if out is not None:
             return out.copy_(found)
-        if func._schema.is_mutable:  # in place: the first argument receives the product
+        if func._schema.is_mutable:  # in place: the first argument gets the product
             return args[0].copy_(single[0][0])
         if func.overloadpacket is aten._scaled_dot_product_flash_attention_for_cpu:
             return _to_half(found[0]), found[1]  # the log-sum-exp is float32 in every precision

@@ -1,14 +1,15 @@
-"""Diagonal complex linear recurrence as one operator, forward and backward.
+"""Diagonal complex linear recurrence as one operator with a forward and a backward pass.
 
     c_t = lambda c_{t-1} + b_t        elementwise over eigenstates, c_{-1} given
 
-Backward is the same scan, against time and with the conjugate eigenvalue (G the gradient of c):
+The backward pass is the same scan, backwards in time and with the conjugate eigenvalue. G is the
+gradient of c:
 
     d_t = G_t + conj(lambda) d_{t+1},    db = d,    dc_{-1} = conj(lambda) d_0
     dlambda = sum_t d_t conj(c_{t-1})
 
-At a start, a step where a sequence begins within the series, lambda is 0 in that step alone.
-On a CPU the chunked scan of `chunked_scan` does it, on a GPU the kernels of `triton_scan`.
+If a sequence starts within the series, lambda is 0 in its first step. The CPU uses the chunked
+scan of `chunked_scan`, and a GPU uses the kernels of `triton_scan`.
 """
 
 from collections.abc import Callable
@@ -38,16 +39,16 @@ def scan(
 ) -> RealSeries:
     """Return all states of `c_t = eigenvalue c_{t-1} + input_t`, `(batch, time, state, 2)`.
 
-    Complex numbers are pairs of real and imaginary part, float32 (float64 in tests). The result
-    does not depend on `chunk_size` except by rounding. The state after the last step, from which
-    to continue, is `states[:, -1]`.
+    Complex numbers are pairs of real and imaginary part in float32 (float64 in tests). The result
+    depends on `chunk_size` only by rounding. To continue a series, pass the state after its last
+    step, `states[:, -1]`, as `initial`.
 
     Args:
-        inputs: Drive of each eigenstate.
-        eigenvalues: Multipliers within the closed unit disc, for all examples or for each.
+        inputs: Input of each eigenstate.
+        eigenvalues: Multipliers in the closed unit disc, shared by all examples or one per example.
         initial: State before the first step; zero if not given.
-        chunk_size: Steps in a chunk, 1 or more.
-        starts: Steps that the state before them does not reach.
+        chunk_size: Steps per chunk, 1 or more.
+        starts: Steps that start a new sequence, so that the previous state is ignored.
     """
     if initial is None:
         initial = inputs.new_zeros(inputs.shape[0], *inputs.shape[2:])
@@ -63,7 +64,7 @@ def scan_by_loop(
     *,
     starts: Starts | None = None,
 ) -> RealSeries:
-    """Return what `scan` returns by one step after the other, left to autograd: the slow truth."""
+    """Return the result of `scan` from a loop over time with plain autograd, for tests."""
     multiplier = torch.view_as_complex(eigenvalues)
     state = torch.zeros_like(torch.view_as_complex(inputs[:, 0]))
     if initial is not None:
@@ -77,8 +78,8 @@ def scan_by_loop(
     return torch.view_as_real(torch.stack(states, dim=1))
 
 
-# Custom operators: to autograd, torch.compile and vmap each is one opaque step. Autocast does not
-# reach inside them.
+# Custom operators are opaque for autograd, torch.compile and vmap. Autocast has no effect inside
+# them.
 
 
 @torch.library.custom_op("clew::diagonal_scan", mutates_args=())
@@ -89,7 +90,7 @@ def diagonal_scan(
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Scan forwards."""
+    """Return the states of the scan forwards in time."""
     states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
     scan_into(
         torch.view_as_complex(states),
@@ -129,7 +130,7 @@ def diagonal_scan_backward(  # noqa: PLR0917
 
 
 def against_time(keep: Tensor | None) -> Tensor | None:
-    """Return for each step whether the one after it is reached: what a backward scan keeps."""
+    """Return `keep` for the scan backwards in time: each step gets the value of the step after."""
     return None if keep is None else torch.nn.functional.pad(keep[:, 1:], (0, 1), value=1.0)
 
 
@@ -139,7 +140,7 @@ def _initial_gradient(conjugate: Tensor, adjoint: Tensor, keep: Tensor | None) -
 
 
 def as_complex(pairs: Tensor) -> Tensor:
-    """Return pairs of real and imaginary part as complex numbers."""
+    """Convert pairs of real and imaginary part to complex numbers."""
     return torch.view_as_complex(pairs.contiguous())
 
 
@@ -207,14 +208,14 @@ def _(  # noqa: PLR0917
 
 
 def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the states, which the layer above keeps anyway, and nothing else of their size."""
+    """Save only the states, which the next layer saves anyway, and small tensors."""
     _, eigenvalues, initial, ctx.chunk_size, keep = inputs
     ctx.save_for_backward(output, eigenvalues, initial, keep)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
     *tensors, keep = ctx.saved_tensors
-    # With gradients enabled (create_graph) the gradient itself will be differentiated.
+    # If gradients are enabled (create_graph), the gradient itself will be differentiated.
     rule: Callable[..., tuple[Tensor, Tensor, Tensor]] = diagonal_scan_backward
     if torch.is_grad_enabled():
         rule = _differentiable_backward
@@ -230,7 +231,7 @@ def _differentiable_backward(  # noqa: PLR0917
     chunk_size: int,
     keep: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `diagonal_scan_backward` returns, by scans and products of whole series."""
+    """Return the result of `diagonal_scan_backward`, computed with differentiable operations."""
     conjugate, start = conjugated(eigenvalues), torch.zeros_like(initial)
     reached = None if keep is None else against_time(keep)
     flipped = None if reached is None else reached.flip(1)
@@ -246,12 +247,12 @@ def _differentiable_backward(  # noqa: PLR0917
 
 
 def conjugated(pairs: Tensor) -> Tensor:
-    """Return the conjugates of complex numbers that are pairs."""
+    """Return the conjugates of complex numbers that are stored as pairs."""
     return pairs * pairs.new_tensor([1.0, -1.0])
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of complex numbers that are pairs."""
+    """Return the products of complex numbers that are stored as pairs."""
     return torch.view_as_real(as_complex(a) * as_complex(b))
 
 
@@ -259,9 +260,9 @@ diagonal_scan.register_autograd(_backward, setup_context=_keep_states)
 
 
 def in_turn(operator: Any) -> Callable[..., Any]:
-    """Return the vmap rule of an operator that returns three tensors: one call after the other.
+    """Return a vmap rule that calls an operator with three results once per batch element.
 
-    Gradients of several sums of one forward pass need it.
+    The gradients of several sums of one forward pass are computed with vmap and need this rule.
     """
 
     def rule(

@@ -1,9 +1,10 @@
-"""A causal convolution over the last few steps of a sequence, with one filter a channel.
+"""A causal convolution over the last few steps of a sequence, with one filter per channel.
 
     y_t = sum_{i < width} k_i * x_{t-i}
 
-A recurrence with few states reads neighbouring steps through as many numbers; this reads them in
-every channel (H3, arXiv 2212.14052, section 3.1; Mamba, 2312.00752, section 3.4).
+A recurrence with few states can pass only a few numbers from one step to the next. The convolution
+reads the neighbouring steps in every channel (H3, arXiv 2212.14052, section 3.1; Mamba, 2312.00752,
+section 3.4).
 """
 
 from typing import Any
@@ -17,18 +18,18 @@ from clew.layers.examples import for_each_example
 Series = Float[Tensor, "batch time channel"]
 Inputs = Float[Tensor, "batch before channel"]
 Positions = Int[Tensor, "batch time"]
-"""Tokens of the same document before each token; a document begins where there are none."""
+"""Number of earlier tokens of the same document, for each token; 0 at the start of a document."""
 
 NEIGHBOUR_STD = 0.3
-"""Spread of a filter's initial values around 1 for the step itself and 0 for those before."""
+"""Standard deviation of a filter's initial values around 1 for the current step, 0 for others."""
 
 
 class ShortConvolution(nn.Module):
-    """Filter each channel over the step itself and the `width - 1` before it.
+    """Filter each channel over the current step and the `width - 1` steps before it.
 
     Args:
-        dim: Channels.
-        width: Steps that a filter sees; with 1, inputs pass through unchanged.
+        dim: Number of channels.
+        width: Number of steps that a filter reads; with 1, inputs pass through unchanged.
     """
 
     def __init__(self, dim: int, width: int) -> None:
@@ -42,14 +43,14 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x: Series, before: Inputs | None = None, positions: Positions | None = None
     ) -> tuple[Series, Inputs]:
-        """Return the filtered series, and the inputs that the steps after it will see.
+        """Return the filtered series, and the last inputs, which the next steps need.
 
         Args:
             x: Inputs.
-            before: The `width - 1` inputs before them, `(batch, width - 1, channel)`; None at the
+            before: The `width - 1` inputs before `x`, `(batch, width - 1, channel)`; None at the
                 start of a sequence, where they are zero.
-            positions: Of each step in its document, of which alone it sees inputs; None: all is
-                one document.
+            positions: Position of each step in its document. A step reads only inputs of the same
+                document. None: all steps are one document.
         """
         if self.kernel is None:
             return x, x[:, :0]
@@ -63,10 +64,10 @@ class ShortConvolution(nn.Module):
 
 
 class _Filter(torch.autograd.Function):
-    """A pass over memory for each step of a filter; autograd alone takes two and a half times that.
+    """The convolution in one pass over memory per filter step; plain autograd takes 2.5 times that.
 
     Inputs `(batch, width - 1 + time, channel)` and filters `(batch, width, channel)` give
-    `(batch, time, channel)`. An input i steps ago counts where the position is i or more.
+    `(batch, time, channel)`. The input i steps ago is used only if the position is at least i.
     """
 
     @staticmethod
@@ -101,13 +102,13 @@ def _filtered(inputs: Tensor, kernel: Tensor, positions: Tensor | None) -> Tenso
 
 
 def _within(series: Tensor, positions: Tensor | None, steps: int) -> Tensor:
-    """Return a series, zero where `steps` ago there was another document."""
+    """Return a series with zeros at steps whose document started less than `steps` ago."""
     if positions is None or steps == 0:
         return series
     return series * (positions >= steps).unsqueeze(2)
 
 
 def _delayed(inputs: Tensor, width: int) -> list[Tensor]:
-    """Return views of the series as it was 0, 1, ... `width - 1` steps ago."""
+    """Return views of the series delayed by 0, 1, ... `width - 1` steps."""
     time = inputs.shape[1] - width + 1
     return [inputs[:, first : first + time] for first in reversed(range(width))]

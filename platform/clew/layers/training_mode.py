@@ -1,18 +1,18 @@
-"""What networks do in training alone: dropout, batch statistics, and activations computed again.
+"""Operations for training mode: dropout, batch statistics, and recomputed activations.
 
-Dropout's random numbers are cheap on a CPU. torch draws one 53-bit number for each element, in one
-thread: 2.3 of the 50 ms of a training step in bfloat16. Sixteen bits decide just as well, so a
-64-bit word serves four elements. The probability is rounded to a multiple of 2^-16, by 4e-6 for
-0.2.
+Dropout needs fewer random numbers here than in torch. On a CPU, torch draws one 53-bit number per
+element in one thread, which takes 2.3 of the 50 ms of a training step in bfloat16. Sixteen bits per
+element are enough, so one 64-bit word is used for four elements. The probability is rounded to a
+multiple of 2^-16, which changes 0.2 by 4e-6.
 
-A step of training moves a layer's running mean and variance by the statistics of its batch. torch
-writes them past autograd; whoever differentiates through training needs them as functions of the
-parameters, and observes them here.
+A training step updates a layer's running mean and variance with the statistics of its batch. torch
+writes them without recording a gradient. Code that differentiates through training needs the
+statistics as functions of the parameters, and can observe them here.
 
-Gradient checkpointing leaves a network in the state it would have had without it. A checkpointed
-function runs twice: once in the forward pass, keeping only its inputs, and again in the backward
-pass. The second run must draw the same dropout masks (the checkpoint restores the random
-generators) and must not move the running statistics of batch normalisation a second time.
+Gradient checkpointing leaves a network in the same state as without checkpointing. A checkpointed
+function runs twice: once in the forward pass, which keeps only the inputs, and again in the
+backward pass. The second run must draw the same dropout masks (the checkpoint restores the random
+generators) and must not update the running statistics of batch normalisation again.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,19 +29,19 @@ from torch.utils.checkpoint import checkpoint
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Rows = Float[Tensor, "batch dim"]
 Statistics = dict[nn.Module, tuple[Tensor, Tensor]]
-"""Mean and unbiased variance of the batch of each layer, both `(channel,)`."""
+"""Mean and unbiased variance of the batch for each layer, both `(channel,)`."""
 
 _LEVELS = 2**16
 _observer: ContextVar[Statistics | None] = ContextVar("batch statistics", default=None)
 
 
 def dropout(x: Float[Tensor, "..."], probability: float, training: bool) -> Float[Tensor, "..."]:
-    """Set elements to zero with a probability and scale the others up, in training only.
+    """In training, set random elements to zero and scale up the others.
 
     Args:
-        x: Any shape.
-        probability: Of an element to be dropped, in [0, 1).
-        training: Whether to drop at all.
+        x: Tensor of any shape.
+        probability: Probability that an element is set to zero, in [0, 1).
+        training: Whether to apply dropout; if false, `x` is returned unchanged.
     """
     if not training or probability == 0.0:
         return x
@@ -54,10 +54,10 @@ def dropout(x: Float[Tensor, "..."], probability: float, training: bool) -> Floa
 
 
 def normalised(norm: nn.BatchNorm1d, rows: Rows) -> Rows:
-    """Normalise over the batch.
+    """Apply batch normalisation.
 
-    A single row, as in the last batch of an epoch, has no statistics of its own; it uses the
-    running ones.
+    In training, a single row (for example in the last batch of an epoch) has no variance, so it is
+    normalised with the running statistics.
     """
     if norm.training and len(rows) == 1:
         return F.batch_norm(
@@ -68,7 +68,7 @@ def normalised(norm: nn.BatchNorm1d, rows: Rows) -> Rows:
 
 
 def report_statistics(norm: nn.Module, mean: Tensor, variance: Tensor) -> None:
-    """Tell an observer, if there is one, the statistics of a batch; for fused layers."""
+    """Pass the statistics of a batch to the observer, if there is one; used by fused layers."""
     statistics = _observer.get()
     if statistics is not None:
         statistics[norm] = mean, variance
@@ -76,7 +76,7 @@ def report_statistics(norm: nn.Module, mean: Tensor, variance: Tensor) -> None:
 
 @contextmanager
 def observed_statistics(model: nn.Module) -> Iterator[Statistics]:
-    """Yield what batch normalisation layers see of their batches while the context lasts."""
+    """Yield a dictionary that collects the batch statistics of all layers inside this context."""
     statistics: Statistics = {}
 
     def look(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -97,10 +97,10 @@ def observed_statistics(model: nn.Module) -> Iterator[Statistics]:
 
 @contextmanager
 def running_statistics_kept(norms: list[BatchNorm]) -> Iterator[None]:
-    """Let layers write their running statistics to copies that are thrown away.
+    """Make layers write their running statistics to copies that are discarded.
 
-    The copies are as small as the layers' channels. (Switching the tracking off would be shorter,
-    but the second run must save the same number of tensors for the backward pass as the first.)
+    The copies are small, with one value per channel. Disabling the running statistics would be
+    simpler, but the second run must save as many tensors for the backward pass as the first run.
     """
     kept = [dict(norm.named_buffers(recurse=False)) for norm in norms]
     for norm, buffers in zip(norms, kept, strict=True):
@@ -115,15 +115,15 @@ def running_statistics_kept(norms: list[BatchNorm]) -> Iterator[None]:
 
 
 def recomputed(function: Callable[[Tensor], Tensor], x: Tensor, *, within: nn.Module) -> Tensor:
-    """Return `function(x)`, whose activations the backward pass computes again.
+    """Return `function(x)` and recompute its activations in the backward pass.
 
-    Outputs, gradients, dropout masks and buffers are those of a plain call. Under `torch.compile`
-    there is no second run to guard: the compiler moves operations that have no side effect from
-    the forward into the backward graph, and the update of the statistics stays where it was.
+    Outputs, gradients, dropout masks and buffers are the same as in a plain call. With
+    `torch.compile`, the second run needs no protection: the compiler moves only operations without
+    side effects to the backward graph, so the statistics are updated once, in the forward graph.
 
     Args:
         function: Runs layers of `within` on `x`.
-        x: Input, kept for the backward pass, `(batch, ...)`.
+        x: Input, which is kept for the backward pass, `(batch, ...)`.
         within: Module whose batch normalisation layers `function` uses.
     """
     if torch.compiler.is_compiling():

@@ -1,12 +1,12 @@
-"""The scan as Triton kernels for CUDA: local end states, carries, local scans from the carries.
+"""The scan as Triton kernels for CUDA: end states of chunks, carries, scans from the carries.
 
-The same three passes as in `chunked_scan`, each one kernel. A program holds one chunk of one
-example for a block of eigenstates and walks through time in registers: every input is read twice
-and every state written once. The last pass of the backward scan also gathers the eigenvalue
-gradient of its chunk, while adjoint and state are at hand. Where `keep` is 0, nothing of the step
-before (in the direction of the scan) reaches a step.
+The three passes are those of `chunked_scan`, with one kernel per pass. A program processes one
+chunk of one example for a block of eigenstates and keeps the state in registers. Every input is
+read twice and every state is written once. The last pass of the backward scan also sums the
+eigenvalue gradient of its chunk while adjoint and state are in registers. At steps with `keep` 0,
+the previous state (in the direction of the scan) is ignored.
 
-Tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
+Tested without a GPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def _multiply(a_re: Any, a_im: Any, b_re: Any, b_im: Any) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _load(pointer: Any, offsets: Any, mask: Any) -> Any:
-    """Load pairs of real and imaginary part; nothing is zero."""
+    """Load pairs of real and imaginary part; masked elements are zero."""
     real = tl.load(pointer + 2 * offsets, mask=mask, other=0.0)
     return real, tl.load(pointer + 2 * offsets + 1, mask=mask, other=0.0)
 
@@ -39,7 +39,7 @@ def _store(pointer: Any, offsets: Any, real: Any, imaginary: Any, mask: Any) -> 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _kept(keep: Any, place: Any, mask: Any, re: Any, im: Any, KEEPS: tl.constexpr) -> Any:  # noqa: N803, PLR0917
-    """Multiply pairs by the number of `keep` at a place, if there are such numbers."""
+    """Multiply pairs by the value of `keep` at a place, if `keep` is given."""
     if KEEPS:
         factor = tl.load(keep + place, mask=mask, other=1.0)
         re, im = re * factor, im * factor
@@ -48,7 +48,7 @@ def _kept(keep: Any, place: Any, mask: Any, re: Any, im: Any, KEEPS: tl.constexp
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _time(t: Any, BLOCK: tl.constexpr) -> Any:  # noqa: N803
-    """Repeat a time for the block: Triton's interpreter mixes up masks of unlike shapes."""
+    """Repeat a time for the block, because Triton's interpreter confuses masks of other shapes."""
     return tl.zeros((BLOCK,), dtype=tl.int32) + t
 
 
@@ -67,7 +67,7 @@ def _end_states(  # noqa: PLR0917 - Triton passes by position
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write each chunk's last state if it started from zero."""
+    """Write the last state of each chunk, starting from zero."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -82,7 +82,7 @@ def _end_states(  # noqa: PLR0917 - Triton passes by position
         x_re, x_im = _load(inputs, offsets, valid)
         n_re, n_im = _multiply(l_re, l_im, re, im)
         n_re, n_im = _kept(keep, example.to(tl.int64) * time + t, valid, n_re, n_im, KEEPS)
-        # Steps past the end, which come first in reverse, leave the state alone.
+        # Steps past the end, which come first in reverse, do not change the state.
         re = tl.where(valid, n_re + x_re, re)
         im = tl.where(valid, n_im + x_im, im)
     _store(ends, row.to(tl.int64) * num_states + state, re, im, inside)
@@ -101,7 +101,7 @@ def _carries(  # noqa: PLR0917
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Replace each chunk's end state by the state that it starts from."""
+    """Replace the end state of each chunk by its start state."""
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
@@ -137,7 +137,7 @@ def _local_scans(  # noqa: PLR0917
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Scan each chunk from its carry; in reverse, gather sum_t d_t conj(c_{t-1}) as well."""
+    """Scan each chunk from its carry; in reverse, also compute sum_t d_t conj(c_{t-1})."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -160,7 +160,7 @@ def _local_scans(  # noqa: PLR0917
         if REVERSE:
             earlier = valid & (t > 0)
             c_re, c_im = _load(states, offsets - num_states, earlier)
-            # Against time, whether step t - 1 is reached from t is whether c_{t-1} reaches t.
+            # The reverse `keep` of step t - 1 says whether c_{t-1} affects step t.
             c_re, c_im = _kept(keep, place - 1, earlier, c_re, c_im, KEEPS)
             i_re, i_im = _load(initial, example * num_states + state, inside & (t == 0))
             d_re, d_im = _multiply(re, im, c_re + i_re, -(c_im + i_im))
@@ -178,7 +178,7 @@ def forward(  # noqa: PLR0917 - the operator's own order
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Return all states, `(batch, time, state, 2)`; `powers` is eigenvalues to the chunk size."""
+    """Return all states, `(batch, time, state, 2)`; `powers` are eigenvalues ** chunk_size."""
     states, _ = _scan(inputs, eigenvalues, initial, powers, chunk_size, keep, None)
     return states
 
@@ -192,10 +192,10 @@ def backward(  # noqa: PLR0917
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the adjoint and each example's eigenvalue gradient `(batch, state, 2)`.
+    """Return the adjoint and the eigenvalue gradient of each example, `(batch, state, 2)`.
 
-    `eigenvalues` and `powers` are the conjugates of those of the forward scan, `initial` is zero
-    where it does not reach the first step, and `keep` says what is kept against time.
+    `eigenvalues` and `powers` are the conjugates of those of the forward scan. `initial` is zero if
+    the first step ignores it. `keep` is that of the scan backwards in time.
     """
     saved = (states.contiguous(), initial.contiguous())
     return _scan(gradient, eigenvalues, torch.zeros_like(initial), powers, chunk_size, keep, saved)
@@ -210,7 +210,7 @@ def _scan(  # noqa: PLR0917
     keep: Tensor | None,
     saved: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the three kernels, in reverse if states and initial state of a forward scan are given."""
+    """Run the three kernels; in reverse if `saved` has the states and initial state of a scan."""
     inputs, eigenvalues, start = inputs.contiguous(), eigenvalues.contiguous(), start.contiguous()
     batch, time, num_states, _ = inputs.shape
     num_chunks, reverse = -(-time // chunk_size), saved is not None

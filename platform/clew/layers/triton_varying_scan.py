@@ -1,10 +1,11 @@
 """The scan with a multiplier for each step as Triton kernels for CUDA.
 
-The three passes of `triton_scan`: each chunk's end state from zero and the product of its
-multipliers, the carries, each chunk again from its carry. In reverse the last pass also writes the
-gradient of each multiplier, while adjoint and state are at hand.
+The three passes are those of `triton_scan`. The first computes the end state of each chunk from
+zero and the product of its multipliers, the second computes the carries, and the third scans each
+chunk from its carry. In reverse, the third pass also writes the gradient of each multiplier while
+adjoint and state are in registers.
 
-Tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
+Tested without a GPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ def _summaries(  # noqa: PLR0917 - Triton passes by position
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write each chunk's last state if it started from zero, and the product of its multipliers."""
+    """Write the last state of each chunk, starting from zero, and the product of multipliers."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -46,7 +47,7 @@ def _summaries(  # noqa: PLR0917 - Triton passes by position
         m_re, m_im = _load(multipliers, offsets, valid)
         n_re, n_im = _multiply(m_re, m_im, re, im)
         q_re, q_im = _multiply(m_re, m_im, p_re, p_im)
-        # Steps past the end, which come first in reverse, leave everything alone.
+        # Steps past the end, which come first in reverse, change nothing.
         re, im = tl.where(valid, n_re + x_re, re), tl.where(valid, n_im + x_im, im)
         p_re, p_im = tl.where(valid, q_re, p_re), tl.where(valid, q_im, p_im)
     place = row.to(tl.int64) * num_states + state
@@ -64,7 +65,7 @@ def _carries(  # noqa: PLR0917
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Replace each chunk's end state by the state that it starts from."""
+    """Replace the end state of each chunk by its start state."""
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
@@ -95,7 +96,7 @@ def _local_scans(  # noqa: PLR0917
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Scan each chunk from its carry; in reverse, write d_t conj(c_{t-1}) as well."""
+    """Scan each chunk from its carry; in reverse, also write d_t conj(c_{t-1})."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -127,7 +128,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the adjoint and the gradient of each multiplier.
 
-    `multipliers` are the conjugates of those of the step after each.
+    `multipliers` has, for each step, the conjugate multiplier of the step after it.
     """
     saved = (states.contiguous(), initial.contiguous())
     return _scan(gradient, multipliers, torch.zeros_like(initial), chunk_size, saved)
@@ -140,7 +141,7 @@ def _scan(
     chunk_size: int,
     saved: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the three kernels, in reverse if states and initial state of a forward scan are given."""
+    """Run the three kernels; in reverse if `saved` has the states and initial state of a scan."""
     inputs, multipliers, start = inputs.contiguous(), multipliers.contiguous(), start.contiguous()
     batch, time, num_states, _ = inputs.shape
     num_chunks, reverse = -(-time // chunk_size), saved is not None

@@ -1,14 +1,14 @@
-"""Diagonal complex linear recurrence with a multiplier of its own for each step, as one operator.
+"""Diagonal complex linear recurrence with a separate multiplier for each step, as one operator.
 
     c_t = lambda_t c_{t-1} + b_t        elementwise over eigenstates, c_{-1} given
 
-Backward (G the gradient of c) is the same scan against time:
+The backward pass is the same scan backwards in time. G is the gradient of c:
 
     d_t = G_t + conj(lambda_{t+1}) d_{t+1},    db = d,    dc_{-1} = conj(lambda_0) d_0
     dlambda_t = d_t conj(c_{t-1})
 
-A step that the state before it does not reach has the multiplier 0. On a CPU the chunked scan of
-`chunked_scan` does it, on a GPU the kernels of `triton_varying_scan`.
+A step that ignores the previous state has the multiplier 0. The CPU uses the chunked scan of
+`chunked_scan`, and a GPU uses the kernels of `triton_varying_scan`.
 """
 
 from collections.abc import Callable
@@ -38,14 +38,14 @@ def varying_scan(
 ) -> RealSeries:
     """Return all states of `c_t = multiplier_t c_{t-1} + input_t`, `(batch, time, state, 2)`.
 
-    Complex numbers are pairs of real and imaginary part. The result does not depend on
-    `chunk_size` except by rounding. The state after the last step is `states[:, -1]`.
+    Complex numbers are pairs of real and imaginary part. The result depends on `chunk_size` only by
+    rounding. The state after the last step is `states[:, -1]`.
 
     Args:
-        inputs: Drive of each eigenstate.
-        multipliers: Within the closed unit disc.
+        inputs: Input of each eigenstate.
+        multipliers: Multiplier of each eigenstate in each step, in the closed unit disc.
         initial: State before the first step; zero if not given.
-        chunk_size: Steps in a chunk, 1 or more.
+        chunk_size: Steps per chunk, 1 or more.
     """
     if initial is None:
         initial = inputs.new_zeros(inputs.shape[0], *inputs.shape[2:])
@@ -56,7 +56,7 @@ def varying_scan(
 def varying_scan_by_loop(
     inputs: RealSeries, multipliers: RealSeries, initial: RealState | None = None
 ) -> RealSeries:
-    """Return what `varying_scan` returns by one step after the other, left to autograd."""
+    """Return the result of `varying_scan` from a loop over time with plain autograd, for tests."""
     drive, factors = torch.view_as_complex(inputs), torch.view_as_complex(multipliers)
     state = torch.zeros_like(drive[:, 0]) if initial is None else torch.view_as_complex(initial)
     states = []
@@ -70,7 +70,7 @@ def varying_scan_by_loop(
 def varying_diagonal_scan(
     inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
 ) -> Tensor:
-    """Scan forwards."""
+    """Return the states of the scan forwards in time."""
     states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
     scan_into(
         torch.view_as_complex(states),
@@ -105,7 +105,7 @@ def varying_diagonal_scan_backward(
 
 
 def _against_time(multipliers: Tensor) -> Tensor:
-    """Return for each step the multiplier of the one after it: what a backward scan uses."""
+    """Return the multipliers for the scan backwards in time: each step gets that of the next."""
     return torch.cat([multipliers[:, 1:], torch.zeros_like(multipliers[:, :1])], dim=1)
 
 
@@ -143,13 +143,13 @@ def _(
 
 
 def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep states and multipliers; the layer keeps both anyway."""
+    """Save states and multipliers, which the layer saves anyway."""
     _, multipliers, initial, ctx.chunk_size = inputs
     ctx.save_for_backward(output, multipliers, initial)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    # With gradients enabled (create_graph) the gradient itself will be differentiated.
+    # If gradients are enabled (create_graph), the gradient itself will be differentiated.
     rule: Callable[..., tuple[Tensor, Tensor, Tensor]] = varying_diagonal_scan_backward
     if torch.is_grad_enabled():
         rule = _differentiable_backward
@@ -159,7 +159,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]
 def _differentiable_backward(
     gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `varying_diagonal_scan_backward` returns, by a scan and products of series."""
+    """Return the result of `varying_diagonal_scan_backward`, with differentiable operations."""
     conjugate = conjugated(multipliers)
     against = _against_time(conjugate).flip(1)
     start = torch.zeros_like(initial)

@@ -1,1 +1,1 @@
-"""One trainer for every task: it knows batches, losses and trackers, nothing of graphs or text."""
+"""The trainer that every task shares: it handles batches and losses, but not graphs or text."""

@@ -1,8 +1,9 @@
 """An exponential moving average of the parameters, for validation and the best checkpoint.
 
-A point in the middle of the last steps predicts better than the last of them (Polyak and Juditsky,
-1992; Izmailov et al., 2018, arXiv 1803.05407). Training itself continues from the parameters, and
-so do checkpoints that are resumed from or explained: influence follows the path that was taken.
+The average over the last steps predicts better than the parameters of the last step (Polyak and
+Juditsky, 1992; Izmailov et al., 2018, arXiv 1803.05407). Training itself and the regular
+checkpoints use the parameters, not the average. A run is resumed and explained from these
+checkpoints, because influence is computed along the path that training took.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,13 +18,14 @@ _ROWS_AT_ONCE = 2**16
 
 
 class ParameterAverage:
-    """Keeps the average of a model's parameters; buffers are the model's own.
+    """Keeps the average of a model's parameters; buffers are not averaged.
 
-    The first 1 / (1 - decay) steps count alike, so that initial weights leave no trace.
+    The first 1 / (1 - decay) steps have equal weight, so the initial weights have no effect.
 
     Args:
-        model: Its parameters are read after each step.
-        decay: Weight of the average so far against a step's parameters; None: nothing is kept.
+        model: The model whose parameters are averaged.
+        decay: Weight of the average so far; the parameters of a step have the weight 1 - decay.
+            None: no average is kept.
     """
 
     def __init__(self, model: nn.Module, decay: float | None) -> None:
@@ -35,12 +37,12 @@ class ParameterAverage:
 
     @property
     def active(self) -> bool:
-        """Whether there is an average at all."""
+        """Whether an average is kept."""
         return self._decay is not None
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the parameters after optimizer step number `step`, counted from 1."""
+        """Update the average after optimizer step `step` (from 1)."""
         if self._decay is None:
             return
         share = max(1.0 - self._decay, 1.0 / step)
@@ -49,7 +51,7 @@ class ParameterAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the model hold the average for a while."""
+        """Swap the averaged parameters into the model inside this context."""
         self._exchange()
         try:
             yield
@@ -58,7 +60,7 @@ class ParameterAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Exchange parameters and average in place: a compiled graph holds their addresses."""
+        """Swap parameters and average in place, because a compiled graph keeps their addresses."""
         for name, mean in self._means.items():
             pair = (self._parameters[name], mean)
             parts = (torch.split(t, _ROWS_AT_ONCE) if t.dim() else [t] for t in pair)
@@ -68,7 +70,7 @@ class ParameterAverage:
                 other.copy_(before)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the average under the parameters' names; empty if none is kept."""
+        """Return the averages by parameter name; empty if no average is kept."""
         return dict(self._means)
 
     @torch.no_grad()
@@ -76,13 +78,13 @@ class ParameterAverage:
         """Continue a saved average.
 
         Raises:
-            CheckpointError: it is of other parameters than the model's.
+            CheckpointError: The average belongs to a model with other parameters.
         """
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if shapes != {name: mean.shape for name, mean in self._means.items()}:
             raise CheckpointError(
-                f"the checkpoint holds an average of {len(tensors)} parameters, this run keeps one "
-                f"of {len(self._means)}; resume with the same training.ema_decay and model"
+                f"the checkpoint holds an average of {len(tensors)} parameters, but this run "
+                f"averages {len(self._means)}; resume with the same training.ema_decay and model"
             )
         for name, mean in self._means.items():
             mean.copy_(tensors[name])

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, one at a time: tensors, JSON, their digests, and the disk."""
+"""Writes and reads single files of a checkpoint: tensors, JSON, and their digests."""
 
 import hashlib
 import json
@@ -32,29 +32,29 @@ def _printable(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-"""A name or a number as text, which messages quote."""
+"""A name, or a number as text, that messages quote."""
 FolderPath = Annotated[str, Field(max_length=MAX_PATH_CHARACTERS), AfterValidator(_printable)]
-"""A folder, which messages name."""
+"""The path of a folder that messages name."""
 FileName = Annotated[str, Field(pattern=r"^[\w.\-]{1,200}$")]
-"""Of a file in the checkpoint's folder."""
+"""The name of a file in the checkpoint's folder."""
 
 
 def sha256(path: Path) -> str:
-    """Return the digest of a file's bytes, in hex."""
+    """Return the SHA-256 digest of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of_content(content: Mapping[str, Any]) -> str:
-    """Return the digest of what would be written as JSON, whatever its order of keys."""
+    """Return the SHA-256 digest of a mapping as JSON; the order of its keys does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors by way of the CPU; those of the running model stay where they are.
+    """Write copies of tensors on the CPU to a file; the tensors stay on their device.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     try:
         save_file({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, path)
@@ -67,26 +67,26 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def read_json(path: Path, largest: int) -> Any:
-    """Read JSON, after a look at its size."""
+    """Read a JSON file of at most `largest` bytes."""
     if path.stat().st_size > largest:
         raise CheckpointError(
-            f"{path}: larger than {largest:,} bytes, which it never is; take another checkpoint"
+            f"{path}: larger than the limit of {largest:,} bytes; use another checkpoint"
         )
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: not valid JSON ({described(error)}); take another checkpoint"
+            f"{path}: not valid JSON ({described(error)}); use another checkpoint"
         ) from None
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON with its keys in order, so that equal content is equal bytes."""
+    """Write JSON with sorted keys, so that equal content gives equal bytes."""
     path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def sync(path: Path) -> None:
-    """Ask the system to put a file or folder on the disk before we rely on it."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

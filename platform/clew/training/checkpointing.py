@@ -1,4 +1,4 @@
-"""Writes checkpoints during training and hands them to the tracker."""
+"""Writes checkpoints during training and sends them to the tracker."""
 
 import dataclasses
 import logging
@@ -31,9 +31,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Checkpointer:
-    """Keeps the newest checkpoint (or all) and the best one in a folder, all of them in the store.
+    """Writes the checkpoints of a run.
 
-    Every process takes part in gathering the state; only the main one writes.
+    The folder keeps the newest checkpoint (or all of them) and the best one. The tracker gets all
+    of them. Every process takes part in gathering the state, but only the main process writes
+    (each process writes its own rows of sharded tables).
     """
 
     folder: Path
@@ -57,10 +59,10 @@ class Checkpointer:
         self._store(path, manifest)
 
     def _write_files(self, path: Path, manifest: Manifest, state: TrainingState | None) -> bool:
-        """Write a checkpoint, together with all processes if they share a table.
+        """Write a checkpoint; all processes write their rows if a table is sharded.
 
         Returns:
-            Whether this process has written it, and tells others of it.
+            Whether this is the main process, which reports the checkpoint to the tracker.
         """
         world, model = self.resumable.world, self.resumable.model
 
@@ -75,7 +77,7 @@ class Checkpointer:
         return world.is_main
 
     def _store(self, path: Path, manifest: Manifest) -> None:
-        """Hand a checkpoint to the tracker; on the disk, only the newest stays."""
+        """Send a checkpoint to the tracker and delete the previous one unless all are kept."""
         self.resumable.history.tracker.checkpoint(
             path,
             folder=f"{names.ARTIFACT_CHECKPOINTS}/{path.name}",
@@ -87,7 +89,7 @@ class Checkpointer:
         self.newest = path
 
     def write_best(self, metrics: Mapping[str, float]) -> None:
-        """Write the best checkpoint so far; it is sent with the next regular one."""
+        """Write the best checkpoint so far; it is sent to the tracker with the next regular one."""
         self._refuse_non_finite()
         self._best_unsent = self._write_files(self.best, self._manifest(metrics), None)
 
@@ -97,7 +99,7 @@ class Checkpointer:
         return self.folder / names.ARTIFACT_BEST
 
     def last_good(self) -> str:
-        """Say, for an error message, what is left to continue from."""
+        """Return a phrase for error messages that names the checkpoint to continue from."""
         run_id = self.resumable.history.tracker.run_id
         if self.newest is None:
             return "no checkpoint had been written yet"
@@ -105,7 +107,7 @@ class Checkpointer:
         return f"the last good checkpoint is {self.newest.name}{resume}"
 
     def adopt(self, paths: Sequence[Path], best: Path | None) -> None:
-        """Store the checkpoints of a resumed run with this one; `paths` in order of steps."""
+        """Add the checkpoints of a resumed run to this run; `paths` are in order of steps."""
         for path in paths:
             own = self.folder / names.ARTIFACT_CHECKPOINTS / path.name
             if path != own:
@@ -117,7 +119,7 @@ class Checkpointer:
             self._best_unsent = True
 
     def send_best(self) -> None:
-        """Send the best checkpoint if that was not done yet."""
+        """Send the best checkpoint to the tracker unless it was sent before."""
         if self._best_unsent:
             self.resumable.history.tracker.artifact(self.best)
             self._best_unsent = False
@@ -134,12 +136,12 @@ class Checkpointer:
         )
 
     def _refuse_non_finite(self) -> None:
-        """A gradient can overflow while the loss is still finite; never keep its effect."""
+        """Refuse to save NaN or infinity: a gradient can overflow while the loss is finite."""
         step = self.resumable.progress.step
         world = self.resumable.world
         for name, parameter in self.resumable.model.named_parameters():
             finite = _is_finite(parameter)
-            if world.exchange is not None:  # so that all processes stop, or none
+            if world.exchange is not None:  # so that either all processes stop or none does
                 finite = not bool(world.sum(float(not finite), parameter.device))
             if not finite:
                 raise NonFiniteLossError(
@@ -150,10 +152,10 @@ class Checkpointer:
 
 
 def _is_finite(parameter: Tensor) -> bool:
-    """Return whether no number is NaN or infinite.
+    """Return whether all values are finite.
 
-    `torch.isfinite` makes a copy and masks, 5.6 GiB for ten million rows of a hundred numbers; the
-    smallest and the largest number take no memory, and NaN is either if there is one.
+    `torch.isfinite` makes a copy and masks: 5.6 GiB for ten million rows of a hundred numbers.
+    The minimum and the maximum take no memory, and both are NaN if any value is NaN.
     """
     values = parameter.detach()
     if values.is_complex():
@@ -165,10 +167,10 @@ def _is_finite(parameter: Tensor) -> bool:
 def write_own_rows(
     folder: Path, model: nn.Module, training: TrainingState | None, world: World
 ) -> None:
-    """Write this process's rows of sharded tables into `folder`, where all write theirs.
+    """Write this process's rows of sharded tables into the folder that all processes share.
 
     Raises:
-        PlaceError: a process could not write its own; it is named.
+        PlaceError: A process could not write its rows; the message names the process.
     """
     device = torch.device("cpu")
     folder, shards = Path(world.broadcast_text(str(folder), device)), row_shards(model)
@@ -185,5 +187,5 @@ def write_own_rows(
         if said:
             raise PlaceError(
                 f"rank {rank} could not write its rows of the checkpoint: {said}; no checkpoint "
-                "was written. All processes need the same folder: name one with --checkpoint-dir"
+                "was written. All processes need the same folder: set it with --checkpoint-dir"
             )

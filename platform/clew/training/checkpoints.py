@@ -1,15 +1,15 @@
-"""The on-disk checkpoint: safetensors and JSON in a folder, written whole or not at all.
+"""Checkpoints on disk: a folder of safetensors and JSON files that is written atomically.
 
-    model.safetensors       parameters and buffers, under the eager model's names
-    manifest.json           what it is: step, epoch, learning-rate weight, metrics, origin, and the
-                            SHA-256 of every file, which is compared whenever one is read
+    model.safetensors       parameters and buffers, with the names of the eager model
+    manifest.json           step, epoch, learning-rate weight, metrics, origin, and the SHA-256
+                            of every file, which is checked each time the file is read
     optimizer.safetensors   optimizer state, `<parameter name>/<state name>`
     training.safetensors    states of the random generators
-    average.safetensors     moving average of the parameters, where one is kept
-    rows-0-of-4.safetensors rows of sharded tables, a file for each process (`sharding.files`)
-    training.json           scaler, schedule, data cursor and whatever else a resume needs
+    average.safetensors     moving average of the parameters, if one is kept
+    rows-0-of-4.safetensors rows of sharded tables, one file per process (`sharding.files`)
+    training.json           scaler, schedule, data cursor and everything else a resume needs
 
-What the manifest says, and how files are compared with it, is in `manifest`.
+The module `manifest` describes the manifest and how files are checked against it.
 """
 
 import hashlib
@@ -51,21 +51,21 @@ from clew.training.sharding.rows import RowShard, row_shards
 M = TypeVar("M", bound=nn.Module)
 
 SHOWN_NAMES = 5
-MAX_TRAINING_STATE_BYTES = 2**29  # the history of every metric is in there
+MAX_TRAINING_STATE_BYTES = 2**29  # the file contains the history of every metric
 OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_TENSORS_FILE = "training.safetensors"
 AVERAGE_FILE = "average.safetensors"
 TRAINING_STATE_FILE = "training.json"
 MODEL, OPTIMIZER, AVERAGE = "model", "optimizer", "average"
 KINDS = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, AVERAGE_FILE: AVERAGE}
-"""What the rows of sharded tables are filed under, for each file with the rest."""
+"""The name that the row files use for the content of each of these files."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What a resume needs beyond the model: optimizer, generators, scaler, schedule, cursor."""
+    """What a resume needs besides the model: optimizer, generators, scaler, schedule, cursor."""
 
     optimizer: dict[str, Tensor]
     tensors: dict[str, Tensor]
@@ -81,9 +81,10 @@ def write_checkpoint(
     *,
     write_rows: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Write a checkpoint to `folder`, whole or not at all: synced before it gets its name.
+    """Write a checkpoint to `folder` atomically.
 
-    `write_rows` lets all processes write their rows of sharded tables into a folder.
+    The files are flushed to the disk before the folder gets its final name. `write_rows` is called
+    with the temporary folder and makes all processes write their rows of sharded tables there.
     """
     shards = row_shards(model)
     with replacing(folder) as temporary:
@@ -106,13 +107,13 @@ def write_checkpoint(
 
 
 def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file of a checkpoint onto the CPU, if it is as it was written.
+    """Read a safetensors file of a checkpoint onto the CPU after checking its digest.
 
-    Where several processes wrote their rows of a table, they are gathered.
+    If several processes wrote the rows of a table, these rows are gathered.
 
     Args:
         path: The file.
-        own: Which rows to read of tables, by parameter; None: all.
+        own: The rows of tables to read, by parameter name; None: all rows.
     """
     manifest = read_manifest(path.parent)
     files = [path.parent / name for name in rows_files(manifest.sha256)]
@@ -133,12 +134,12 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
     except (SafetensorError, ValueError, RuntimeError) as error:
         reason = described(error)
         raise CheckpointError(
-            f"{path}: not a readable safetensors file ({reason}); take another checkpoint"
+            f"{path}: not a readable safetensors file ({reason}); use another checkpoint"
         ) from None
 
 
 def copy_weights(checkpoint: Path, folder: Path) -> None:
-    """Copy weights and manifest of a checkpoint; of sharded tables, all rows into the one file."""
+    """Copy a checkpoint's weights and manifest; the rows of sharded tables go into one file."""
     manifest = read_manifest(checkpoint)
     if rows_files(manifest.sha256):
         save_tensors(load_tensors(checkpoint / MODEL_FILE), folder / MODEL_FILE)
@@ -149,11 +150,11 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
 
 
 def read_model(folder: Path, build: Callable[[], M]) -> M:
-    """Return a model with the weights of a checkpoint; torch's own generator stays where it is.
+    """Return a model with the weights of a checkpoint; the state of torch's generator is kept.
 
     Args:
         folder: The checkpoint.
-        build: Builds the model with freshly drawn weights.
+        build: Builds the model with random weights.
     """
     with DrawingApart():
         model = build()
@@ -162,7 +163,7 @@ def read_model(folder: Path, build: Callable[[], M]) -> M:
 
 
 def load_model(folder: Path, model: nn.Module) -> None:
-    """Load parameters and buffers from `folder` into `model`, all of them or none."""
+    """Load all parameters and buffers from `folder` into `model`; change nothing on an error."""
     tensors = load_tensors(folder / MODEL_FILE, row_shards(model))
     own = model.state_dict()
     missing = sorted(own.keys() - tensors.keys())
@@ -175,7 +176,7 @@ def load_model(folder: Path, model: nn.Module) -> None:
     for name, tensor in tensors.items():
         if tensor.shape != own[name].shape:
             raise CheckpointError(
-                f"{folder / MODEL_FILE}: {name} has shape {tuple(tensor.shape)}, the model needs "
+                f"{folder / MODEL_FILE}: {name} has shape {tuple(tensor.shape)}, but the model has "
                 f"{tuple(own[name].shape)}; the checkpoint belongs to another model"
             )
         if (
@@ -183,7 +184,7 @@ def load_model(folder: Path, model: nn.Module) -> None:
             or tensor.dtype.is_floating_point != own[name].is_floating_point()
         ):
             raise CheckpointError(
-                f"{folder / MODEL_FILE}: {name} holds {tensor.dtype}, the model needs "
+                f"{folder / MODEL_FILE}: {name} has dtype {tensor.dtype}, but the model has "
                 f"{own[name].dtype}; the checkpoint belongs to another model"
             )
     with torch.no_grad():
@@ -192,13 +193,12 @@ def load_model(folder: Path, model: nn.Module) -> None:
 
 
 def _first(names: list[str]) -> str:
-    """Return the first of some names, for a message."""
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     return ", ".join(map(quoted, names[:SHOWN_NAMES])) + more or "nothing"
 
 
 def weights_digest(folder: Path) -> str:
-    """Return sixteen hex digits over a checkpoint's weights."""
+    """Return the first sixteen hexadecimal digits of a SHA-256 over a checkpoint's weights."""
     rows = rows_files(read_manifest(folder).sha256)
     if rows:
         digests = "".join(sha256(folder / name) for name in (MODEL_FILE, *rows))
@@ -207,7 +207,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def load_training_state(folder: Path, own: Mapping[str, RowShard] | None = None) -> TrainingState:
-    """Read what a resume needs from `folder`; `own` as for `load_tensors`."""
+    """Read what a resume needs besides the model; `own` is that of `load_tensors`."""
     average = folder / AVERAGE_FILE
     return TrainingState(
         values=load_training_values(folder),
@@ -218,7 +218,7 @@ def load_training_state(folder: Path, own: Mapping[str, RowShard] | None = None)
 
 
 def load_training_values(folder: Path) -> TrainingValues:
-    """Read what a resume needs from `folder` beside tensors."""
+    """Read the values other than tensors that a resume needs."""
     path = folder / TRAINING_STATE_FILE
     if not path.is_file():
         raise CheckpointError(f"{folder}: no {path.name}; this checkpoint cannot be resumed from")
@@ -232,9 +232,9 @@ def load_training_values(folder: Path) -> TrainingValues:
 
 
 def require_whole(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint all of whose files are as they were written.
+    """Return the manifest of a checkpoint after checking that all its files are unchanged.
 
-    Of one that an older version wrote, without digests, every file that is there must be readable.
+    A checkpoint of an older version has no digests. Then every file must be readable.
 
     Raises:
         CheckpointError: A file is missing, or was changed or damaged.
@@ -249,11 +249,11 @@ def require_whole(folder: Path) -> Manifest:
 
 
 def _require_room(path: Path, files: Sequence[Path]) -> None:
-    """Refuse to gather shards that together are larger than memory."""
+    """Refuse to gather shards that do not fit in memory together."""
     needed = sum(file.stat().st_size for file in files) / 2**30
     free = free_gib(torch.device("cpu"))
     if needed > free:
         raise OutOfMemoryError(
-            f"{path}: its {len(files)} shards need {needed:.2f} GiB together and there are "
-            f"{free:.2f} GiB; gather them on a machine with more memory"
+            f"{path}: its {len(files)} shards need {needed:.2f} GiB together, but only "
+            f"{free:.2f} GiB are free; gather them on a machine with more memory"
         )

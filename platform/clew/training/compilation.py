@@ -1,4 +1,4 @@
-"""torch.compile, with its cost paid and measured before the first training step."""
+"""Applies torch.compile and measures the compilation before the first training step."""
 
 import logging
 import shutil
@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch.device) -> None:
-    """Compile the model's forward in place: the keys of its state stay those of the eager model.
+    """Compile the model's forward in place, so that the keys of its state dict do not change.
 
     Raises:
-        ConfigError: the machine lacks the C++ compiler that torch.compile needs on the CPU.
+        ConfigError: The machine lacks the C++ compiler that torch.compile needs on the CPU.
     """
     if not settings.torch_compile:
         return
@@ -34,28 +34,29 @@ def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch
     half = half_precision_type(settings, device)
     if device.type == "cpu" and half is torch.bfloat16 and not products.has_bfloat16_products():
         logger.warning(
-            "this processor has no instructions for bfloat16: torch.compile computes such products "
-            "in a plain loop, 60 times as slowly as in float32; set torch_compile or "
-            "use_mixed_precision to false"
+            "this processor has no instructions for bfloat16, so torch.compile computes bfloat16 "
+            "products in a plain loop, which is 60 times slower than float32; set torch_compile "
+            "or use_mixed_precision to false"
         )
     model.compile(mode=settings.torch_compile_mode)
 
 
 def undo_compile(model: nn.Module) -> None:
-    """Let the model, and parts of it that were compiled by themselves, run eagerly again."""
+    """Make the model and all its submodules run eagerly again."""
     for module in model.modules():
         module._compiled_call_impl = None
 
 
 def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequence[B]) -> float:
-    """Run forward and backward once for each batch and undo every effect; return the seconds.
+    """Run forward and backward once for each batch, undo all effects and return the seconds.
 
-    Compilation happens at the first call of a shape, not at `compile()`: here its errors surface
-    before training, and its time stays out of the training time. Buffers, generators and
-    gradients are put back, so that a compiled run draws the same dropout masks as an eager one.
+    torch compiles at the first call with a shape, not in `compile()`. This warm-up shows
+    compilation errors before training and keeps the compilation out of the training time. Buffers,
+    generators and gradients are restored, so that a compiled run draws the same dropout masks as
+    an eager run.
 
     Raises:
-        ConfigError: the model cannot be compiled in this mode on this machine.
+        ConfigError: The model cannot be compiled in this mode on this machine.
     """
     started = time.perf_counter()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

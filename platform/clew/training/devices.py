@@ -1,4 +1,4 @@
-"""Devices that memory is planned for: those that are here, and those that a person names."""
+"""Devices that memory is planned for: those of this machine, and other GPUs by name."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from clew.training.precision import resolve_device
 
 @dataclass(frozen=True)
 class TargetDevice:
-    """Where a training would run, and how much memory it may take there."""
+    """A device that a training could run on, and how much memory it can use there."""
 
     name: str
     device: torch.device
@@ -21,13 +21,13 @@ class TargetDevice:
 
 
 def find_device(name: str) -> TargetDevice:
-    """Return a device that is here (`auto`, `cpu`, `cuda`) or one that is known by name.
+    """Return a device of this machine (`auto`, `cpu`, `cuda`) or another GPU by name.
 
-    A GB is 10^9 bytes, as on a data sheet: what a GPU's driver keeps for itself is about what this
-    is less than a GiB.
+    A GB is 10^9 bytes, as on data sheets. The difference between GB and GiB is about what a GPU's
+    driver reserves for itself.
 
     Raises:
-        ConfigError: the name is not known and says no size.
+        ConfigError: The name is unknown and contains no memory size.
     """
     if name in ("auto", "cpu", "cuda"):
         device = resolve_device(name)
@@ -50,7 +50,7 @@ def find_device(name: str) -> TargetDevice:
 
 
 def free_gib(device: torch.device) -> float:
-    """Return what this process may take in all: what is free, and what it holds already."""
+    """Return how much memory this process can use: what is free plus what it already holds."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return (free + torch.cuda.memory_reserved(device)) / GIB

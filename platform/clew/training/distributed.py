@@ -1,8 +1,9 @@
-"""Data parallelism: several processes, one set of parameters, the same numbers as one process.
+"""Data parallelism: several processes train one model with the same results as one process.
 
-Every process sees its share of each global microbatch. The loss is a sum divided by the *global*
-count, so gradients are added over processes, never averaged: ragged tails and processes without
-examples come out right. Gradients are added once per optimizer step, whatever the accumulation.
+Every process gets its share of each global microbatch. The loss is a sum divided by the *global*
+count, so gradients are summed over processes and never averaged. The result is therefore right for
+shares of different sizes and for processes without examples. Gradients are summed once per
+optimizer step, for any number of accumulated microbatches.
 """
 
 import json
@@ -26,13 +27,13 @@ from clew.training.sharding.rows import row_shards, shard_of
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run; one process is the ordinary case."""
+    """The processes of a run; by default there is one."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     exchange: Exchange | None = None
-    """What processes say to each other about sharded tables; None: every table is whole."""
+    """Communication for sharded tables; None: no table is sharded."""
 
     @property
     def is_main(self) -> bool:
@@ -41,24 +42,24 @@ class World:
 
     @property
     def evaluates(self) -> bool:
-        """Whether this process evaluates: the main one, or all of them for sharded tables."""
+        """Whether this process evaluates: only the main process, or all if tables are sharded."""
         return self.is_main or self.exchange is not None
 
     def sharing_tables(self) -> "World":
-        """Return the same processes, with the rows of large tables spread over them."""
+        """Return the same processes with communication for sharded tables."""
         return replace(self, exchange=Exchange(self.rank, self.size))
 
     def sum(self, value: float | Tensor, device: torch.device) -> Tensor:
-        """Return the sum of a number over all processes, in float64; the host does not wait."""
+        """Return the sum of a value over all processes, in float64, without a GPU sync."""
         total = torch.as_tensor(value, dtype=torch.float64, device=device)
         if self.size > 1:
             dist.all_reduce(total)
         return total
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """Add the gradients of all processes; a process without examples contributes zeros.
+        """Sum the gradients over all processes; a process without examples contributes zeros.
 
-        Those of a sharded table are whole already.
+        The gradients of sharded tables are skipped because they are complete already.
         """
         if self.size == 1:
             return
@@ -66,7 +67,7 @@ class World:
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            elif parameter.grad.is_sparse:  # each process touched other rows
+            elif parameter.grad.is_sparse:  # each process has different rows
                 parameter.grad = parameter.grad.to_dense()
         gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients])
@@ -76,7 +77,7 @@ class World:
             gradient.copy_(part.view_as(gradient))
 
     def broadcast(self, values: dict[str, float], device: torch.device) -> dict[str, float]:
-        """Return the main process's values on every process; sent as JSON text."""
+        """Return the main process's values on every process."""
         content: dict[str, float] = json.loads(self.broadcast_text(json.dumps(values), device))
         return content
 
@@ -104,7 +105,10 @@ class World:
         return [bytes(part.tolist()).decode() for part in parts]
 
     def gather_tensors(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Return all processes' equally shaped tensors under `<rank>/<name>`, on the CPU."""
+        """Return the tensors of all processes on the CPU, with the names `<rank>/<name>`.
+
+        A tensor needs the same shape on every process.
+        """
         if self.size == 1:
             return {f"0/{name}": tensor for name, tensor in tensors.items()}
         gathered: dict[str, Tensor] = {}
@@ -116,13 +120,13 @@ class World:
         return gathered
 
     def wait_for_peers(self, seconds: float) -> None:
-        """Wait that long for the others from now on."""
+        """Set how long this process waits for the others from now on."""
         if self.size > 1:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Let the main process through a block before the others enter it."""
+        """Run the block on the main process first, then on the other processes."""
         if not self.is_main:
             self._meet()
         try:
@@ -136,19 +140,19 @@ class World:
             dist.all_reduce(torch.zeros(()))
 
     def share_overflow(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Let all processes skip a step if one of them found an overflow in its own rows."""
+        """Make all processes skip a step if one process found an overflow in its own rows."""
         if self.exchange is not None and scaler.is_enabled():
             for found in scaler._found_inf_per_device(optimizer).values():
                 dist.all_reduce(found, op=dist.ReduceOp.MAX)
 
     def synchronize_buffers(self, model: nn.Module) -> None:
-        """Give every process the main process's buffers, where all of them evaluate."""
+        """Copy the main process's buffers to all processes if all of them evaluate."""
         if self.exchange is not None:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def synchronize_parameters(self, model: nn.Module) -> None:
-        """Give every process the main process's parameters and buffers."""
+        """Copy the main process's parameters and buffers to all; sharded tables are skipped."""
         if self.size > 1:
             sharded = row_shards(model)
             for name, tensor in model.state_dict().items():
@@ -158,13 +162,13 @@ class World:
 
 @contextmanager
 def joined_world(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[World]:
-    """Join the processes that torchrun started, or be a world of one; leave it at the end.
+    """Join the process group that torchrun started, or use one process; leave it at the end.
 
     Args:
-        timeout_seconds: How long a process waits for the others before it gives up.
+        timeout_seconds: How long a process waits for the others before it fails.
 
     Raises:
-        ConfigError: torchrun's environment is incomplete.
+        ConfigError: The environment variables of torchrun are incomplete.
     """
     if "RANK" not in os.environ:
         yield World()
@@ -177,10 +181,11 @@ def joined_world(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[W
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            f"RANK is set, but WORLD_SIZE is not a usable number ({error}); start with torchrun"
+            "RANK is set, but WORLD_SIZE is missing, or a variable of torchrun is not a number "
+            f"({error}); start with torchrun"
         ) from None
     if world.size > 1:
-        # A run on the CPU of a machine with a GPU needs gloo, and so does `main_first`.
+        # Training on the CPU of a machine with a GPU needs gloo, and so does `main_first`.
         both = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(both, timeout=timedelta(seconds=timeout_seconds))
     try:

@@ -1,6 +1,6 @@
-"""Floating-point operations: how many an example takes, and how many the device can do.
+"""Counts floating-point operations per example and finds the peak rate of the device.
 
-The model's share of the device's peak (MFU) is one divided by the other.
+The model FLOPs utilization (MFU) is the achieved rate divided by the peak rate.
 """
 
 import time
@@ -12,10 +12,10 @@ from clew.training.precision import Precision
 from clew.training.task import B, Task
 
 PEAK_SECONDS = 0.5
-"""How long the peak rate of an unknown device is looked for."""
+"""How long the peak rate of an unknown device is measured."""
 
-# Dense matrix products with float32 accumulation, vendors' data sheets, in TFLOP/s: half
-# precision, TF32, float32.
+# Dense matrix products with float32 accumulation in half precision, TF32 and float32, in TFLOP/s,
+# from the vendors' data sheets.
 PEAK_TFLOPS = {
     "H200": (989.0, 494.0, 67.0),
     "H100": (989.0, 494.0, 67.0),
@@ -26,13 +26,13 @@ PEAK_TFLOPS = {
 
 
 def count_flops(task: Task[B], precision: Precision, batch: B) -> float:
-    """Count floating-point operations of forward and backward for one example.
+    """Count the floating-point operations of forward and backward for one example.
 
-    Matrix products and convolutions are counted, elementwise work is not, and neither is what
-    gradient checkpointing computes a second time. The pass is made on tensors without content: a
-    real one, watched by torch's counter, would hold every activation that checkpointing lets go.
+    Matrix products and convolutions are counted. Elementwise operations are not counted, nor is
+    the recomputation of gradient checkpointing. The pass uses fake tensors without data, because
+    torch's counter would keep every activation of a real pass, even those that checkpointing frees.
     """
-    # They import Triton where that is installed: 60 MiB, for those who ask for the count.
+    # Imported here because these modules import Triton if it is installed, which takes 60 MiB.
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -47,9 +47,9 @@ def count_flops(task: Task[B], precision: Precision, batch: B) -> float:
 
 
 def peak_flops_per_second(precision: Precision, *, tf32: bool) -> tuple[float, str]:
-    """Return the peak rate of matrix products and where the figure is from.
+    """Return the peak rate of matrix products and the source of this number.
 
-    Known GPUs have their data sheet's figure; anything else is measured with one product.
+    For known GPUs, the rate is from the data sheet. For other devices, it is measured.
     """
     if precision.device.type == "cuda":
         name = torch.cuda.get_device_name(precision.device)
@@ -61,7 +61,7 @@ def peak_flops_per_second(precision: Precision, *, tf32: bool) -> tuple[float, s
 
 
 def _measured_matmul_rate(precision: Precision) -> float:
-    """Return the best of half a second: what shares the machine slows a tenth of it down whole."""
+    """Return the best rate in half a second; other programs could slow all of a shorter test."""
     side = 1024
     dtype = precision.dtype or torch.float32
     left = torch.ones(side, side, dtype=dtype, device=precision.device)

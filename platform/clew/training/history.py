@@ -1,4 +1,4 @@
-"""Every metric value of a run, in order: sent to the tracker, kept for the history file."""
+"""Keeps every metric value of a run in order, for the tracker and the history file."""
 
 import itertools
 import time
@@ -27,9 +27,9 @@ class MetricValue:
 
 @dataclass
 class History:
-    """Records values once and hands them to the tracker.
+    """Records metric values and sends them to the tracker.
 
-    `elapsed_seconds` counts from the start of training and continues across a resume.
+    `elapsed_seconds` counts from the start of training and continues after a resume.
     """
 
     tracker: Tracker
@@ -45,17 +45,17 @@ class History:
         self.tracker.metrics(values, step)
 
     def start(self) -> None:
-        """Start counting, after what was recorded before a resume."""
+        """Start the clock; after a resume, it continues from the last recorded time."""
         before = self.entries[-1].elapsed_seconds if self.entries else 0.0
         self.started = time.perf_counter() - before
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since training started, the time before a resume included."""
+        """Seconds since training started, including the time before a resume."""
         return time.perf_counter() - self.started
 
     def restore(self, entries: Sequence[MetricValue]) -> None:
-        """Continue saved entries and send them again: a resumed run has the whole curves."""
+        """Restore saved entries and send them again, so that a resumed run has complete curves."""
         self.entries = list(entries)
         together = itertools.groupby(self.entries, key=lambda e: (e.step, e.elapsed_seconds))
         for (step, _), same in together:
@@ -80,10 +80,10 @@ class History:
 
 
 def last_step(path: Path) -> int:
-    """Return the optimizer step at which a finished run's history ends; its last checkpoint's too.
+    """Return the last optimizer step of a finished run, which its last checkpoint has too.
 
     Raises:
-        CheckpointError: the file is no history.
+        CheckpointError: The file is not a history file.
     """
     try:
         steps = pq.read_table(path, columns=["step"])["step"].cast(pa.int64())

@@ -1,9 +1,9 @@
-"""Which bytes of tensors are alive, operation by operation, and what they were made for.
+"""Counts the live bytes of tensors after every operation, by the purpose of the tensors.
 
-Under fake tensors nothing is computed and nothing allocated, but every operation still says how
-large its results are, and every tensor still dies when its last owner lets go of it: autograd, a
-module, a local variable. So the bytes alive are those of the real run, whatever the model is.
-torch's own `MemTracker` counts the same; it needs up to three times as long.
+With fake tensors, nothing is computed or allocated. But every operation still returns results with
+the right size, and every tensor is still freed when its last owner (autograd, a module, a local
+variable) releases it. The live bytes are therefore those of a real run, for any model. torch's
+`MemTracker` gives the same counts but takes up to three times as long.
 """
 
 import weakref
@@ -19,18 +19,18 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages of operations' results while they live."""
+    """Counts the bytes of the storages of all results while these storages are alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.purpose = "other"
-        """What storages are made for from now on."""
+        """The purpose of new storages."""
         self.now: Counter[str] = Counter()
-        """Bytes alive, by purpose."""
+        """Live bytes by purpose."""
         self.peak: Counter[str] = Counter()
-        """Bytes alive, by purpose, when they were most; clear it to look for a later peak."""
+        """Live bytes by purpose when their total was largest; clear it to measure a new peak."""
         self.sparse_bytes = 0
-        """Bytes of indices and values that sparse tensors were made of so far."""
+        """Bytes of the indices and values of all sparse tensors created so far."""
         self._purposes: dict[int, str] = {}
         self._references: dict[int, weakref.ref[UntypedStorage]] = {}
 
@@ -46,7 +46,7 @@ class LiveBytes(TorchDispatchMode):
             parts = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             self.sparse_bytes += sum(part.nbytes for part in parts)
         for leaf in tree_leaves(result):
-            # What a sparse tensor is made of was seen when it was made.
+            # The indices and values of a sparse tensor were counted when they were created.
             if isinstance(leaf, Tensor) and not leaf.is_sparse:
                 self._see(leaf.untyped_storage())
         if self.now.total() > self.peak.total():
@@ -68,7 +68,7 @@ class LiveBytes(TorchDispatchMode):
 
     @contextmanager
     def making(self, purpose: str) -> Iterator[None]:
-        """Say what storages are made for within this context."""
+        """Set the purpose of storages that are created inside this context."""
         before, self.purpose = self.purpose, purpose
         try:
             yield
@@ -76,7 +76,7 @@ class LiveBytes(TorchDispatchMode):
             self.purpose = before
 
     def claim(self, tensor: Tensor, purpose: str) -> None:
-        """Say that a tensor serves a purpose from now on, whatever it was made for."""
+        """Change the purpose of a tensor."""
         if tensor.is_sparse:
             return
         storage = tensor.untyped_storage()

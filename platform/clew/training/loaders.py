@@ -1,7 +1,7 @@
-"""Batches in an order that is a function of (seed, epoch, cursor) and of nothing else.
+"""Loads batches in an order that depends only on the seed, the epoch and the cursor.
 
-The order does not depend on the number of workers, on what was drawn before, or on whether
-training was interrupted: batch number `cursor` of epoch `epoch` holds the same examples always.
+The order does not depend on the number of workers, on earlier random numbers, or on whether
+training was interrupted: batch number `cursor` of epoch `epoch` always has the same examples.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from clew.training.distributed import World
 logger = logging.getLogger(__name__)
 
 BLOCKS_TOGETHER = 256
-"""Blocks whose examples are mixed with each other."""
+"""Minimum number of blocks whose examples are shuffled together."""
 
 
 @runtime_checkable
 class Batch(Protocol):
-    """Examples that go through the model at once."""
+    """Examples that go through the model together."""
 
     @property
     def num_examples(self) -> int:
@@ -35,7 +35,7 @@ class Batch(Protocol):
 
     @property
     def count(self) -> int:
-        """What the summed loss is divided by: rows, tokens or targets."""
+        """The number that the summed loss is divided by: rows, tokens or targets."""
         ...
 
     def to(self, device: torch.device) -> Self:
@@ -43,15 +43,15 @@ class Batch(Protocol):
         ...
 
     def pin_memory(self) -> Self:
-        """Return the batch in page-locked memory; the loader calls this if it is asked to."""
+        """Return the batch in page-locked memory; the loader calls this if `pin_memory` is set."""
         ...
 
     def units(self) -> dict[str, int]:
-        """Return what throughput counts: `examples`, and `tokens` or `frames` where there are."""
+        """Return the counts for throughput: `examples`, and `tokens` or `frames` if present."""
         ...
 
     def describe(self) -> str:
-        """Return a short identity of the batch for error messages."""
+        """Return a short description that identifies the batch in error messages."""
         ...
 
 
@@ -61,7 +61,7 @@ B = TypeVar("B", bound=Batch)
 
 @runtime_checkable
 class ExampleSource(Protocol[B_co]):
-    """Examples addressed by index; picklable for worker processes."""
+    """Examples that are read by index; it must be picklable for worker processes."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -77,14 +77,16 @@ def order_pieces(
 ) -> Iterator[np.ndarray]:
     """Yield the order of examples in an epoch, piece by piece.
 
-    Without blocks, the only piece is a random order of all examples. With blocks of so many
-    consecutive examples, the blocks are put in a random order, at least `BLOCKS_TOGETHER` of them
-    make a piece (all, if there are fewer), and the examples of a piece are put in a random order.
-    Each example then comes at any place of the epoch with the same probability, but those of one
-    block come near each other. How near is bounded: of a batch of `b` examples, the mean of any
-    quantity has at most `1 + (b - 1) / BLOCKS_TOGETHER` times the variance that it has in a random
-    order of all examples, up to terms of one part in the number of blocks; that is reached where
-    the quantity is the same within each block.
+    If `block` is None, the only piece is a random order of all examples. Otherwise the examples are
+    divided into blocks of `block` consecutive examples, and the blocks are shuffled. Each piece
+    consists of at least `BLOCKS_TOGETHER` blocks (or all, if there are fewer), whose examples are
+    shuffled together.
+
+    With blocks, each example still has the same probability for each place in the epoch, but the
+    examples of one block are near each other. This effect is bounded: in a batch of `b` examples,
+    the variance of the mean of any quantity is at most `1 + (b - 1) / BLOCKS_TOGETHER` times its
+    variance in a random order of all examples, up to terms of order 1 / (number of blocks). The
+    bound is reached if the quantity is constant within each block.
     """
     digest = hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(int.from_bytes(digest[:16], "little")))
@@ -98,15 +100,15 @@ def order_pieces(
 
 
 def batches_per_epoch(num_examples: int, batch_size: int, world_size: int = 1) -> int:
-    """Return how many microbatches each process sees in an epoch."""
+    """Return the number of microbatches that each process gets in an epoch."""
     return len(_starts(num_examples, batch_size * world_size, world_size))
 
 
 def _starts(num_examples: int, wide: int, world_size: int) -> range:
-    """Return where the global microbatches of `wide` examples begin in an epoch's order.
+    """Return the start indices of the global microbatches of `wide` examples in an epoch's order.
 
-    The last one may be smaller; if it would leave a process with a single example it joins the
-    one before, because batch normalisation has no variance for one example.
+    The last microbatch can be smaller. If it would leave a process with fewer than two examples,
+    it is merged into the one before, because batch normalisation has no variance for one example.
     """
     starts = range(0, num_examples, wide)
     if len(starts) > 1 and num_examples - starts[-1] < 2 * world_size:
@@ -117,11 +119,11 @@ def _starts(num_examples: int, wide: int, world_size: int) -> range:
 def epoch_microbatches(
     num_examples: int, settings: TrainingConfig, epoch: int, *, rank: int = 0, world_size: int = 1
 ) -> Iterator[np.ndarray]:
-    """Yield the examples of each of this process's microbatches in an epoch.
+    """Yield the example indices of each of this process's microbatches in an epoch.
 
-    Each global microbatch of `batch_size * world_size` examples is dealt out by rank, so that
-    n processes together see just what one process with an n times larger batch would see. With
-    `training.shuffle_block`, one piece of the order is in memory at a time.
+    Each global microbatch of `batch_size * world_size` examples is divided among the ranks. So n
+    processes together get exactly the examples that one process with an n times larger batch would
+    get. With `training.shuffle_block`, only one piece of the order is in memory at a time.
     """
     pieces = order_pieces(
         num_examples, seed=settings.seed, epoch=epoch, block=settings.shuffle_block
@@ -138,14 +140,14 @@ def epoch_microbatches(
 
 
 class BatchLoader(Generic[B]):
-    """Hands out the microbatches of one epoch after another, in an order that is the epoch's own.
+    """Loads the microbatches of an epoch; each epoch has its own order.
 
-    Persistent workers live as long as the loader. They hold the examples; which ones make up a
-    batch is sent to them, so that each epoch may have its own plan.
+    Persistent workers live as long as the loader. They hold the examples and are sent the indices
+    of each batch, so that each epoch can have its own order.
 
     Args:
         source: The examples.
-        settings: Batch size, seed of the order, and workers, which change nothing in the batches.
+        settings: Batch size, seed of the order, and workers, which do not affect the batches.
         world: Processes that share an epoch.
     """
 
@@ -157,7 +159,8 @@ class BatchLoader(Generic[B]):
         self._plan = _Plan()
         if settings.num_workers > num_cores():
             logger.warning(
-                "training.num_workers is %d, more than the cores here (%d); fewer may be faster",
+                "training.num_workers is %d, more than this machine's cores (%d); fewer may be "
+                "faster",
                 settings.num_workers,
                 num_cores(),
             )
@@ -170,12 +173,12 @@ class BatchLoader(Generic[B]):
             persistent_workers=settings.persistent_workers,
             prefetch_factor=settings.prefetch_factor,
             multiprocessing_context=settings.multiprocessing_context,
-            # Its own: a draw for the workers' seeds from the global one would change dropout.
+            # Drawing the workers' seeds from the global generator would change dropout.
             generator=torch.Generator(),
         )
 
     def epoch(self, epoch: int, cursor: int = 0) -> Iterator[B]:
-        """Yield the microbatches of an epoch from number `cursor` on; one epoch at a time."""
+        """Yield the microbatches of an epoch from number `cursor`; iterate one epoch at a time."""
         self._plan.make = lambda: islice(
             epoch_microbatches(
                 self._num_examples,
@@ -191,14 +194,14 @@ class BatchLoader(Generic[B]):
 
 
 class _QuietLoader(DataLoader[B]):
-    """A DataLoader that does not warn of more workers than cores, at its start and every epoch."""
+    """A DataLoader that does not repeat the warning about more workers than cores each epoch."""
 
     def check_worker_number_rationality(self) -> None:
-        """Say nothing: the loader of batches has said it, in one line."""
+        """Do nothing, because `BatchLoader` has already warned once."""
 
 
 class _Plan:
-    """Which examples make up each batch of the running epoch; the DataLoader's sampler."""
+    """The DataLoader's sampler: yields the example indices of each batch of the current epoch."""
 
     make: Callable[[], Iterator[np.ndarray]]
 
@@ -207,7 +210,7 @@ class _Plan:
 
 
 class _BatchesByIndices(Dataset[B], Generic[B]):
-    """Adapter for DataLoader: an item is the microbatch of some indices."""
+    """Adapter for DataLoader: an item is the microbatch of an array of indices."""
 
     def __init__(self, source: ExampleSource[B]) -> None:
         self.source = source

@@ -1,13 +1,13 @@
-"""What a checkpoint says of itself, and which checkpoints a folder has.
+"""Reads and writes the manifests of checkpoints, and lists the checkpoints in a folder.
 
-`manifest.json` has the SHA-256 of every other file and of itself. A file is compared with it
-whenever it is read, so that damage is noticed before anything is computed from it.
+`manifest.json` contains the SHA-256 of every other file and of itself. Each file is checked against
+it when the file is read, so that damage is detected before anything is computed from the file.
 
 The learning-rate weight of a checkpoint is the sum, over the optimizer steps since the previous
-checkpoint, of (learning rate) / (count that the summed loss was divided by) / (1 - momentum): with
-it, TracIn's sum over checkpoints approximates the sum over steps for gradients of the summed loss
-(Pruthi et al., 2020, arXiv 2002.08484, section 3.2). A checkpoint names the step of the previous
-one, so that a missing one is noticed before the sum is taken.
+checkpoint, of (learning rate) / (count that the summed loss was divided by) / (1 - momentum). With
+this weight, TracIn's sum over checkpoints approximates the sum over steps for gradients of the
+summed loss (Pruthi et al., 2020, arXiv 2002.08484, section 3.2). Each manifest contains the step of
+the previous checkpoint, so that a missing checkpoint is detected before the sum is computed.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ MANIFEST_FILE = CHECKPOINT_MANIFEST
 
 @pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The content of `manifest.json`, which describes a checkpoint."""
 
     step: Count
     epoch: Count
@@ -55,12 +55,12 @@ class Manifest:
     commit: Line = ""
     run_id: Line = ""
     folder: FolderPath = ""
-    """Where training was started: relative paths of its data are looked up there too."""
+    """The folder where training was started; relative data paths are also looked up there."""
     previous_step: Count | None = None
-    """Step that the learning-rate weight counts from: the previous checkpoint's, 0 for the start of
-    training; None where an older version of Clew did not write it down."""
+    """The step that the learning-rate weight counts from: the step of the previous checkpoint, or 0
+    for the start of training; None if an older version of Clew did not record it."""
     sha256: dict[FileName, Line] = field(default_factory=dict)
-    """Digest of every other file by its name; empty where an older version of Clew wrote none."""
+    """Digest of every other file by name; empty if an older version of Clew recorded none."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -69,7 +69,7 @@ _MANIFESTS = TypeAdapter(Manifest)
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """A checkpoint with its place in training, so that rates cannot fall out of line with it."""
+    """The path of a checkpoint together with its step, epoch and learning-rate weight."""
 
     step: int
     epoch: int
@@ -79,9 +79,10 @@ class CheckpointRecord:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of the files in `folder`, with the digests that they have now."""
+    """Write the manifest of the files in `folder`, with their current digests."""
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.name != MANIFEST_FILE)
-    # Just written, they come from memory; hashing runs beside the interpreter, so at once.
+    # The files were just written, so they are in the page cache. hashlib releases the GIL, so
+    # threads hash them in parallel.
     with ThreadPoolExecutor() as pool:
         digests = dict(zip((p.name for p in files), pool.map(sha256, files), strict=True))
     content = asdict(replace(manifest, sha256=digests))
@@ -137,7 +138,7 @@ def list_checkpoints(folder: Path) -> list[CheckpointRecord]:
 
 
 def require_unchanged(path: Path, manifest: Manifest) -> None:
-    """Refuse a file of a checkpoint that is missing, or is not as it was written."""
+    """Raise CheckpointError if a file of a checkpoint is missing or its digest has changed."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete")
     if manifest.sha256 and manifest.sha256.get(path.name) != sha256(path):
@@ -147,5 +148,5 @@ def require_unchanged(path: Path, manifest: Manifest) -> None:
 def _damaged(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path}: changed or damaged since it was written: its SHA-256 is not the one in "
-        f"{MANIFEST_FILE}; take another checkpoint"
+        f"{MANIFEST_FILE}; use another checkpoint"
     )

@@ -1,4 +1,4 @@
-"""Memory: allocator settings, gradient checkpointing, clean-up, peaks."""
+"""Memory options: allocator settings, gradient checkpointing, cleanup and peak statistics."""
 
 import ctypes
 import gc
@@ -23,10 +23,10 @@ _LARGEST_MMAP_THRESHOLD = 32 * 1024**2
 
 
 def keep_allocator_pages() -> bool:
-    """Tell glibc to keep freed memory in the process; return whether that was possible.
+    """Make glibc keep freed memory in the process; return whether this succeeded.
 
-    By default every tensor above 128 KiB is mapped again and unmapped when freed, and the kernel
-    clears its pages each time. Kept pages are reused as they are.
+    By default, glibc maps new pages for every tensor above 128 KiB and unmaps them when the tensor
+    is freed, and the kernel clears new pages each time. Kept pages are reused without clearing.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -45,32 +45,33 @@ class Checkpointable(Protocol):
     """A model that can recompute activations instead of keeping them."""
 
     def enable_gradient_checkpointing(self) -> None:
-        """Recompute from now on, in training mode only."""
+        """Recompute activations from now on, but only in training mode."""
         ...
 
 
 def apply_gradient_checkpointing(model: nn.Module, *, enabled: bool) -> None:
-    """Switch the model's gradient checkpointing on.
+    """Switch on the model's gradient checkpointing if `enabled` is true.
 
     Raises:
-        ConfigError: the model has no such option.
+        ConfigError: The model does not support gradient checkpointing.
     """
     if not enabled:
         return
     if not isinstance(model, Checkpointable):
         raise ConfigError(
-            f"optimizations.use_gradient_checkpointing is true, but {type(model).__name__} has "
-            "nothing that could be recomputed; set it to false"
+            f"optimizations.use_gradient_checkpointing is true, but {type(model).__name__} does "
+            "not support it; set it to false"
         )
     model.enable_gradient_checkpointing()
 
 
 @dataclass(frozen=True)
 class MemoryCleanup:
-    """Returns cached memory now and then, as the option promises.
+    """Returns cached memory to the system every `interval_steps` steps.
 
-    On a GPU this hands the caching allocator's free blocks back to the driver: other processes
-    see more free memory, this one allocates again. It does not lower the peak of what is in use.
+    On a GPU, this returns the caching allocator's free blocks to the driver. Other processes then
+    see more free memory, but this process must allocate again. The peak of used memory stays the
+    same.
     """
 
     enabled: bool
@@ -78,7 +79,7 @@ class MemoryCleanup:
     device: torch.device
 
     def after_step(self, step: int) -> None:
-        """Clean up if this step's turn has come."""
+        """Clean up if `step` is a multiple of `interval_steps`."""
         if not self.enabled or step % self.interval_steps:
             return
         gc.collect(0)
@@ -87,7 +88,7 @@ class MemoryCleanup:
 
 
 def reset_gpu_peaks(device: torch.device) -> None:
-    """Reset the GPU's peaks."""
+    """Reset the allocator's peak statistics if the device is a GPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -1,18 +1,19 @@
-"""How much memory training will take: the task's own step on fake tensors, before any training.
+"""Predicts how much memory training will take, by running the task's step on fake tensors.
 
-The model is built and trained for one optimizer step, with its loss, precision, checkpointing and
-accumulation, on tensors that have a size and no content. The bytes alive when most are alive are
-what a GPU's allocator hands out. There is no table of layers to keep up to date, and a new task
-needs no code here. `torch.compile` is planned for as if it were off.
+The model is built and trained for one optimizer step, with its loss, precision, gradient
+checkpointing and gradient accumulation, on tensors that have a size but no data. The peak of the
+live bytes is what a GPU's allocator provides. There is no table of layers to keep up to date, and
+a new task needs no code here. The prediction ignores `torch.compile`.
 
-On the CPU what counts is the resident peak of the process. To the tensors it adds two measured
-things: what a process that trains holds without any (`PROCESS_GIB`), and what the allocator and
-the libraries take for every byte of a tensor (`OVERHEAD`): holes in glibc's heap, and buffers in
-which matrix products and convolutions rearrange their operands.
+On the CPU, the prediction is the peak resident memory of the process. It consists of the tensors
+and two measured amounts: the memory of a training process without tensors (`PROCESS_GIB`), and the
+memory that the allocator and the libraries take per byte of tensors (`OVERHEAD`). The latter is
+fragmentation of glibc's heap and buffers in which matrix products and convolutions rearrange their
+operands.
 
-Only batches of 1, 2, 4, 8, … examples are tried; between them the need is a straight line. So it
-grows with the batch: how losses cut their work into chunks does not show, and the largest batch
-that fits is found by doubling.
+Only batches of 1, 2, 4, 8, … examples are tried, and the need of other sizes is interpolated
+linearly. This hides how losses split their work into chunks, so the predicted need grows with the
+batch, and the largest batch that fits can be found by doubling.
 """
 
 import math
@@ -40,31 +41,31 @@ from clew.training.task import Task
 PROCESS_GIB = 0.6
 OVERHEAD = 0.3
 DEFAULT_PREFETCH = 2
-"""Batches that a worker of torch's DataLoader prepares ahead if nothing else is set."""
+"""Batches that a worker of torch's DataLoader prefetches by default."""
 SAMPLED_EXAMPLES = 16
 PARTS = (
     "weights",  # parameters and buffers
     "gradients",
-    "optimizer",  # moments, counters, and the average of the parameters where one is kept
-    "activations",  # made by the model's forward pass, alive at the peak
+    "optimizer",  # moments, counters, and the average of the parameters if one is kept
+    "activations",  # tensors of the model's forward pass
     "loss",  # scores and loss
-    "backward",  # gradients of activations, and what is recomputed
-    "loader",  # batches, prefetched ones included, and the order of the examples
-    "allocator",  # what allocator and libraries take in addition to the tensors (CPU)
+    "backward",  # gradients of activations, and recomputed activations
+    "loader",  # batches, including prefetched ones, and the order of the examples
+    "allocator",  # memory of the allocator and libraries in addition to the tensors (CPU)
     "process",  # interpreter, libraries and data (CPU)
 )
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Predicted peak of training on one device."""
+    """Predicted peak memory of training on one device."""
 
     parts_gib: dict[str, float]
-    """What is alive at the peak, for each of `PARTS`."""
+    """Live memory at the peak, for each of `PARTS`."""
 
     @property
     def total_gib(self) -> float:
-        """The peak."""
+        """The sum of all parts."""
         return sum(self.parts_gib.values())
 
 
@@ -74,24 +75,25 @@ class MemoryPlanner:
 
     task: Task[Any]
     device: torch.device
-    """A GPU need not be there; without CUDA in torch its tensors are those of CPU kernels."""
+    """The target device. The machine does not need a GPU to plan for one. If torch was built
+    without CUDA, the tensor sizes are those of CPU kernels."""
     world_size: int = 1
-    """Processes of a data-parallel run; the prediction is for each of them."""
+    """Number of processes of a data-parallel run; the prediction is for each process."""
     _tried: dict[RunConfig, StepMemory] = field(default_factory=dict)
 
     @cached_property
     def process_gib(self) -> float:
-        """What a training process needs in addition to tensors, this one's data included."""
+        """What a training process needs besides tensors, including the data of this process."""
         return max(PROCESS_GIB, process_gib())
 
     def predict(self, config: RunConfig) -> StepMemory:
-        """Predict the peak of training; `training.batch_size` is the microbatch.
+        """Predict the peak memory of training; `training.batch_size` is the microbatch size.
 
         Args:
-            config: The task's own, or one that differs from it in how it is trained.
+            config: The task's configuration, possibly with other training settings.
 
         Raises:
-            ConfigError: the model does not have what the configuration switches on.
+            ConfigError: The model does not support an option that the configuration switches on.
         """
         size = config.training.batch_size
         below = 1 << (size.bit_length() - 1)
@@ -102,7 +104,7 @@ class MemoryPlanner:
         return StepMemory({part: low[part] + share * (high[part] - low[part]) for part in PARTS})
 
     def largest_batch(self, config: RunConfig, limit_gib: float, *, most: int) -> int:
-        """Return the largest microbatch up to `most` that is predicted to fit; 0 if none is."""
+        """Return the largest microbatch size up to `most` that should fit, or 0 if none fits."""
         size = config.smallest_batch_size
         here = self._try(config, size).total_gib
         if here > limit_gib:
@@ -116,7 +118,7 @@ class MemoryPlanner:
         return most
 
     def _try(self, config: RunConfig, size: int) -> StepMemory:
-        """Predict for microbatches of `size` examples, a power of two."""
+        """Predict the peak for microbatches of `size` examples, which is a power of two."""
         training = config.training.model_copy(update={"batch_size": size})
         config = config.model_copy(update={"training": training})
         if config not in self._tried:
@@ -124,7 +126,7 @@ class MemoryPlanner:
         return self._tried[config]
 
     def _take_step(self, config: RunConfig) -> StepMemory:
-        process = self.process_gib if self.device.type == "cpu" else 0.0  # before planning grows it
+        process = self.process_gib if self.device.type == "cpu" else 0.0  # planning enlarges it
         live = live_bytes_of_step(config, self.task, self.device, self.world_size)
         gib = {part: live[part] / GIB for part in PARTS}
         if self.device.type == "cpu":
@@ -140,15 +142,16 @@ class MemoryPlanner:
 def live_bytes_of_step(
     config: RunConfig, task: Task[Any], device: torch.device, world_size: int = 1
 ) -> Counter[str]:
-    """Return the bytes alive, by purpose, when most are alive in an optimizer step."""
+    """Return the live bytes by purpose at the peak of an optimizer step."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half = half_precision_type(config.optimizations, device)
     if device.type == "cuda" and torch.version.cuda is None:
-        # Fake CUDA tensors need CUDA's guards. float16 would be kept as float32 by CPU products.
+        # Fake CUDA tensors need torch with CUDA, so use CPU kernels. Use bfloat16 for half
+        # precision, because CPU products would keep float16 as float32.
         device, half = torch.device("cpu"), half and torch.bfloat16
     precision, live = Precision(half, device), LiveBytes()
-    # The order counts: the record must see what the fake tensors make of each operation.
+    # This order matters: `live` must see the results of the fake tensor mode.
     with FakeTensorMode(allow_non_fake_inputs=True), live, two_chunks():
         with live.making("loader"):
             batch = _batch_without_content(task, config.training.batch_size, device)
@@ -165,9 +168,9 @@ def live_bytes_of_step(
         with live.making("optimizer"):
             optimizer = build_optimizer(config.optimizer, model)
             average = ParameterAverage(model, config.training.ema_decay)
-            optimizer.step()  # makes the state
+            optimizer.step()  # creates the optimizer state
         microbatches = config.training.gradient_accumulation
-        if microbatches == 1 or config.updates_rows:  # else microbatches add to what is there
+        if microbatches == 1 or config.updates_rows:  # otherwise gradients accumulate
             optimizer.zero_grad()
         model.register_forward_pre_hook(lambda *_: setattr(live, "purpose", "activations"))
         model.register_forward_hook(lambda *_: setattr(live, "purpose", "loss"))
@@ -180,8 +183,8 @@ def live_bytes_of_step(
 
         held_bytes = 0
         if config.updates_rows:
-            # A sum of sparse fake tensors does not know its rows: those of all microbatches but
-            # the last, which the step keeps, are as many as the first one makes.
+            # The sum of sparse fake tensors has an unknown number of rows. The step keeps the
+            # sparse gradients of all microbatches but the last: assume the size of the first's.
             backpropagate()
             optimizer.zero_grad()
             held_bytes = (microbatches - 1) * live.sparse_bytes
@@ -191,7 +194,7 @@ def live_bytes_of_step(
         backpropagate()
         with live.making("gradients"):
             gradients = [p.grad for p in trained if p.grad is not None]
-            if world_size > 1:  # gradients are added over processes as one flat copy
+            if world_size > 1:  # gradients are summed over processes in one flat copy
                 torch.cat([g.to_dense().reshape(-1) for g in gradients])
         with live.making("optimizer"):
             optimizer.step()
@@ -200,9 +203,10 @@ def live_bytes_of_step(
 
 
 def _batch_without_content(task: Task[Any], size: int, device: torch.device) -> Batch:
-    """Return a batch of `size` examples whose tensors have the shapes of real ones.
+    """Return a batch of `size` examples whose tensors have realistic shapes but no data.
 
-    Every tensor of a batch grows with the examples; evenly spread ones say how much.
+    The size of every tensor is proportional to the number of examples. The factor is measured on
+    examples that are evenly spread over the data.
     """
     source = task.train_examples()
     few = min(len(source), SAMPLED_EXAMPLES)

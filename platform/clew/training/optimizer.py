@@ -1,4 +1,4 @@
-"""The update: gradients clipped by their norm, the configured optimizer, and its state by name."""
+"""Builds the configured optimizer, clips gradients, and saves and restores optimizer state."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
@@ -17,17 +17,17 @@ MATRIX_DIMENSIONS = 2
 
 @runtime_checkable
 class WithoutDecay(Protocol):
-    """A model some of whose parameters must not be pulled towards zero."""
+    """A model that excludes some of its parameters from weight decay."""
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
-        """Return the parameters that weight decay leaves alone."""
+        """Return the parameters without weight decay."""
         ...
 
 
 def build_optimizer(settings: config.OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Build the configured optimizer over the model's trainable parameters.
+    """Build the configured optimizer for the model's trainable parameters.
 
-    The fused form updates each parameter in one pass over memory, on CPU and GPU alike.
+    The fused implementations update each parameter in one pass over memory, on CPU and GPU.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     parameters = _groups(trainable, model) if settings.weight_decay else trainable
@@ -50,7 +50,7 @@ def build_optimizer(settings: config.OptimizerConfig, model: nn.Module) -> Optim
 
 
 def _groups(trainable: list[nn.Parameter], model: nn.Module) -> list[Any]:
-    """Put the parameters that weight decay leaves alone into a group of their own."""
+    """Put the parameters without weight decay into a separate group."""
     if not isinstance(model, WithoutDecay):
         return list(trainable)
     kept = {id(p) for p in model.parameters_without_decay()}
@@ -61,7 +61,7 @@ def _groups(trainable: list[nn.Parameter], model: nn.Module) -> list[Any]:
 
 
 def gradient_norm(model: nn.Module, world: World) -> Tensor:
-    """Return the norm of all gradients together; sparse ones are coalesced in place."""
+    """Return the total norm of all gradients; sparse gradients are coalesced in place."""
     if world.exchange is None:
         return torch.nn.utils.get_total_norm(_values(model.parameters()))
     sharded = [p for p in model.parameters() if shard_of(p) is not None]
@@ -72,14 +72,14 @@ def gradient_norm(model: nn.Module, world: World) -> Tensor:
 
 
 def clip_gradients(model: nn.Module, limit: float, norm: Tensor) -> None:
-    """Scale gradients of a norm above the limit down to it."""
+    """Scale all gradients so that their total norm is at most `limit`."""
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     for values in _values(model.parameters()):
         values.mul_(scale.to(values.device))
 
 
 def _values(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """Return the numbers of each gradient: of a sparse one, those of its rows, each row once."""
+    """Return the values of each gradient; sparse gradients are coalesced, so rows are unique."""
     found = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -93,7 +93,7 @@ def _values(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state as `<parameter name>/<state name>` to tensor."""
+    """Return the tensors of the optimizer's state by `<parameter name>/<state name>`."""
     return {
         f"{name}/{key}": torch.as_tensor(value)
         for name, parameter in model.named_parameters()
@@ -103,10 +103,11 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put saved state back; the learning rate is not part of it.
+    """Restore saved optimizer state, which does not include the learning rate.
 
     Raises:
-        CheckpointError: the state names a parameter that the model does not have.
+        CheckpointError: The state belongs to a parameter that the model does not have, or the
+            shapes do not match.
     """
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
@@ -114,32 +115,32 @@ def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str,
         name, _, state = key.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
-                f"optimizer state names parameter {quoted(name)}, which the model does not have; "
+                f"optimizer state has parameter {quoted(name)}, which the model does not have; "
                 "the checkpoint belongs to another model"
             )
         parameter = parameters[name]
         if value.shape != parameter.shape and value.numel() not in (1, len(parameter)):
             raise CheckpointError(
-                f"optimizer state {quoted(key)} has shape {tuple(value.shape)}, its parameter "
-                f"{tuple(parameter.shape)}; the checkpoint belongs to another model"
+                f"optimizer state {quoted(key)} has shape {tuple(value.shape)}, but its parameter "
+                f"has {tuple(parameter.shape)}; the checkpoint belongs to another model"
             )
         if value.shape == parameter.shape:
-            # Fused steps walk through memory, so a moment lies there as its parameter does.
+            # Fused steps go through memory in order, so a moment needs its parameter's strides.
             restored = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         else:
-            # The step counter of a fused optimizer must live where the parameters live.
+            # The step counter of a fused optimizer must be on the device of the parameters.
             restored = value.to(parameter.device, copy=True)
         optimizer.state[parameter][state] = restored.detach()
 
 
 class RowWiseAdagrad(Optimizer):
-    """Adagrad whose accumulator, for a matrix, is a row's mean squared gradient.
+    """Adagrad with one accumulator per row of a matrix: the sum of mean squared gradients.
 
-    With g the gradient of a row of length d: a += |g|^2 / d, row -= lr g / (sqrt(a) + eps), as in
-    FBGEMM's exact row-wise Adagrad for recommender tables. A parameter that is no matrix has an
-    accumulator for each element, as in Adagrad. A table of E rows thus needs E numbers in addition
-    to its gradient, instead of E d (Adagrad) or 2 E d (Adam), and no temporary of its size. Where
-    the gradient is sparse, only its rows are read and written; the result is the same.
+    For the gradient g of a row of length d: a += |g|^2 / d, row -= lr g / (sqrt(a) + eps), as in
+    FBGEMM's exact row-wise Adagrad for recommender tables. A parameter that is not a matrix has one
+    accumulator per element, as in Adagrad. A table of E rows thus needs E numbers in addition to
+    its gradient, instead of E d (Adagrad) or 2 E d (Adam), and no temporary of its size. If the
+    gradient is sparse, only its rows are read and written, with the same result.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class RowWiseAdagrad(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -178,7 +179,7 @@ class RowWiseAdagrad(Optimizer):
     def _move_rows(
         parameter: Tensor, gradient: Tensor, sums: Tensor, group: dict[str, Any]
     ) -> None:
-        """Move the rows of a sparse gradient; those that it does not name would not move."""
+        """Update the rows of a sparse gradient; the other rows have a gradient of zero."""
         (rows,), values = gradient.indices(), gradient.values()
         squares = values.square()
         sums.index_add_(0, rows, squares if squares.dim() == 1 else squares.mean(dim=1))

@@ -1,4 +1,4 @@
-"""What trainings share with the rest of their process: one has it at a time, and puts it back."""
+"""Gives one training at a time the global state of the process, and restores it afterwards."""
 
 import threading
 from collections.abc import Iterator
@@ -13,11 +13,12 @@ _TURN = threading.RLock()
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Let one training have the random generators, the number of threads and the determinism.
+    """Reserve the random generators, the number of threads and the determinism for one training.
 
-    They belong to the whole process. Two trainings that drew from the same generators at once would
-    both end with numbers that no seed repeats, so the second one waits for the first. Afterwards
-    all is as before: a caller's own random numbers do not begin again with each training.
+    These settings belong to the whole process. If two trainings used the same generators at the
+    same time, no seed could reproduce their results, so the second training waits for the first.
+    Everything is restored afterwards, so that a training does not restart the caller's random
+    numbers.
     """
     with _TURN:
         generators = capture_generators()

@@ -1,7 +1,7 @@
-"""The other processes of a run: that they run the same, and which of them died or hangs.
+"""Checks that all processes of a run match, and finds out which process died or hangs.
 
-Every process beats once a second, in a thread, in the store through which they found each other. A
-collective that fails does not say why; whose beats have stopped then does.
+Every process has a thread that sends a heartbeat twice a second to the store of the process group.
+The error of a failed collective does not name its cause, but a missing heartbeat does.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ BEAT_SECONDS = 0.5
 LISTEN_SECONDS = 3.0
 TRAINING_LEFT = "training stopped, and checkpoints written before are whole: continue with --resume"
 LOST = ("connection", "timed out", "timeout", "gloo", "nccl", "peer", "socket")
-"""What collectives' errors speak of when it is the other side that failed."""
+"""Words in the errors of collectives that failed because of another process."""
 
 
 def code_digest() -> str:
@@ -40,14 +40,14 @@ def code_digest() -> str:
 
 
 def require_same(world: World, facts: Mapping[str, str]) -> None:
-    """Refuse processes that do not run the same.
+    """Check that all processes run with the same code, data and settings.
 
     Args:
         world: The processes.
-        facts: What must be equal in all of them, by what it is called.
+        facts: Values that must be equal in all processes, by name.
 
     Raises:
-        ConfigError: a process differs from the main one; raised in all of them.
+        ConfigError: A process differs from the main process; all processes raise this error.
     """
     texts = world.gather_texts(json.dumps(dict(facts)), torch.device("cpu"))
     main, *others = (json.loads(text) for text in texts)
@@ -62,14 +62,14 @@ def require_same(world: World, facts: Mapping[str, str]) -> None:
 
 @contextmanager
 def naming_lost_peers(world: World, left: str = TRAINING_LEFT) -> Iterator[None]:
-    """Say in one line which process died or hangs where a collective fails.
+    """Raise an error that names the process that died or hangs if a collective fails.
 
     Args:
         world: The processes.
-        left: What is left of what they did, and what to do.
+        left: The end of the message: what was saved and what to do.
 
     Raises:
-        PeerError: a process is lost.
+        PeerError: A collective failed because another process died, hangs or left.
     """
     if world.size == 1:
         yield
@@ -82,14 +82,14 @@ def naming_lost_peers(world: World, left: str = TRAINING_LEFT) -> Iterator[None]
             raise
         silent = beats.silent()
         names = " and ".join(f"rank {rank}" for rank in silent) or "another process"
-        did = "died or hangs" if silent else "has left, or takes no part"
+        did = "died or hangs" if silent else "has left or does not take part"
         raise PeerError(f"rank {world.rank} of {world.size}: {names} {did}; {left}") from error
     finally:
         beats.stop()
 
 
 class _Beats:
-    """Beats of this process in a thread, and those of the others."""
+    """Sends the heartbeats of this process in a thread and reads those of the others."""
 
     def __init__(self, world: World) -> None:
         self._world, self._ended = world, threading.Event()
@@ -103,20 +103,20 @@ class _Beats:
 
     def _beat(self) -> None:
         count = 0
-        with suppress(RuntimeError):  # the store ends with the process that keeps it
+        with suppress(RuntimeError):  # the store ends with the process that hosts it
             store = self._store()
             while not self._ended.wait(BEAT_SECONDS):
                 count += 1
                 store.set(f"clew/beat/{self._world.rank}", str(count))
 
     def silent(self) -> list[int]:
-        """Return the processes whose beats have stopped."""
+        """Return the ranks of the processes whose heartbeats have stopped."""
         try:
             store = self._store()
             before = self._counts(store)
             time.sleep(LISTEN_SECONDS)
             after = self._counts(store)
-        except RuntimeError:  # without torchrun, the main process keeps the store
+        except RuntimeError:  # without torchrun, the main process hosts the store
             return [0]
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
         return [rank for rank in others if before[rank] == after[rank]]
@@ -126,6 +126,6 @@ class _Beats:
         return [store.get(key) if store.check([key]) else b"" for key in keys]
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop sending heartbeats."""
         self._ended.set()
         self._thread.join()

@@ -1,9 +1,9 @@
-"""Half precision: which type, the autocast context, and the float16 loss scaler.
+"""Half precision: the data type, the autocast context, and the float16 loss scaler.
 
-float16 has five exponent bits: small gradients vanish, so the loss is multiplied by a scale that
-is halved when a gradient overflows (that step is skipped) and doubled after 2,000 good steps.
-bfloat16 has float32's exponents and needs none of that. Parameters, gradients of parameters,
-losses and optimizer state stay in float32 in both.
+float16 has only five exponent bits, so small gradients become zero. The loss is therefore
+multiplied by a scale, which is halved when a gradient overflows (that step is skipped) and doubled
+after 2,000 steps without overflow. bfloat16 has the exponent range of float32 and needs no scaling.
+Parameters, their gradients, losses and optimizer state stay in float32 with both types.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -22,9 +22,9 @@ PRECISION_NAMES = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 def half_precision_type(
     settings: OptimizationsConfig | InfluenceConfig, device: torch.device
 ) -> torch.dtype | None:
-    """Return the half-precision type in force, or None for float32.
+    """Return the half-precision type in use, or None for float32.
 
-    `auto` is float16 on a GPU and bfloat16 on the CPU, whose float16 products are slow.
+    `auto` is float16 on a GPU and bfloat16 on the CPU, where float16 products are slow.
     """
     if not settings.use_mixed_precision:
         return None
@@ -41,7 +41,7 @@ def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
     """Return the device for `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: `cuda` was asked for and there is none.
+        ConfigError: `kind` is `cuda`, but torch finds no GPU.
     """
     has_gpu = torch.cuda.is_available()
     if kind == "cuda" and not has_gpu:
@@ -55,17 +55,17 @@ def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what tags and reports call a device."""
+    """Return the name of a device for tags and reports."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 class Precision:
-    """The type and the device of a training.
+    """The data type and the device of a training.
 
     Attributes:
-        autocast: The context of a forward pass and its loss.
-        products: The context of a step, forward and backward, in which products are fast.
-        scaler: What is between backward and optimizer step; it does nothing unless in float16.
+        autocast: The context for a forward pass and its loss.
+        products: The context for a whole step, forward and backward, with fast products.
+        scaler: The loss scaler; it does nothing unless the data type is float16.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Precision:
         self.autocast: AbstractContextManager[object] = nullcontext()
         if dtype is not None:
             self.autocast = torch.autocast(device.type, dtype=dtype)
-        # A compiled model chooses its products itself.
+        # torch.compile chooses the products of a compiled model.
         self.products = products_in(None if compiled else dtype, device)
         self.scaler = GradScaler(device.type, enabled=dtype is torch.float16)
 
@@ -87,11 +87,11 @@ class Precision:
 
     @property
     def loss_scale(self) -> float | None:
-        """The current loss scale, None where there is no scaler."""
+        """The current loss scale; None without a scaler."""
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
     def state(self) -> dict[str, float]:
-        """Return the scaler's state, empty where there is none."""
+        """Return the scaler's state; empty without a scaler."""
         return self.scaler.state_dict()
 
     def restore(self, state: dict[str, float]) -> None:
@@ -103,8 +103,8 @@ class Precision:
 def apply_tf32(*, enabled: bool) -> None:
     """Choose TF32 or full float32 for matrix products and convolutions on NVIDIA GPUs.
 
-    torch 2.9 deprecated `allow_tf32` in favour of `fp32_precision`; mixing both raises, so only
-    one of them is ever touched.
+    torch 2.9 deprecated `allow_tf32` in favour of `fp32_precision`. Using both raises an error, so
+    Clew uses only `fp32_precision`.
     """
     if not torch.cuda.is_available():
         return

@@ -1,4 +1,4 @@
-"""Where training stands, and everything else that a resume needs beside tensors."""
+"""The progress of training, and everything else besides tensors that a resume needs."""
 
 import math
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ Number = int | float
 
 @dataclass
 class Progress:
-    """Where training stands."""
+    """The progress of training: counters, weights and the best metric."""
 
     step: Count = 0
     """Optimizer steps taken."""
     epoch: Count = 0
     """Epochs completed."""
     cursor: Count = 0
-    """Microbatches of the running epoch already consumed."""
+    """Microbatches of the current epoch already consumed."""
     closed_step: int = -1
-    """Step after which an epoch, or the part of one that steps allowed, was last validated."""
+    """Step at which an epoch, or the part of an epoch that `max_steps` allows, was last closed."""
     checkpoint_step: Count = 0
     """Step of the newest checkpoint; 0 before the first."""
     previous_step: Count | None = 0
@@ -32,8 +32,9 @@ class Progress:
     learning_rate_weight: Weight = 0.0
     """Sum over steps since `previous_step` of rate / count / (1 - momentum).
 
-    It starts again with the first step after a checkpoint, not with the checkpoint itself: one that
-    is written twice at a step, by a resumed run for example, has the same weight both times."""
+    The sum restarts at the first step after a checkpoint, not at the checkpoint itself. So a
+    checkpoint that is written twice at the same step, for example by a resumed run, has the same
+    weight both times."""
     best_metric: float = math.nan
     """Best validation metric so far."""
     best_step: int = -1
@@ -43,14 +44,14 @@ class Progress:
     interval_loss: float = 0.0
     """Summed loss since the last logged value."""
     interval_count: float = 0.0
-    """What that sum is divided by."""
+    """The number that `interval_loss` is divided by."""
     skipped_steps: Count = 0
-    """Float16 steps skipped for an overflow, in all."""
+    """Total number of float16 steps skipped because of an overflow."""
     skipped_in_a_row: Count = 0
-    """Such steps since the last one taken."""
+    """Number of skipped steps since the last step that was taken."""
 
     def count_step(self, *, rate: float, count: float, momentum: float) -> None:
-        """Count an optimizer step; it adds its rate to the learning-rate weight."""
+        """Count an optimizer step and add its rate to the learning-rate weight."""
         if self.step == self.checkpoint_step:
             self.previous_step = self.step
             self.learning_rate_weight = 0.0
@@ -60,17 +61,17 @@ class Progress:
 
 
 class TrainingValues(BaseModel):
-    """What a checkpoint keeps of a training besides tensors; checked when it is read."""
+    """What a checkpoint stores besides tensors; it is validated when it is read."""
 
     model_config = ConfigDict(frozen=True)
 
     progress: Progress = Field(default_factory=Progress)
     generators: dict[str, list[Number | None]] = {}
-    """States of random generators beside their tensors."""
+    """The parts of the random generators' states that are not tensors."""
     schedule: dict[str, Number] = {}
     scaler: dict[str, Number] = {}
-    """Of float16's loss scale; empty in other precisions."""
+    """State of the float16 loss scaler; empty for other precisions."""
     history: list[MetricValue] = []
     world_size: Annotated[int, Field(ge=1)] = 1
     num_threads: Annotated[int, Field(ge=1)] | None = None
-    """None: an older version of Clew did not write it down."""
+    """None if an older version of Clew did not record it."""

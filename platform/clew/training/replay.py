@@ -1,10 +1,10 @@
-"""A recorded run's steps taken once more, with the states between them.
+"""Repeats the optimizer steps of a recorded run and returns the states between them.
 
-From a checkpoint, or from the seed, the same steps lead to the next checkpoint bit for bit: order,
-dropout, rates and arithmetic are functions of what the checkpoint holds, the number of threads
-included, by which sums of floats are divided. So every state that
-training went through can be had again without being kept, and a replay that does not reach the next
-checkpoint's exact numbers is refused.
+Starting from a checkpoint or from the seed, the same steps reproduce the next checkpoint bit for
+bit. The order of the data, dropout, learning rates and arithmetic depend only on what the
+checkpoint contains. This includes the number of threads, which determines how sums of floats are
+split. So every state of the training can be reproduced without being stored. A replay that does
+not reproduce the next checkpoint exactly is refused.
 """
 
 import tempfile
@@ -41,21 +41,21 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """All that the next step depends on, copied."""
+    """A copy of everything that the next step depends on."""
 
     model: Tensors
     """Parameters and buffers by name."""
     optimizer: Tensors
-    """`<parameter name>/<state name>`."""
+    """Optimizer state by `<parameter name>/<state name>`."""
     average: Tensors
-    """The average of the parameters, where one is kept."""
+    """The average of the parameters; empty if none is kept."""
     generators: tuple[dict[str, Tensor], dict[str, Any]]
     schedule: dict[str, float]
     progress: Progress
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tensors."""
+        """Bytes of the tensors of model, optimizer and average."""
         groups = (self.model, self.optimizer, self.average)
         return sum(t.numel() * t.element_size() for group in groups for t in group.values())
 
@@ -70,7 +70,7 @@ class Microbatch(Generic[B]):
 
 @dataclass(frozen=True, eq=False)
 class ReplayedStep(Generic[B]):
-    """One optimizer step: its number from 0, where it began, what it saw, at which rate."""
+    """One optimizer step: its number from 0, the state before it, its data and its rate."""
 
     number: int
     before: State | None
@@ -82,13 +82,13 @@ class ReplayedStep(Generic[B]):
 
 @dataclass
 class Replay(Generic[B]):
-    """Takes the steps of a recorded run again; one process, full precision, not compiled.
+    """Repeats the steps of a recorded run in one process, in full precision, without compilation.
 
     Args:
         config: The run's configuration.
-        task: Its task, over the same data.
-        checkpoints: All its checkpoints, in order of their steps, with the training state.
-        device: The device that it was trained on.
+        task: The run's task, with the same data.
+        checkpoints: All checkpoints of the run in order of steps, with the training state.
+        device: The device that the run was trained on.
     """
 
     config: RunConfig
@@ -116,7 +116,7 @@ class Replay(Generic[B]):
         self._validations = {e.step: e.value for e in history if e.key == metric}
 
     def capture(self) -> State:
-        """Return a copy of the state where the replay stands."""
+        """Return a copy of the current state of the replay."""
         trainer = self.trainer
         optimizer = optimizer_tensors(trainer.optimizer, trainer.model)
         return State(
@@ -130,7 +130,7 @@ class Replay(Generic[B]):
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Go back to a state."""
+        """Restore a captured state."""
         trainer = self.trainer
         for name, tensor in trainer.model.state_dict().items():
             tensor.copy_(state.model[name])
@@ -142,17 +142,17 @@ class Replay(Generic[B]):
 
     @contextmanager
     def recorded_threads(self, interval: int) -> Iterator[None]:
-        """Compute with as many threads as the run did up to checkpoint number `interval`."""
+        """Use the number of threads that the run used up to checkpoint number `interval`."""
         before = torch.get_num_threads()
         recorded = load_training_values(self.checkpoints[interval].path).num_threads
-        torch.set_num_threads(recorded or before)  # older versions of Clew did not write it down
+        torch.set_num_threads(recorded or before)  # older versions of Clew did not record it
         try:
             yield
         finally:
             torch.set_num_threads(before)
 
     def begin(self, interval: int) -> State:
-        """Go to where the steps up to checkpoint number `interval` begin, and return the state."""
+        """Restore and return the state before the steps up to checkpoint number `interval`."""
         if interval == 0:
             self.restore(self._initial)
         else:
@@ -161,9 +161,9 @@ class Replay(Generic[B]):
         return self.capture()
 
     def steps(self, end: int, *, keep_every: int = 1) -> Iterator[ReplayedStep[B]]:
-        """Take the steps up to number `end`; yield each after it was taken.
+        """Take the steps up to number `end`, and yield each step after it was taken.
 
-        The state before the first step and every `keep_every` steps after it is kept with its step.
+        The first step and every `keep_every`-th step after it keep the state before the step.
         """
         progress, settings = self.trainer.progress, self.config.training
         first, source = progress.step, self.task.train_examples()
@@ -182,7 +182,7 @@ class Replay(Generic[B]):
             self._close_epoch()
 
     def require_equal(self, interval: int) -> None:
-        """Refuse a replay that did not reach the exact numbers of checkpoint `interval`.
+        """Check that the replay reproduced checkpoint number `interval` exactly.
 
         Raises:
             CheckpointError: A number differs, or a tensor is missing.
@@ -209,7 +209,7 @@ class Replay(Generic[B]):
         self._moved = frozenset(name for name, p in named if p.grad is not None)
 
     def _windows(self, size: int) -> Iterator[list[np.ndarray]]:
-        """Yield the examples of the microbatches of each step that is left in the running epoch."""
+        """Yield the microbatches' example indices for each remaining step of the current epoch."""
         progress = self.trainer.progress
         left = self._indices(progress.epoch)[progress.cursor :]
         for start in range(0, len(left), size):
@@ -220,7 +220,7 @@ class Replay(Generic[B]):
         return list(epoch_microbatches(num_examples, self.config.training, epoch))
 
     def _close_epoch(self) -> None:
-        """Go to the next epoch after the last batch of one; show the schedule what it saw there."""
+        """After an epoch's last batch, start the next epoch and give the schedule its metric."""
         progress = self.trainer.progress
         microbatches = len(self._indices(progress.epoch))
         if progress.cursor >= microbatches:

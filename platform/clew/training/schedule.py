@@ -1,7 +1,7 @@
-"""Learning-rate schedules as closed forms of the optimizer step.
+"""Learning-rate schedules as functions of the optimizer step.
 
-A schedule only counts steps that changed the parameters, so that a skipped float16 step does not
-move it. Nothing of it lives in the optimizer: the trainer writes the rate of each step, and a
+A schedule counts only steps that changed the parameters, so a skipped float16 step does not advance
+it. The optimizer stores nothing of the schedule: the trainer sets the rate of each step, and a
 resumed run computes the same rates from the same step numbers.
 """
 
@@ -18,7 +18,7 @@ from clew.config.services import EvaluationConfig
 
 
 class Schedule:
-    """Factor on the peak learning rate; this one is constant, and has no state."""
+    """Factor on the peak learning rate; this base class is constant and has no state."""
 
     def factor(self, *, step: int, epoch: int) -> float:
         """Return the factor for optimizer step `step` (from 0) in epoch `epoch` (from 0)."""
@@ -28,7 +28,7 @@ class Schedule:
         """Receive a validation result."""
 
     def state(self) -> dict[str, float]:
-        """Return what a resume needs: nothing if the factor follows from step and epoch."""
+        """Return the state for a resume; empty if the factor depends only on step and epoch."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
@@ -37,11 +37,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class WarmupCosine(Schedule):
-    """Cosine up to the peak, cosine down to the end: torch's OneCycleLR without its state.
+    """Cosine warm-up to the peak, then cosine decay: torch's OneCycleLR without its state.
 
-    The warm-up ends at step `fraction * total_steps - 1`, the schedule at `total_steps - 1`; past
-    that the final rate stays. A warm-up shorter than two steps starts at the peak, where
-    OneCycleLR would divide by zero.
+    The warm-up ends at step `fraction * total_steps - 1` and the decay ends at `total_steps - 1`.
+    After that, the rate stays at its final value. If `fraction * total_steps` is at most 1, the
+    schedule starts at the peak; OneCycleLR would divide by zero.
     """
 
     total_steps: int
@@ -69,7 +69,7 @@ def _cosine(start: float, end: float, progress: float) -> float:
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """A constant factor after each epoch."""
+    """Multiplies the rate by a constant factor after each epoch."""
 
     factor_per_epoch: float
 
@@ -80,7 +80,7 @@ class Exponential(Schedule):
 
 @dataclass
 class Plateau(Schedule):
-    """Reduce when the validation metric has not improved for more than `patience` evaluations."""
+    """Reduces the rate if the validation metric does not improve in `patience` + 1 evaluations."""
 
     config: PlateauSchedule
     maximize: bool
@@ -93,7 +93,7 @@ class Plateau(Schedule):
         return self.current
 
     def observe(self, metric: float) -> None:
-        """Reduce if this result, like the `patience` before it, is no better than the best."""
+        """Reduce if this result and the `patience` results before it did not improve the best."""
         if is_better(metric, self.best, maximize=self.maximize):
             self.best, self.stale_evaluations = metric, 0
             return
@@ -103,7 +103,7 @@ class Plateau(Schedule):
             self.stale_evaluations = 0
 
     def state(self) -> dict[str, float]:
-        """Return factor, best value and count of stale evaluations."""
+        """Return the factor, the best value and the number of evaluations without improvement."""
         return {
             "current": self.current,
             "best": self.best,
@@ -118,7 +118,7 @@ class Plateau(Schedule):
 
 
 def is_better(value: float, best: float, *, maximize: bool) -> bool:
-    """Whether `value` beats `best`: NaN never wins, ties keep the earlier."""
+    """Return whether `value` is better than `best`; NaN is never better, and neither is a tie."""
     if math.isnan(value):
         return False
     if math.isnan(best):

@@ -1,4 +1,4 @@
-"""Random generators: seeded once, captured and restored whole."""
+"""Seeds, captures and restores all random generators."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def capture_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
         "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
         "python": torch.tensor(internal, dtype=torch.int64),
     }
-    # Where nothing uses the GPU yet, nothing has drawn there, and asking would take its memory.
+    # If CUDA is not initialized, nothing was drawn there, and asking would allocate GPU memory.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tensors["cuda"] = torch.cuda.get_rng_state()
     values = {
@@ -37,7 +37,7 @@ def capture_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_generators(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Put all generators back into captured states."""
+    """Restore the captured states of all generators."""
     torch.set_rng_state(tensors["torch"])
     position, has_gauss, cached = values["numpy"]
     keys = tensors["numpy"].numpy().astype(np.uint32)
@@ -49,10 +49,11 @@ def restore_generators(tensors: dict[str, Tensor], values: dict[str, Any]) -> No
 
 
 class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets this thread fill tensors with random numbers from a generator of its own.
+    """Makes this thread draw random tensors from a separate generator.
 
-    A model whose weights are about to be read draws some first. From torch's own generator these
-    would be missing in a training that another thread runs, and no seed would repeat it.
+    A model draws initial weights even if weights from a file replace them. With torch's global
+    generator, this would change the random numbers of a training in another thread, and no seed
+    could reproduce that training.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Give operations that draw the generator; some have a variant of their own for it."""
+        """Pass the generator to random operations; some need a different overload for it."""
         given = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded in func.tags:
             takes_one = any(argument.name == "generator" for argument in func._schema.arguments)

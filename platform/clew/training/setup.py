@@ -1,7 +1,7 @@
-"""Puts a run's parts together in the one documented order.
+"""Builds the parts of a run in the documented order.
 
-Memory (allocator, gradient checkpointing), device, optimizer, compilation, data parallelism;
-precision is a context in the step.
+The order is: memory (allocator, gradient checkpointing), device, optimizer, compilation, data
+parallelism. Precision is a context in the step.
 """
 
 import logging
@@ -49,28 +49,28 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_process(config: RunConfig) -> None:
-    """Apply what concerns the whole process: threads, allocator, TF32, determinism."""
+    """Apply the settings for the whole process: threads, allocator, TF32, determinism."""
     if config.training.num_threads is not None:
         torch.set_num_threads(config.training.num_threads)
     if config.optimizations.keep_allocator_pages and not keep_allocator_pages():
-        logger.info("this system has no glibc allocator: keep_allocator_pages changes nothing")
+        logger.info("this system has no glibc allocator; keep_allocator_pages has no effect")
     apply_tf32(enabled=config.optimizations.use_tf32)
     set_determinism(config)
 
 
 def set_determinism(config: RunConfig) -> None:
-    """Let operations without a deterministic form raise an error, if that is asked for."""
+    """Make operations without a deterministic implementation fail if the setting asks for it."""
     enabled = config.training.deterministic
     if config.optimizations.torch_compile:
         torch.use_deterministic_algorithms(enabled)
-    else:  # the same switch; the other imports the compiler to tell it, which takes seconds
+    else:  # same effect, but the function above imports the compiler, which takes seconds
         torch.set_deterministic_debug_mode("error" if enabled else "default")
 
 
 def build_model(
     config: RunConfig, task: Task[Any], device: torch.device, world: World
 ) -> nn.Module:
-    """Build the seeded model on its device, with checkpointing, the same in every process."""
+    """Seed and build the model on its device; it has the same weights in every process."""
     seed_everything(config.training.seed)
     with sharded_tables(world.exchange):
         model = task.build_model()
@@ -82,7 +82,10 @@ def build_model(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, shared ones once and sharded ones whole."""
+    """Return the number of parameters.
+
+    Shared parameters are counted once, and sharded tables are counted with all their rows.
+    """
     return sum(
         shard.num_rows * math.prod(parameter.shape[1:])
         if (shard := shard_of(parameter)) is not None
@@ -103,7 +106,7 @@ def build_trainer(
     keep_all_checkpoints: bool = False,
     watch: Watch | None = None,
 ) -> Trainer[Any]:
-    """Build every part and the trainer that holds them."""
+    """Build a trainer and all its parts."""
     model = build_model(config, task, device, world)
     optimizer = build_optimizer(config.optimizer, model)
     schedule = build_schedule(
@@ -140,7 +143,7 @@ def build_trainer(
 
 
 def total_steps(config: RunConfig, task: Task[Any], world: World) -> int:
-    """Return the optimizer steps of the whole run, for schedules that know their end."""
+    """Return the number of optimizer steps of the whole run, which some schedules need."""
     training = config.training
     num_examples = len(task.train_examples())
     microbatches = batches_per_epoch(num_examples, training.batch_size, world.size)
@@ -149,7 +152,7 @@ def total_steps(config: RunConfig, task: Task[Any], world: World) -> int:
 
 
 def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
-    """Count FLOPs, then compile and pay for it, before training; return the metrics of that."""
+    """Count FLOPs and compile the model before training; return the metrics of the compilation."""
     batches = _batches_of_each_size(trainer)
     config, task, precision = trainer.config, trainer.task, trainer.precision
     trainer.model.train()
@@ -165,7 +168,7 @@ def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
 
 
 def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
-    """Compile the model and pay for it; where that fails, stop, unless it was optional."""
+    """Compile the model and return the time; fail if compilation fails, unless it is optional."""
     task, model, precision = trainer.task, trainer.model, trainer.precision
     optimizations = trainer.config.optimizations
     try:
@@ -174,7 +177,7 @@ def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
     except ConfigError as error:
         if not optimizations.torch_compile_optional:
             raise
-        logger.warning("%s; training continues without it", error)
+        logger.warning("%s; training continues without compilation", error)
         trainer.history.tracker.tags({names.TAG_COMPILE_FAILED: str(error)})
         undo_compile(model)
         precision.products = products_in(precision.dtype, precision.device)
@@ -182,7 +185,7 @@ def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
 
 
 def _batches_of_each_size(trainer: Trainer[Any]) -> list[Any]:
-    """Return a microbatch of each size that an epoch has; its last one may be smaller."""
+    """Return one microbatch of each size in an epoch; the last one can have another size."""
     source, settings = trainer.task.train_examples(), trainer.settings
     plan = epoch_microbatches(
         len(source), settings, 0, rank=trainer.world.rank, world_size=trainer.world.size

@@ -1,4 +1,4 @@
-"""What changes during training, and how a checkpoint keeps and restores it."""
+"""Captures the state of a training for a checkpoint, and restores it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,10 @@ from clew.training.sharding.rows import RowShard, row_shards
 
 @dataclass
 class Resumable:
-    """The parts of a run whose state makes a resumed run equal to an uninterrupted one."""
+    """The parts of a run whose state a checkpoint keeps.
+
+    With this state, a resumed run gives the same results as an uninterrupted run.
+    """
 
     model: nn.Module
     average: ParameterAverage
@@ -36,7 +39,7 @@ class Resumable:
     progress: Progress
 
     def capture(self) -> TrainingState:
-        """Return everything but the model's own tensors."""
+        """Return the training state without the tensors of the model."""
         tensors, values = capture_generators()
         return TrainingState(
             optimizer=optimizer_tensors(self.optimizer, self.model),
@@ -57,8 +60,8 @@ class Resumable:
         """Load model and training state from a checkpoint folder.
 
         Raises:
-            CheckpointError: the checkpoint is incomplete, of another model, or was written by
-                another number of processes.
+            CheckpointError: The checkpoint is incomplete, belongs to another model, or was written
+                by a different number of processes (unless tables are sharded).
         """
         own = row_shards(self.model)
         saved = load_training_state(folder, own)
@@ -67,9 +70,9 @@ class Resumable:
         except CheckpointError:
             raise
         except (RuntimeError, ValueError, TypeError, KeyError, OverflowError) as error:
-            # How optimizers, schedules and generators say that a state is none of theirs.
+            # Optimizers, schedules and generators raise these errors for a state that does not fit.
             raise CheckpointError(
-                f"{folder}: its training state does not fit ({described(error)}); take another "
+                f"{folder}: its training state does not fit ({described(error)}); use another "
                 "checkpoint"
             ) from None
 
@@ -78,7 +81,7 @@ class Resumable:
         if saved.values.world_size != self.world.size and not sharded:
             raise CheckpointError(
                 f"{folder}: written by {saved.values.world_size} processes, resumed by "
-                f"{self.world.size}; resume with the same number, or with "
+                f"{self.world.size}; resume with the same number of processes, or with "
                 "training.shard_entities=true"
             )
         self.average.restore(saved.average)
@@ -94,5 +97,5 @@ class Resumable:
         self.history.restore(saved.values.history)
         mine = f"{self.world.rank}/"
         tensors = {n.removeprefix(mine): t for n, t in saved.tensors.items() if n.startswith(mine)}
-        if tensors:  # a process that was not there keeps the stream of its own seed
+        if tensors:  # a process that did not exist before keeps its seeded generators
             restore_generators(tensors, saved.values.generators)

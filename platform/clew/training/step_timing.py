@@ -1,7 +1,7 @@
-"""How fast steps are, and a look inside a few of them.
+"""Measures the throughput of training steps, and profiles some steps.
 
-Steps are timed without warm-up, compilation, evaluation and checkpoints; torch's profiler traces
-some of them, as a Chrome trace and as a table.
+The times do not include warm-up, compilation, evaluation and checkpoints. torch's profiler traces
+some steps and writes a Chrome trace and a table.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 WARM_UP_STEPS = 3
 UNTRACED_STEPS = 5
-"""Steps before the trace: first steps allocate, and are not what training is made of."""
+"""Steps before the trace; the first steps allocate memory and are not typical of training."""
 TABLE_ROWS = 40
 FOLDER = "profile"
 TRACE_FILE, TABLE_FILE = "trace.json.gz", "operators.txt"
@@ -28,7 +28,7 @@ TRACE_FILE, TABLE_FILE = "trace.json.gz", "operators.txt"
 
 @dataclass
 class Throughput:
-    """Times the steps of an epoch; the first steps of a run are warm-up and do not count."""
+    """Times the steps of an epoch; the first `WARM_UP_STEPS` steps of a run do not count."""
 
     device: torch.device
     flops_per_example: float = 0.0
@@ -39,11 +39,11 @@ class Throughput:
     timed_seconds: float = 0.0
     epoch_seconds: float = 0.0
     waited_seconds: float = 0.0
-    """Part of the timed seconds in which no batch was there yet."""
+    """Part of the timed seconds that was spent waiting for batches."""
     _mark: float = 0.0
 
     def start(self) -> None:
-        """Begin timing, after anything that does not count."""
+        """Start timing; call this after anything that does not count."""
         self._synchronize()
         self._mark = time.perf_counter()
 
@@ -60,7 +60,7 @@ class Throughput:
             self.timed_units[name] = self.timed_units.get(name, 0) + number
 
     def pause(self) -> None:
-        """Stop timing, before anything that does not count."""
+        """Stop timing; call this before anything that does not count."""
         self._synchronize()
         self._close_interval(timed=True)
 
@@ -76,7 +76,7 @@ class Throughput:
             torch.cuda.synchronize(self.device)
 
     def close_epoch(self) -> dict[str, float]:
-        """Return the epoch's metrics and start counting again."""
+        """Return the epoch's metrics and reset the counters."""
         values = {names.TIME_EPOCH_SECONDS: self.epoch_seconds}
         if self.timed_steps and self.timed_seconds > 0:
             values[names.TIME_STEP_MILLISECONDS] = 1e3 * self.timed_seconds / self.timed_steps
@@ -92,11 +92,11 @@ class Throughput:
 
 
 class StepProfiler:
-    """Traces the steps after the warm-up, once a training; does nothing for 0 steps.
+    """Traces `num_steps` steps after the first steps of a training; does nothing for 0 steps.
 
     Artifacts: `profile/trace.json.gz`, for https://ui.perfetto.dev or chrome://tracing, and
-    `profile/operators.txt`, operators by their own time. Traced steps are slower, so throughput
-    of the epoch in which they lie is too.
+    `profile/operators.txt`, a table of operators sorted by self time. Traced steps are slower, so
+    the throughput of their epoch is lower.
     """
 
     def __init__(self, num_steps: int, tracker: Tracker, device: torch.device) -> None:
@@ -105,7 +105,7 @@ class StepProfiler:
         self._running: profile | None = None
 
     def step_done(self) -> None:
-        """Count a step; begin and end the trace where its turn has come."""
+        """Count a step, and start or stop the trace when it is due."""
         if not self._num_steps:
             return
         self._seen += 1
@@ -115,11 +115,11 @@ class StepProfiler:
             self.close()
 
     def close(self) -> None:
-        """End a running trace and store it, also if training ended before its last step."""
+        """Stop a running trace and store it, even if training ended before all its steps."""
         if self._running is None:
             if self._num_steps and self._seen < UNTRACED_STEPS:
                 self._tracker.warn(
-                    f"nothing was profiled: training took {self._seen} steps, the trace begins "
+                    f"nothing was profiled: training took {self._seen} steps, but the trace begins "
                     f"after {UNTRACED_STEPS}"
                 )
                 self._num_steps = 0

@@ -1,4 +1,4 @@
-"""What may end a training early: a signal of a person or a scheduler, or a search that watches."""
+"""What can stop training early: SIGINT, SIGTERM, or a hyperparameter search that watches it."""
 
 import logging
 import signal
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StopRequest:
-    """Whether SIGINT or SIGTERM has come."""
+    """Whether this process has received SIGINT or SIGTERM."""
 
     requested: bool = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Note the first signal within the context; a second one interrupts immediately.
+        """Record the first signal inside this context; a second signal interrupts immediately.
 
-        Only a process's main thread may handle signals; in another one this does nothing.
+        Only the main thread of a process can handle signals. In other threads, this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -43,23 +43,23 @@ class StopRequest:
 
 
 class Watch:
-    """Follows a training, and may end it early, as a search does; this base class only looks on.
+    """Watches a training and can stop it early, as a search does; this base class does nothing.
 
-    Each method but the first may raise `Interrupted`, which ends the training at once; its run is
-    then KILLED, and no further checkpoint is written.
+    Each method except `started` can raise `Interrupted`, which stops the training immediately. Its
+    run then has the status KILLED, and no further checkpoint is written.
     """
 
     def started(self, tracker: Tracker) -> None:
-        """Receive the run's tracker, before anything is trained."""
+        """Receive the run's tracker before training starts."""
 
     def before_step(self) -> None:
-        """See that another optimizer step comes."""
+        """Receive a call before every optimizer step."""
 
     def validated(self, value: float, epoch: int, *, is_last: bool) -> None:
-        """See the validation metric.
+        """Receive the result of a validation.
 
         Args:
-            value: Of `evaluation.metric`.
-            epoch: Epochs done; one that steps cut short counts too.
-            is_last: Whether training ends here in any case.
+            value: The value of `evaluation.metric`.
+            epoch: Number of epochs done, including an epoch that `max_steps` ended early.
+            is_last: Whether training ends after this validation in any case.
         """

@@ -1,4 +1,4 @@
-"""The seam between what is learned and how: tasks, their batches and their losses."""
+"""The interface between tasks and training: data, model and loss of one kind of problem."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,10 @@ B = TypeVar("B", bound=Batch)
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss as a sum and what it is divided by, so that any grouping of examples agrees.
+    """A loss as a sum and its divisor, so that the mean does not depend on the batches.
 
-    `total` is a float32 (or float64) scalar; `count` is the number of rows, tokens or targets,
-    equal to the batch's own `count`.
+    `total` is a float32 (or float64) scalar. `count` is the number of rows, tokens or targets, and
+    is equal to the `count` of the batch.
     """
 
     total: Tensor
@@ -28,8 +28,8 @@ class LossSum:
 class Task(Protocol[B]):
     """Data, model and loss of one kind of problem.
 
-    It is all that trainer, evaluator and influence engine see of it. The hinge between them:
-    `example_losses(model, batch).sum() == loss(model, batch).total`.
+    The trainer, the evaluator and the influence engine use a task only through this interface. They
+    rely on `example_losses(model, batch).sum() == loss(model, batch).total`.
     """
 
     kind: str
@@ -37,38 +37,38 @@ class Task(Protocol[B]):
     data_fingerprint: str
 
     def describe(self) -> dict[str, str]:
-        """Return tags that say what was chosen, for example the loss implementation."""
+        """Return tags for the choices that were made, for example the loss implementation."""
         ...
 
     def build_model(self) -> nn.Module:
-        """Build the network with freshly drawn weights, on the CPU, in float32."""
+        """Build the network with random weights, on the CPU, in float32."""
         ...
 
     def train_examples(self) -> ExampleSource[B]:
-        """Return the training examples, addressed by index."""
+        """Return the training examples, which are read by index."""
         ...
 
     def has_examples(self, split: str) -> bool:
-        """Return whether a split, `valid` or `test`, can be evaluated."""
+        """Return whether a split (`valid` or `test`) has examples to evaluate."""
         ...
 
     def loss(self, model: nn.Module, batch: B) -> LossSum:
-        """Return the batch's summed loss, differentiable."""
+        """Return the summed loss of the batch; it is differentiable."""
         ...
 
     def example_losses(self, model: nn.Module, batch: B) -> Tensor:
-        """Return one loss for each example of the batch, `(example,)`, differentiable."""
+        """Return one differentiable loss per example of the batch, `(example,)`."""
         ...
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
-        """Return the quality on a split, `valid` or `test`, under names such as `valid/mrr`.
+        """Return the metrics on a split (`valid` or `test`), with names such as `valid/mrr`.
 
-        Empty if the split has no examples.
+        The result is empty if the split has no examples.
         """
         ...
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write what readers of the run need beyond the weights, for example names of entities."""
+        """Write what users of the run need besides the weights, for example entity names."""
         ...
 
     def write_report(self, split: str, folder: Path) -> None:

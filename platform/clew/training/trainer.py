@@ -1,8 +1,8 @@
-"""The loop: one trainer for every task.
+"""The training loop, which is the same for every task.
 
-It receives its parts and builds none. `train` reads top to bottom in the order of happening; each
-optimization is in a separate file of this folder and is applied once, before the loop, in
-the order memory, compilation, data parallelism; precision is a context in the step.
+The trainer receives its parts and does not build them. Each optimization is in a separate file of
+this folder and is applied once before the loop, in the order memory, compilation, data parallelism.
+Precision is a context in the step.
 """
 
 import itertools
@@ -46,12 +46,12 @@ class StepLoss:
     epoch: int
     total: Tensor
     examples: str
-    """What the step saw, for an error message."""
+    """The examples of the step, for an error message."""
 
 
 @dataclass
 class Trainer(Generic[B]):
-    """Trains a model on a task; all state that changes is in `progress` and in the parts."""
+    """Trains a model on a task; the state that changes is in `progress` and the other parts."""
 
     config: RunConfig
     task: Task[B]
@@ -71,17 +71,17 @@ class Trainer(Generic[B]):
 
     _stop: StopRequest = field(default_factory=StopRequest)
     _all_stop: bool = False
-    """Whether all processes know that one of them was asked to stop."""
+    """Whether all processes know that one of them received a signal to stop."""
     _unread: list[StepLoss] = field(default_factory=list)
-    """Losses of steps taken since the last reading, still on the device."""
+    """Losses of the steps since the last read, still on the device."""
 
     def train(self) -> Progress:
-        """Train to the end of the last epoch, `max_steps`, or early stopping.
+        """Train until the last epoch, `max_steps` or early stopping.
 
         Raises:
-            NonFiniteLossError: a loss, or too many float16 gradients in a row, overflowed.
-            Interrupted: the process was asked to stop; a checkpoint was written first. Or the watch
-                ended the training, without one.
+            NonFiniteLossError: A loss is not finite, or too many float16 steps in a row overflowed.
+            Interrupted: The process received a signal to stop and has written a checkpoint, or the
+                watch stopped the training, without a checkpoint.
         """
         with self._stop.listening():
             loader = BatchLoader(self.task.train_examples(), self.settings, self.world)
@@ -91,7 +91,7 @@ class Trainer(Generic[B]):
                 for window in self._windows(loader):
                     if self._out_of_steps or self._stopping:
                         break
-                    if self._due_by_steps:  # only now: what ends an epoch writes one itself
+                    if self._due_by_steps:  # checked here because _close_epoch writes its own
                         self.throughput.pause()
                         self._write(f"step-{self.progress.step:08d}")
                         self.throughput.start()
@@ -110,7 +110,7 @@ class Trainer(Generic[B]):
 
     @property
     def finished(self) -> bool:
-        """Whether epochs, patience or steps have run out, and the last steps are validated."""
+        """Whether epochs, patience or steps have run out, and the last epoch is closed."""
         progress, patience = self.progress, self.settings.early_stopping_patience
         out_of_patience = patience is not None and progress.stale_evaluations >= patience
         out_of_steps = self._out_of_steps and progress.closed_step == progress.step
@@ -122,7 +122,7 @@ class Trainer(Generic[B]):
         return limit is not None and self.progress.step >= limit
 
     def _windows(self, loader: BatchLoader[B]) -> Iterator[list[B]]:
-        """Yield the microbatches of each optimizer step of the running epoch, from the cursor."""
+        """Yield the microbatches of each remaining optimizer step of the current epoch."""
         bar = tqdm(
             loader.epoch(self.progress.epoch, self.progress.cursor),
             initial=self.progress.cursor,
@@ -132,7 +132,7 @@ class Trainer(Generic[B]):
             leave=False,
             disable=None if self.world.is_main else True,
         )
-        batches = iter(bar)  # once: each call on a progress bar starts a new pass
+        batches = iter(bar)  # call iter once, because each call on a progress bar restarts it
         while True:
             began = time.perf_counter()
             window = list(itertools.islice(batches, self.settings.gradient_accumulation))
@@ -142,7 +142,7 @@ class Trainer(Generic[B]):
             yield window
 
     def _step(self, window: list[B]) -> None:
-        """Take one optimizer step on the microbatches of a window."""
+        """Take one optimizer step on the microbatches in `window`."""
         progress, device, scaler = self.progress, self.precision.device, self.precision.scaler
         factor = self.schedule.factor(step=progress.step, epoch=progress.epoch)
         rate = self.config.optimizer.learning_rate * factor
@@ -162,7 +162,7 @@ class Trainer(Generic[B]):
         scale = scaler.get_scale()
         scaler.step(self.optimizer)
         scaler.update()
-        taken = scaler.get_scale() >= scale  # it falls where a gradient overflowed
+        taken = scaler.get_scale() >= scale  # the scale decreases after an overflow
         self.optimizer.zero_grad(set_to_none=True)
 
         progress.cursor += len(window)
@@ -174,7 +174,7 @@ class Trainer(Generic[B]):
         if not taken:
             self._count_skipped()
             return
-        settings = self.config.optimizer  # momentum multiplies what a step does to the parameters
+        settings = self.config.optimizer  # momentum multiplies the effect of a gradient
         momentum = settings.momentum if isinstance(settings, SGD) else 0.0
         progress.count_step(rate=rate, count=count, momentum=momentum)
         self._log(loss, count, rate, grad_norm)
@@ -182,10 +182,10 @@ class Trainer(Generic[B]):
         self.cleanup.after_step(progress.step)
 
     def _count(self, window: list[B]) -> float:
-        """Return the examples of a step in all processes; learn whether one is asked to stop.
+        """Return the count of a step's loss over all processes, and share requests to stop.
 
-        A signal reaches processes at different moments, and what they send each other must be the
-        same in all: none stops before all know.
+        A signal reaches the processes at different times, but all processes must make the same
+        collectives. So no process stops before all know of the signal.
         """
         own = [float(sum(batch.count for batch in window)), float(self._stop.requested)]
         count, stops = self.world.sum(
@@ -206,7 +206,7 @@ class Trainer(Generic[B]):
         return loss.total.detach().double()
 
     def _refuse_non_finite(self, loss: StepLoss, total: float) -> None:
-        """Stop, unless a float16 overflow skips that step."""
+        """Raise an error if the loss is not finite; in float16, such a step is skipped instead."""
         if math.isfinite(total) or self.precision.loss_scale is not None:
             return
         raise NonFiniteLossError(
@@ -217,17 +217,16 @@ class Trainer(Generic[B]):
 
     @property
     def _losses_are_at_hand(self) -> bool:
-        """Whether the host reads each one without a wait, before its step changes parameters."""
+        """Whether each loss can be read before its step changes parameters, without a GPU sync."""
         return self.precision.device.type == "cpu"
 
     def _read_losses(self) -> None:
-        """Add the losses of the steps since the last reading to the interval's."""
+        """Add the losses of the steps since the last read to the loss of the interval."""
         if not self._unread:
             return
-        # The one place where the host waits for a GPU to tell a loss. It comes before everything
-        # that outlives the process (logged values, validation, checkpoints): a loss that is not
-        # finite stops training here, at most `log_every_steps` steps late, and nothing of what
-        # followed it is kept.
+        # Only here does the host wait for losses on a GPU. This runs before everything that is
+        # kept (logged values, validation, checkpoints). A loss that is not finite stops training
+        # here, at most `log_every_steps` steps late, and nothing computed after it is kept.
         totals = torch.stack([loss.total for loss in self._unread]).tolist()
         for loss, total in zip(self._unread, totals, strict=True):
             self._refuse_non_finite(loss, total)
@@ -235,12 +234,12 @@ class Trainer(Generic[B]):
         self._unread.clear()
 
     def _write(self, name: str, metrics: dict[str, float] | None = None) -> None:
-        """Write a checkpoint that holds all of the interval's loss so far."""
+        """Write a checkpoint after reading all losses, which its progress includes."""
         self._read_losses()
         self.checkpointer.write(name, metrics)
 
     def _clip(self) -> Tensor | None:
-        """Clip the step's gradients and return their norm before it; None if nobody needs it."""
+        """Clip the gradients and return their norm before clipping; None if it is not needed."""
         limit = self.settings.max_grad_norm
         due = (self.progress.step + 1) % self.settings.log_every_steps == 0
         if limit is None and not due:
@@ -251,7 +250,7 @@ class Trainer(Generic[B]):
         return norm
 
     def _count_skipped(self) -> None:
-        """Record a float16 step that overflowed; stop if there were too many in a row."""
+        """Record a float16 step that overflowed; raise an error after too many in a row."""
         progress = self.progress
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
@@ -262,12 +261,12 @@ class Trainer(Generic[B]):
         if progress.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise NonFiniteLossError(
                 f"{progress.skipped_in_a_row} steps in a row overflowed in float16, at step "
-                f"{progress.step}; the parameters were not changed by them. Use bfloat16 or "
+                f"{progress.step}; they did not change the parameters. Use bfloat16 or "
                 f"float32, or lower optimizer.learning_rate; {self.checkpointer.last_good()}"
             )
 
     def _log(self, loss: StepLoss, count: float, rate: float, grad_norm: Tensor | None) -> None:
-        """Record the mean loss of the interval, and the step's rate and gradient norm."""
+        """Record the interval's mean loss, the learning rate and the gradient norm, if due."""
         self._unread.append(loss)
         self.progress.interval_count += count
         if self.progress.step % self.settings.log_every_steps:
@@ -280,9 +279,9 @@ class Trainer(Generic[B]):
         self.record(values)
 
     def _interval(self) -> dict[str, float]:
-        """Return the mean loss since the last logged one and the epochs done, and start again.
+        """Return the mean loss since the last logged one and the epochs done, and reset the sums.
 
-        Nothing is returned where there was no step since.
+        The result is empty if there was no step since then.
         """
         self._read_losses()
         progress = self.progress
@@ -295,12 +294,12 @@ class Trainer(Generic[B]):
 
     @property
     def _stopping(self) -> bool:
-        """Whether to stop: with several processes, once all of them know."""
+        """Whether to stop; with several processes, only after all of them know."""
         return self._stop.requested if self.world.size == 1 else self._all_stop
 
     @property
     def _due_by_steps(self) -> bool:
-        """Whether `checkpoint_every_steps` asks for a checkpoint that is not written yet."""
+        """Whether a checkpoint is due by `checkpoint_every_steps` and not yet written."""
         every, progress = self.settings.checkpoint_every_steps, self.progress
         new = progress.step != progress.checkpoint_step
         return every is not None and progress.step % every == 0 and new
@@ -311,12 +310,12 @@ class Trainer(Generic[B]):
         return batches_per_epoch(num_examples, self.settings.batch_size, self.world.size)
 
     def _close_epoch(self) -> None:
-        """Validate, keep the best, write the checkpoint that is due; the epoch may be partial."""
+        """Log, validate and write a checkpoint if they are due; the epoch can be incomplete."""
         progress = self.progress
         peaks = gpu_peaks(self.precision.device)
         self.record(self._interval() | self.throughput.close_epoch() | peaks)
         if self._stopping:
-            # A complete epoch stays open, so that resuming validates it.
+            # A complete epoch is not closed here, so that a resumed run validates it.
             self._write(f"step-{progress.step:08d}")
             raise Interrupted(
                 f"stopped at step {progress.step} of epoch {progress.epoch + 1}; "
@@ -336,14 +335,14 @@ class Trainer(Generic[B]):
         due = complete and frequency > 0 and progress.epoch % frequency == 0
         if due or self._due_by_steps or self.finished:
             name = f"epoch-{progress.epoch:04d}" if complete else f"step-{progress.step:08d}"
-            # What validation said of an average is not true of the parameters themselves.
+            # The metrics of the average are not those of the parameters in this checkpoint.
             self._write(name, {} if self.average.active else metrics)
         if metrics:
             epoch = progress.epoch if complete else progress.epoch + 1
             self.watch.validated(metrics[evaluation.metric], epoch, is_last=self.finished)
 
     def _validate(self) -> dict[str, float]:
-        """Evaluate on the validation split; move the plateau schedule and keep the best."""
+        """Evaluate the validation split, update the schedule and write the best checkpoint."""
         device, progress, wanted = self.precision.device, self.progress, self.config.evaluation
         started = time.perf_counter()
         self.model.eval()
@@ -369,5 +368,5 @@ class Trainer(Generic[B]):
         return values
 
     def record(self, values: dict[str, float]) -> None:
-        """Record values at the step where training stands."""
+        """Record values at the current step."""
         self.history.record(values, step=self.progress.step, epoch=self.progress.epoch)

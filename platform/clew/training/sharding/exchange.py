@@ -1,9 +1,10 @@
-"""What processes say to each other about a sharded table, with every byte counted.
+"""Communication between processes about sharded tables, with a count of the received bytes.
 
-Counted is what a process receives from others, under the best algorithm for each pattern: a gather
-and a reduce-scatter of n bytes a process bring (W - 1) n to each of W processes, a sum over all
-2 (W - 1) / W n, an all-to-all just what others send. Every call is a collective: all processes make
-the same ones in the same order. Gradients take the opposite way.
+The count is the number of bytes that a process receives from others with the best algorithm for
+each collective. With W processes, a gather and a reduce-scatter of n bytes per process bring
+(W - 1) n bytes to each process, a sum of n bytes brings 2 (W - 1) / W n, and an all-to-all brings
+exactly what the others send. Every call is a collective: all processes must make the same calls in
+the same order. Gradients are sent in the opposite direction.
 """
 
 from collections import Counter
@@ -20,17 +21,17 @@ class Exchange:
     """The collectives of one process.
 
     Args:
-        rank: Number of the process.
+        rank: Rank of this process.
         size: Number of processes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.received_bytes: Counter[str] = Counter()
-        """By what they were for."""
+        """Received bytes by purpose."""
 
     def sizes(self, *own: int, device: torch.device) -> list[list[int]]:
-        """Return some numbers of every process, one list for each number."""
+        """Gather integers; return one list per integer, with the values of all processes."""
         mine = torch.tensor(own, device=device)
         every = mine.new_empty(self.size * len(own))
         dist.all_gather_single(every, mine)
@@ -38,7 +39,7 @@ class Exchange:
         return [list(column) for column in zip(*every.view(self.size, -1).tolist(), strict=True)]
 
     def gather(self, tensor: Tensor, sizes: Sequence[int], purpose: str) -> Tensor:
-        """Return the rows of all processes, in their order; `sizes` says how many each has."""
+        """Return the rows of all processes in order of ranks; `sizes` are their numbers of rows."""
         most = max(sizes)
         padded = tensor.new_zeros(most, *tensor.shape[1:])
         padded[: len(tensor)] = tensor
@@ -49,7 +50,7 @@ class Exchange:
         return torch.cat(parts)
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], purpose: str) -> Tensor:
-        """Return the own rows of the sum over processes; the reverse of `gather`."""
+        """Return this process's rows of the sum over processes; the reverse of `gather`."""
         most = max(sizes)
         padded = tensor.new_zeros(self.size, most, *tensor.shape[1:])
         for rank, part in enumerate(torch.split(tensor, list(sizes))):
@@ -62,7 +63,7 @@ class Exchange:
     def all_to_all(
         self, tensor: Tensor, send: Sequence[int], receive: Sequence[int], purpose: str
     ) -> Tensor:
-        """Send consecutive rows to each process, and return what came, in order of processes."""
+        """Send consecutive rows to each process; return the received rows in order of ranks."""
         came = tensor.new_empty(sum(receive), *tensor.shape[1:])
         dist.all_to_all_single(came, tensor.contiguous(), list(receive), list(send))
         remote = sum(receive) - receive[self.rank]
@@ -70,14 +71,14 @@ class Exchange:
         return came
 
     def sum(self, tensor: Tensor, purpose: str) -> Tensor:
-        """Return the sum over processes, in place."""
+        """Sum a tensor over processes in place and return it."""
         dist.all_reduce(tensor)
         self._count(purpose, tensor, 2 * (self.size - 1) / self.size)
         return tensor
 
     def log_sum(self, own: Tensor) -> Tensor:
-        """Return log of the sum over processes of exp, element by element."""
-        top = own.clamp_min(torch.finfo(own.dtype).min)  # of nothing the logarithm is -inf
+        """Return the elementwise log-sum-exp over processes."""
+        top = own.clamp_min(torch.finfo(own.dtype).min)  # empty sums: -inf - (-inf) is NaN
         dist.all_reduce(top, op=dist.ReduceOp.MAX)
         self._count("normalisers", top, 2 * (self.size - 1) / self.size)
         return top + self.sum((own - top).exp(), "normalisers").log()
@@ -87,7 +88,7 @@ class Exchange:
 
 
 class _Gathered(torch.autograd.Function):
-    """Rows of all processes; a row's gradient is the sum of what every process has for it."""
+    """Gathers the rows of all processes; a row's gradient is summed over all processes."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, exchange: Exchange, sizes: Sequence[int]) -> Tensor:
@@ -102,9 +103,10 @@ class _Gathered(torch.autograd.Function):
 
 
 class _LogSum(torch.autograd.Function):
-    """Log-sum-exp over processes, of which each counts a share of 1 / W in its own loss.
+    """Log-sum-exp over W processes, each of which adds 1 / W of it to its own loss.
 
-    All processes have the same gradient upstream, so that the sum of theirs is W times the own.
+    All processes have the same upstream gradient, so the sum over processes is W times this
+    gradient.
     """
 
     @staticmethod
@@ -122,12 +124,12 @@ class _LogSum(torch.autograd.Function):
 
 
 def gathered(own: Tensor, exchange: Exchange, sizes: Sequence[int]) -> Tensor:
-    """Return the rows of all processes, differentiable."""
+    """Return the rows of all processes; this is differentiable."""
     rows: Tensor = _Gathered.apply(own, exchange, sizes)  # type: ignore[no-untyped-call]
     return rows
 
 
 def log_sum_of_all(own: Tensor, exchange: Exchange) -> Tensor:
-    """Return log-sum-exp over processes, differentiable; each counts 1 / W of it in its loss."""
+    """Return the differentiable log-sum-exp over W processes; each adds 1 / W to its loss."""
     total: Tensor = _LogSum.apply(own, exchange)  # type: ignore[no-untyped-call]
     return total

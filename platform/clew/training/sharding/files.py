@@ -1,11 +1,11 @@
-"""The rows of each process in a checkpoint: one safetensors file a process.
+"""The rows of sharded tables in a checkpoint: one safetensors file per process.
 
     rows-0-of-4.safetensors    `model/<parameter>`, `optimizer/<parameter>/<state>`,
-                               `average/<parameter>`: own rows of what is sharded, in their order
+                               `average/<parameter>`: the rows of this process, in order
 
-What is not sharded is in the usual files, which the main process writes, with the digests of all
-in the manifest. Reading takes any number of processes: each gets the rows that it asks for, from
-these files or from the one of a whole table, and never holds others.
+Everything that is not sharded is in the usual files, which the main process writes. The manifest
+contains the digests of all files. Any number of processes can read the files: each process reads
+only the rows that it needs, from these files or from the file of a table that is not sharded.
 """
 
 import re
@@ -23,15 +23,15 @@ _NAME = re.compile(r"rows-(\d+)-of-(\d+)\.safetensors")
 
 
 def rows_file(rank: int, size: int) -> str:
-    """Return the name of the file with the rows of one process."""
+    """Return the name of the file with the rows of process `rank`."""
     return f"rows-{rank}-of-{size}.safetensors"
 
 
 def rows_files(names: Iterable[str]) -> list[str]:
-    """Return the files of rows among those of a checkpoint, in order of processes.
+    """Return the row files among the files of a checkpoint, in order of ranks.
 
     Raises:
-        CheckpointError: the file of a process is not among them.
+        CheckpointError: The file of a process is missing.
     """
     found = {int(m[1]): m for name in names if (m := _NAME.fullmatch(name))}
     if not found:
@@ -40,7 +40,7 @@ def rows_files(names: Iterable[str]) -> list[str]:
     for rank in range(size):
         if rank not in found:
             raise CheckpointError(
-                f"{rows_file(rank, size)}: missing, rank {rank}'s rows; take another checkpoint"
+                f"{rows_file(rank, size)}: missing (rows of rank {rank}); use another checkpoint"
             )
     return [found[rank][0] for rank in range(size)]
 
@@ -48,7 +48,7 @@ def rows_files(names: Iterable[str]) -> list[str]:
 def split_rows(
     tensors: Mapping[str, Tensor], shards: Mapping[str, RowShard], kind: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what is the same in all processes, and the own rows under `<kind>/<name>`."""
+    """Split tensors into those that are not sharded and, as `<kind>/<name>`, sharded rows."""
     same, rows = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in tensors.items():
         parameter = name if name in shards else name.rpartition("/")[0]
@@ -66,9 +66,9 @@ def read_rows(
     """Return the rows of one kind from the files of all processes.
 
     Args:
-        paths: The files, in order of processes.
+        paths: The files, in order of ranks.
         kind: `model`, `optimizer` or `average`.
-        wanted: Which rows of each parameter; None: all of them.
+        wanted: The rows to read of each parameter; None: all rows.
     """
     parts: dict[str, list[Tensor]] = {}
     seen, shards = dict[str, int](), dict[str, RowShard]()
@@ -92,11 +92,11 @@ def read_rows(
 
 
 def read_file(path: Path, wanted: Mapping[str, RowShard]) -> dict[str, Tensor]:
-    """Return the tensors of a file that one process wrote; of tables, the wanted rows alone.
+    """Return the tensors of a file that one process wrote, with only the wanted rows of tables.
 
     Args:
         path: The file.
-        wanted: Which rows of each parameter; of parameters that are not in it, all.
+        wanted: The rows to read, by parameter; parameters that are not listed are read whole.
     """
     with safe_open(path, "pt") as file:
         return {key: _rows_of(file, key, wanted) for key in file.keys()}  # noqa: SIM118
@@ -114,10 +114,10 @@ def _rows_of(file: Any, key: str, wanted: Mapping[str, RowShard]) -> Tensor:
 
 
 def _require_rows(name: str, count: int, shard: RowShard) -> None:
-    """Refuse the rows of a table of another size.
+    """Check the number of rows of a table.
 
     Raises:
-        CheckpointError: it has more or fewer rows.
+        CheckpointError: The table has more or fewer rows than the model's table.
     """
     if count != shard.num_rows:
         raise CheckpointError(

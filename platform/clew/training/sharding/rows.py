@@ -1,4 +1,4 @@
-"""Which process has which rows of a table, and what they learn from one another."""
+"""Divides the rows of a table among processes, and computes functions of all rows."""
 
 import math
 from dataclasses import dataclass
@@ -16,99 +16,100 @@ I = TypeVar("I", Tensor, np.ndarray)  # noqa: E741
 
 @dataclass(frozen=True)
 class RowShard:
-    """One process's rows of a table: consecutive ones, as many as every other has, or one more."""
+    """The consecutive rows of a table that one process has; shard sizes differ by at most one."""
 
     num_rows: int
-    """Rows of the whole table."""
+    """Number of rows of the whole table."""
     rank: int
     size: int
 
     def bounds(self, rank: int) -> tuple[int, int]:
-        """Return the first row of a process and the one after its last."""
+        """Return the first row of a process and the row after its last."""
         return rank * self.num_rows // self.size, (rank + 1) * self.num_rows // self.size
 
     @property
     def start(self) -> int:
-        """First own row."""
+        """First row of this process."""
         return self.bounds(self.rank)[0]
 
     @property
     def stop(self) -> int:
-        """Row after the last own one."""
+        """Row after the last row of this process."""
         return self.bounds(self.rank)[1]
 
     def owner(self, row: Int64[Tensor, " id"]) -> Int64[Tensor, " id"]:
-        """Return the process that has each row."""
+        """Return the rank of the process that has each row."""
         stops = torch.tensor([self.bounds(r)[1] for r in range(self.size)], device=row.device)
         return torch.searchsorted(stops, row, right=True)
 
     def owns(self, row: I) -> I:
-        """Return whether each row is an own one."""
+        """Return whether this process has each row."""
         return (row >= self.start) & (row < self.stop)
 
 
 def mark(parameter: nn.Parameter, shard: RowShard) -> nn.Parameter:
-    """Say that a parameter holds the rows of one process, and return it."""
+    """Mark a parameter as the rows `shard` of a sharded table, and return it."""
     parameter.row_shard = shard  # type: ignore[attr-defined]
     return parameter
 
 
 def shard_of(parameter: Tensor) -> RowShard | None:
-    """Return which rows of a table a parameter holds; None if it is whole."""
+    """Return the rows of a table that a parameter holds; None if it is not sharded."""
     shard: RowShard | None = getattr(parameter, "row_shard", None)
     return shard
 
 
 def row_shards(model: nn.Module) -> dict[str, RowShard]:
-    """Return the parameters of which a process holds some rows, by name."""
+    """Return the row shards of a model's sharded parameters, by parameter name."""
     found = {name: shard_of(parameter) for name, parameter in model.named_parameters()}
     return {name: shard for name, shard in found.items() if shard is not None}
 
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The rows of a table that a process has, and what it learns of the others' rows.
+    """The rows of a table that a process has, and functions that need the rows of all processes.
 
-    The same code serves a whole table: it is then the only part, and nothing travels. Rows are
-    numbered as in the whole table; a matrix of values has a column for each own row. What asks for
-    values of other rows is a collective: all processes ask for the same, in the same order.
+    The same code works for a table that is not sharded: this process then has all rows, and nothing
+    is sent. Rows are numbered as in the whole table. A matrix of values has one column per own row,
+    that is, per row of this process. Every method that needs values of other rows is a collective:
+    all processes must make the same calls in the same order.
     """
 
     shard: RowShard
     exchange: Exchange | None = None
-    """The processes that have the others; None: there are none."""
+    """Communication with the other processes; None if there are none."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of the whole table."""
+        """Number of rows of the whole table."""
         return self.shard.num_rows
 
     @property
     def count(self) -> int:
-        """Own rows."""
+        """Number of own rows."""
         return self.shard.stop - self.shard.start
 
     @property
     def most(self) -> int:
-        """Rows of the process that has most."""
+        """Largest number of rows that a process has."""
         return -(-self.num_rows // self.shard.size)
 
     @property
     def place(self) -> slice:
-        """Where the own rows are in the whole table."""
+        """The own rows as a slice of the whole table."""
         return slice(self.shard.start, self.shard.stop)
 
     def own(self, place: I, row: I) -> tuple[I, I]:
-        """Return those pairs whose row is an own one, by its number among these."""
+        """Return the pairs with own rows; each row is renumbered from the first own row."""
         is_own = self.shard.owns(row)
         return place[is_own], row[is_own] - self.shard.start
 
     def sum(self, own: Tensor, purpose: str) -> Tensor:
-        """Return the sum of what all processes found for their rows."""
+        """Return the sum of a tensor over all processes."""
         return own if self.exchange is None else self.exchange.sum(own.contiguous(), purpose)
 
     def log_sum(self, own: Tensor) -> Tensor:
-        """Return log sum exp over all rows from that over the own ones."""
+        """Return the log-sum-exp over all rows, given the log-sum-exp over the own rows."""
         return own if self.exchange is None else self.exchange.log_sum(own)
 
     def softmax(self, values: Tensor) -> Tensor:
@@ -118,14 +119,14 @@ class OwnRows:
         return (values - self.log_sum(values.logsumexp(1))[:, None]).exp()
 
     def at(self, values: Tensor, place: Tensor | slice, row: Tensor) -> Tensor:
-        """Return values[place, row], whoever has the row."""
+        """Return values[place, row] for rows of any process."""
         if self.exchange is None:
             return values[place, row]
         found = values[place, (row - self.shard.start).clamp(0, self.count - 1)]
         return self.exchange.sum(found.masked_fill(~self.shard.owns(row), 0), "entries")
 
     def strongest(self, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the `k` largest values over all rows, falling, and their rows, `(batch, k)`."""
+        """Return the `k` largest values in descending order, and their rows, `(batch, k)`."""
         best, row = values.topk(min(k, self.count), dim=1)
         if self.exchange is None:
             return best, row
@@ -137,14 +138,17 @@ class OwnRows:
         return best, row.gather(1, order)
 
     def whole(self, own: Tensor) -> Tensor:
-        """Return the numbers of all rows from those of the own ones, `(row,)`."""
+        """Return the numbers of all rows, given those of the own rows, `(row,)`."""
         if self.exchange is None:
             return own
         bounds = map(self.shard.bounds, range(self.shard.size))
         return self.exchange.gather(own, [stop - start for start, stop in bounds], "numbers")
 
     def span(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where the own share of a total begins and ends; the last one has no end."""
+        """Return the start and end of this process's part of a total, divided in order of ranks.
+
+        The end of the last process's part is infinity.
+        """
         first, last = torch.zeros_like(own), torch.full_like(own, math.inf)
         if self.exchange is None:
             return first, last

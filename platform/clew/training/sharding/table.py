@@ -1,8 +1,9 @@
-"""An embedding whose rows are spread over processes, and the whole one where there is one process.
+"""Embedding tables whose rows are sharded over processes, or whole if tables are not sharded.
 
-A model asks for its table with `entity_table`. Within `sharded_tables` it gets the rows of its
-process, with the same random numbers as in a whole table: they are drawn for all rows, a block at
-a time, and those of other processes are thrown away, so that no process ever holds the whole.
+A model gets its table from `entity_table`. Inside `sharded_tables`, the model gets only the rows of
+its process, with the same random numbers as in a whole table. The numbers are drawn for all rows,
+one block at a time, and those of other processes are discarded, so that no process ever holds the
+whole table.
 """
 
 import math
@@ -19,18 +20,18 @@ from torch.autograd.function import once_differentiable
 from clew.training.sharding.exchange import Exchange
 from clew.training.sharding.rows import RowShard, mark
 
-# A multiple of 16: torch draws normal numbers in sixteens, so that blocks continue one another.
+# A multiple of 16: torch draws normal numbers in groups of 16, so this keeps the stream unchanged.
 _BLOCK = 2**22
 _EXCHANGE = ContextVar[Exchange | None]("exchange", default=None)
 
 
 class ShardedTable(nn.Embedding):
-    """The rows of one process; looking others up is a collective that all take part in.
+    """The rows of one process; a lookup is a collective that all processes must call.
 
     Args:
-        num_rows: Rows of the whole table.
+        num_rows: Number of rows of the whole table.
         dim: Length of a row.
-        exchange: The processes.
+        exchange: Communication with the other processes.
     """
 
     def __init__(self, num_rows: int, dim: int, exchange: Exchange) -> None:
@@ -44,13 +45,13 @@ class ShardedTable(nn.Embedding):
 
     @torch.no_grad()
     def draw_normal(self, std: float) -> None:
-        """Draw the numbers of the whole table, and keep those of the own rows."""
+        """Draw random numbers for the whole table, and keep those of this process's rows."""
         dim = self.embedding_dim
         first, last = self.shard.start * dim, self.shard.stop * dim
         total, own, start = self.num_embeddings * dim, self.weight.view(-1), 0
         numbers = own.new_empty(min(total, _BLOCK + 16))
         while start < total:
-            # The last block takes what is left: fewer than sixteen numbers are drawn otherwise.
+            # The last block includes the rest: torch draws fewer than 16 numbers differently.
             count = _BLOCK if total - start >= _BLOCK + 16 else total - start
             block = numbers[:count].normal_(0.0, std)
             low, high = max(first, start), min(last, start + count)
@@ -59,7 +60,7 @@ class ShardedTable(nn.Embedding):
             start += count
 
     def forward(self, input: Int64[Tensor, " id"]) -> Float[Tensor, "id dim"]:
-        """Return rows by their number in the whole table."""
+        """Return rows by their index in the whole table."""
         rows: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
             self.weight, input, self.shard, self.exchange, self.sparse
         )
@@ -67,7 +68,7 @@ class ShardedTable(nn.Embedding):
 
 
 class _Lookup(torch.autograd.Function):
-    """Fetches rows from their owners; gradients go back to them."""
+    """Fetches rows from the processes that own them; gradients are sent back to the owners."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes arguments by position)
@@ -105,7 +106,7 @@ class _Lookup(torch.autograd.Function):
 
 @contextmanager
 def sharded_tables(exchange: Exchange | None) -> Iterator[None]:
-    """Let models that are built meanwhile hold the rows of one process; None: whole tables."""
+    """Give models that are built inside this context sharded tables; None: whole tables."""
     token = _EXCHANGE.set(exchange)
     try:
         yield
@@ -114,7 +115,7 @@ def sharded_tables(exchange: Exchange | None) -> Iterator[None]:
 
 
 def entity_table(num_rows: int, dim: int) -> nn.Embedding:
-    """Return a table with fresh rows, or the part of this process."""
+    """Return a new table; inside `sharded_tables`, it has only the rows of this process."""
     exchange = _EXCHANGE.get()
     return (
         nn.Embedding(num_rows, dim) if exchange is None else ShardedTable(num_rows, dim, exchange)
@@ -122,13 +123,13 @@ def entity_table(num_rows: int, dim: int) -> nn.Embedding:
 
 
 def row_bias(table: nn.Embedding) -> nn.Parameter:
-    """Return a bias of zero for every row that a process has of a table."""
+    """Return a bias of zero for every row of a table that this process has."""
     bias = nn.Parameter(torch.zeros(len(table.weight)))
     return mark(bias, table.shard) if isinstance(table, ShardedTable) else bias
 
 
 def draw_normal(table: nn.Embedding, std: float) -> None:
-    """Draw all rows of a table from a normal distribution."""
+    """Fill a table with random numbers from a normal distribution with mean 0."""
     if isinstance(table, ShardedTable):
         table.draw_normal(std)
     else:
@@ -136,5 +137,5 @@ def draw_normal(table: nn.Embedding, std: float) -> None:
 
 
 def draw_xavier_normal(table: nn.Embedding) -> None:
-    """Draw all rows of a table as `xavier_normal_` does."""
+    """Fill a table with the distribution of `xavier_normal_`."""
     draw_normal(table, math.sqrt(2.0 / (table.embedding_dim + table.num_embeddings)))

@@ -1,15 +1,15 @@
-"""How many bytes a process receives from others, by formula.
+"""Formulas for the number of bytes that a process receives from others.
 
-In a microbatch of training, with W processes, n queries of each, d numbers of b bytes in a row,
-and p positives of each:
+In a training microbatch with W processes, n queries per process, p positives per process, and rows
+of d numbers of b bytes:
 
     queries, and their gradients      (W - 1) n d b      each
     positives                         (W - 1) p 16
     normalisers (softmax)             2 * 2 (W - 1) / W * W n b
     ids, rows, and their gradients    8, d b and d b     for each looked up row of another process
 
-It does not depend on the number of entities. Gradients of what is not sharded are
-added once a step, 2 (W - 1) / W times their bytes, as in any data parallelism.
+The bytes do not depend on the number of entities. Gradients of parameters that are not sharded are
+summed once per step, which takes 2 (W - 1) / W times their bytes, as in any data parallelism.
 """
 
 INTEGER_BYTES = 8
@@ -18,7 +18,7 @@ INTEGER_BYTES = 8
 def loss_bytes(
     *, processes: int, queries: int, positives: int, dim: int, number_bytes: int, softmax: bool
 ) -> dict[str, int]:
-    """Return what the loss over a sharded table brings to each process, by purpose."""
+    """Return the bytes that each process receives for a loss over a sharded table, by purpose."""
     others = processes - 1
     rows = others * queries * dim * number_bytes
     found = {
@@ -33,13 +33,13 @@ def loss_bytes(
 
 
 def lookup_bytes(*, wanted: float, given: float, dim: int, number_bytes: int) -> dict[str, float]:
-    """Return what looking up rows brings.
+    """Return the bytes that a process receives for looking up rows, by purpose.
 
     Args:
-        wanted: Rows of other processes that this one looks up.
-        given: Own rows that other processes look up.
+        wanted: Number of rows of other processes that this process looks up.
+        given: Number of rows of this process that other processes look up.
         dim: Length of a row.
-        number_bytes: Bytes of a number.
+        number_bytes: Bytes per number.
     """
     return {
         "ids": given * INTEGER_BYTES,
