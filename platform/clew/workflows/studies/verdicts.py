@@ -11,7 +11,7 @@ from scipy.stats import t as student_t
 from clew.config.study import Claim, Study, memory_of
 
 METHOD = (
-    "Variants take turns in rounds, one seed a round. A ratio is the geometric mean of the rounds' "
+    "Variants take turns in rounds, one seed in each. A ratio is the geometric mean of the rounds' "
     "ratios; its 95 % interval is Student's t over their logarithms, so what slows a whole round "
     "down cancels. Differences and values have the same interval without logarithms. A claim holds "
     "if the whole interval keeps its bounds, does not hold if no part of it does, and cannot be "
