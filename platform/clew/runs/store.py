@@ -7,18 +7,24 @@ import getpass
 import hashlib
 import os
 import re
+import shutil
 import sqlite3
 import ssl
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from clew.errors import TrackingError, described
 from clew.files import waiting_lock
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 PROJECT_FILE = "MLproject"
 PROBE_SECONDS = 5.0
@@ -88,17 +94,6 @@ def acting_person() -> str:
         return os.environ.get(PERSON_VARIABLE) or getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return "unknown"
-
-
-def folder_name(name: str) -> str:
-    """Return a name as that of a folder, in letters that mean the same in a path and an address.
-
-    MLflow takes a path with `%20` in it for an address, and looks elsewhere.
-    """
-    plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name).strip(".")
-    if plain == name and len(name) <= 100:
-        return name
-    return f"{plain[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def spool_root(uri: str | None = None) -> Path:
@@ -212,6 +207,44 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
             f"{where}: {what}: {first_line(error)} ({code}); check that the store answers and that "
             "MLFLOW_TRACKING_URI names the one you mean, then try again"
         ) from None
+
+
+def connect(uri: str) -> "MlflowClient":
+    """Return a client of a store that answers and, if it is a file, can be written.
+
+    Raises:
+        TrackingError: The store cannot be used.
+    """
+    check_answers(uri)
+    check_writable(uri)
+    from mlflow import MlflowClient
+
+    with using("opening it", uri), creation_lock(uri):
+        if is_missing(uri):
+            _create_database(uri)
+        return MlflowClient(uri)
+
+
+def _create_database(uri: str) -> None:
+    """Make a new sqlite store, with artifacts beside it; it gets its name when it is whole.
+
+    A dashboard that looks for it meanwhile finds no store rather than half a store, and a process
+    that is killed here leaves nothing that the next one would take for a store.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path, artifacts = database_path(uri), artifact_root(uri)
+    assert path is not None
+    assert artifacts is not None
+    prefix = f"{path.name}.new-"
+    for left in path.parent.iterdir():  # by a process that was killed
+        if left.name.startswith(prefix):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as work:
+        new = Path(work) / path.name
+        made = SqlAlchemyStore(f"{SQLITE_PREFIX}{quote(str(new))}", artifacts)  # type: ignore[no-untyped-call]
+        made.engine.dispose()
+        new.replace(path)
 
 
 def probe(uri: str) -> str | None:
