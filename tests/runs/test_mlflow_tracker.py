@@ -19,8 +19,7 @@ from clew.runs import hardware, store
 from clew.runs.forwarder import sync_spool
 from clew.runs.journal import list_journals
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.runs import find_run
-from clew.runs.reading.search import state_of
+from clew.runs.reading.runs import find_run, state_of
 from clew.runs.tracker import MAX_PARAM_CHARACTERS, MlflowTracker
 from tests.runs.kept import read_mlflow, read_run
 

@@ -31,7 +31,6 @@ from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
     csv_text,
     delta_text,
-    number_text,
     ratio_text,
     statistic_text,
     to_csv,
@@ -53,7 +52,6 @@ __all__ = [
     "delta_text",
     "differing_parameters",
     "distinct_labels",
-    "number_text",
     "pareto_front",
     "ratio_text",
     "setting_name",

@@ -1,4 +1,4 @@
-"""Finds a run and reads what it recorded: tags, parameters, configuration, artifacts.
+"""Finds a run and reads what it recorded: state, tags, parameters, configuration, artifacts.
 
 A folder can be added to its artifacts after it has ended.
 """
@@ -7,11 +7,12 @@ import functools
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import FileInfo, Run
@@ -21,6 +22,11 @@ from clew import names
 from clew.config.yaml_text import read_yaml
 from clew.errors import ConfigError, TrackingError, described
 from clew.runs import store
+
+HEARTBEAT_LIMIT_SECONDS = 120.0
+"""A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
+
+State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,23 @@ def record_of(run: Run) -> RunRecord:
         metrics=dict(run.data.metrics),
         artifact_uri=run.info.artifact_uri or "",
     )
+
+
+def state_of(run: RunRecord, now: float | None = None) -> State:
+    """Return the run's state; one that says RUNNING but has long been silent is stuck."""
+    state = run.status.lower()
+    if state != "running":
+        return state  # type: ignore[return-value]
+    silent = (time.time() if now is None else now) - last_sign_of_life(run)
+    return "stuck" if silent > HEARTBEAT_LIMIT_SECONDS else "running"
+
+
+def last_sign_of_life(run: RunRecord) -> float:
+    """Return when the run was last heard of, in seconds since the epoch."""
+    try:
+        return float(run.tags[names.TAG_HEARTBEAT])
+    except (KeyError, ValueError):
+        return run.started_ms / 1000
 
 
 def read_config(run_id: str) -> dict[str, object]:

@@ -2,11 +2,11 @@
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from clew.runs.reading.comparison import Cell, Comparison, Statistic
+from clew.runs.reading.metrics import number_text
 
 PLUS_MINUS = "±"
 _LATEX = {
@@ -27,13 +27,6 @@ _LATEX = {
     "·": r"$\cdot$",
 }
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
-
-
-def number_text(value: float, digits: int = 4) -> str:
-    """Return a number with `digits` significant digits, without an exponent where it is short."""
-    if not 1e-4 <= abs(value) < 1e6:
-        return "0" if value == 0 else f"{value:.{digits - 1}e}"
-    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
 def statistic_text(value: Statistic | None) -> str:
