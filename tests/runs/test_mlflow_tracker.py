@@ -128,7 +128,7 @@ def test_a_run_that_does_not_exist_is_one_line(
 ) -> None:
     if how == "environment":
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-    with pytest.raises(TrackingError, match=f"{run_id}: no such run in sqlite:") as caught:
+    with pytest.raises(TrackingError, match=f"no run {run_id} in sqlite:") as caught:
         open_run(**({"run_id": run_id} if how == "argument" else {}))
     assert "\n" not in str(caught.value)
     no_run_is_left_running()

@@ -25,6 +25,7 @@ from clew.runs.forwarder import Pace, end_dead_runs
 from clew.runs.hardware import git_commit
 from clew.runs.journal import Journal
 from clew.runs.messages import Origin
+from clew.runs.reading.runs import get_run
 from clew.runs.tracker import MAX_TAG_CHARACTERS, MlflowTracker, shortened
 
 # What `mlflow run` calls a run that nobody named: adjective-animal-number.
@@ -63,7 +64,7 @@ def open_tracker(
     client = store.connect(uri)
     if run_id is None and kind != names.KIND_TRAIN:  # people find a dead training, to resume it
         end_dead_runs(client, kind)
-    run = open_run(
+    run = _open_run(
         client,
         experiment=experiment,
         run_name=tracking.run_name or run_name,
@@ -83,7 +84,7 @@ def open_tracker(
     return tracker
 
 
-def open_run(
+def _open_run(
     client: MlflowClient,
     *,
     experiment: str,
@@ -102,9 +103,9 @@ def open_run(
     adopted = os.environ.get("MLFLOW_RUN_ID")
     with store.using("opening the run"):
         if run_id is not None:
-            return _continue_run(client, run_id, "run", run_name, tags)
+            return _continue_run(client, run_id, "", run_name, tags)
         if adopted:
-            run = _continue_run(client, adopted, "MLFLOW_RUN_ID", run_name, tags)
+            run = _continue_run(client, adopted, "MLFLOW_RUN_ID: ", run_name, tags)
             del os.environ["MLFLOW_RUN_ID"]
             return run
         return client.create_run(
@@ -159,23 +160,10 @@ def _folder_name(name: str) -> str:
 
 
 def _continue_run(
-    client: MlflowClient, run_id: str, what: str, run_name: str | None, tags: Mapping[str, str]
+    client: MlflowClient, run_id: str, named_by: str, run_name: str | None, tags: Mapping[str, str]
 ) -> Run:
     """Make an existing run this process's own; a name that a person gave it stays."""
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code not in store.MISSING:
-            raise
-        raise TrackingError(
-            f"{what} {run_id}: no such run in {store.shown(client.tracking_uri)}; take the id of a "
-            "run that is there, or set MLFLOW_TRACKING_URI to its store"
-        ) from None
-    if run.info.lifecycle_stage != "active":
-        raise TrackingError(
-            f"{what} {run_id} is deleted; bring it back with `mlflow runs restore --run-id "
-            f"{run_id}`"
-        )
+    run = get_run(client, run_id, named_by)
     is_named = run.info.run_name and not _INVENTED_NAME.fullmatch(run.info.run_name)
     client.update_run(run_id, status="RUNNING", name=None if is_named else run_name)
     client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)

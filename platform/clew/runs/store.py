@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from clew.errors import TrackingError, described
 from clew.files import waiting_lock
@@ -52,9 +52,9 @@ CLIENT_ENVIRONMENT = {
 }
 
 
-def project_root(start: Path | None = None) -> Path:
-    """Return the nearest folder upwards that holds `MLproject`, else the folder itself."""
-    start = (start or Path.cwd()).resolve()
+def project_root() -> Path:
+    """Return the nearest folder upwards that holds `MLproject`, else the working folder itself."""
+    start = Path.cwd()
     return next((p for p in (start, *start.parents) if (p / PROJECT_FILE).is_file()), start)
 
 
@@ -118,6 +118,12 @@ def shown(text: str) -> str:
     """
     text = re.sub(r"(?<=://)[^/\s'\"][^\s'\"]*@", "***@", text)
     return re.sub(r"([?&][^=&\s'\"]+)=[^&\s'\"]+", r"\1=***", text)
+
+
+def public_address(uri: str) -> str:
+    """Return a server's address without user, password and query, which a browser asks for."""
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
 
 def in_use() -> str:
@@ -255,10 +261,7 @@ def probe(uri: str) -> str | None:
     if not uri.startswith(("http://", "https://")):
         return None
     try:
-        parts = urlsplit(uri)
-        host = parts.netloc.rpartition("@")[2]
-        address = urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/health", "", ""))
-        with urllib.request.urlopen(address, timeout=PROBE_SECONDS):
+        with urllib.request.urlopen(f"{public_address(uri)}/health", timeout=PROBE_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         error.close()

@@ -87,7 +87,7 @@ def find_run(run_id: str) -> RunRecord:
     Raises:
         TrackingError: there is no such run, or the store does not answer.
     """
-    return record_of(_get_run(client(), run_id))
+    return record_of(get_run(client(), run_id))
 
 
 def record_of(run: Run) -> RunRecord:
@@ -188,7 +188,7 @@ def download_artifact(run_id: str, path: str, folder: Path) -> Path:
         TrackingError: the run has no such artifact.
     """
     connected = client()
-    _get_run(connected, run_id)
+    get_run(connected, run_id)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         # A local store and a server lay a download out differently; here it is one way.
@@ -229,12 +229,17 @@ def _put(found: Path, target: Path) -> Path:
 
 def _infos(run_id: str, path: str) -> list[FileInfo]:
     connected = client()
-    _get_run(connected, run_id)
+    get_run(connected, run_id)
     with store.using(f"artifacts of run {run_id} under {path or 'its root'}"):
         return list(connected.list_artifacts(run_id, path or None))
 
 
-def _get_run(connected: MlflowClient, run_id: str) -> Run:
+def get_run(connected: MlflowClient, run_id: str, named_by: str = "") -> Run:
+    """Return a run as MLflow has it; `named_by` says where its id is from, as in `MLFLOW_RUN_ID: `.
+
+    Raises:
+        TrackingError: there is no such run, or it was deleted.
+    """
     with store.using(f"run {run_id}"):
         try:
             run = connected.get_run(run_id)
@@ -242,11 +247,12 @@ def _get_run(connected: MlflowClient, run_id: str) -> Run:
             if error.error_code not in store.MISSING:
                 raise
             raise TrackingError(
-                f"no run {run_id} in {store.shown(connected.tracking_uri)}; take the id of a run "
-                "that is there, or set MLFLOW_TRACKING_URI to its store"
+                f"{named_by}no run {run_id} in {store.shown(connected.tracking_uri)}; take the id "
+                "of a run that is there, or set MLFLOW_TRACKING_URI to its store"
             ) from None
     if run.info.lifecycle_stage != "active":
         raise TrackingError(
-            f"run {run_id} is deleted; bring it back with `mlflow runs restore --run-id {run_id}`"
+            f"{named_by}run {run_id} is deleted; bring it back with `mlflow runs restore --run-id "
+            f"{run_id}`"
         )
     return run

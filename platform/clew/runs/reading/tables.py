@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from clew.runs.reading.comparison import Cell, Comparison, Statistic
 from clew.runs.reading.metrics import number_text
 
-PLUS_MINUS = "±"
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -35,7 +34,7 @@ def statistic_text(value: Statistic | None) -> str:
         return ""
     if value.deviation is None or value.deviation <= 1e-9 * abs(value.mean):
         return number_text(value.mean)
-    return f"{number_text(value.mean)} {PLUS_MINUS} {number_text(value.deviation, 2)}"
+    return f"{number_text(value.mean)} ± {number_text(value.deviation, 2)}"
 
 
 def ratio_text(cell: Cell) -> str:
