@@ -182,7 +182,7 @@ def one_product_shows_the_peak() -> None:
 @pytest.fixture(scope="session")
 def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a fresh tracking database; MLflow takes seconds to make one, a copy takes none."""
-    from clew.runs.opening import connect
+    from clew.runs.store import connect
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     connect(f"sqlite:///{path}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clew.runs.base import FiniteFilter, Status, Tracker, parameter_key
+from clew.runs.base import Status, Tracker, finite, parameter_key
 
 
 @dataclass
@@ -19,7 +19,7 @@ class MemoryTracker(Tracker):
     datasets: list[tuple[str, str, str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     status: Status | None = None
-    _finite: FiniteFilter = field(default_factory=FiniteFilter)
+    _left_out: set[str] = field(default_factory=set)
 
     def params(self, values: Mapping[str, object]) -> None:
         """Keep parameters."""
@@ -31,10 +31,12 @@ class MemoryTracker(Tracker):
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Keep metric values."""
-        finite, warnings = self._finite(values, step)
-        self.metric_values.extend((key, value, step) for key, value in finite.items())
-        for message in warnings:
-            self.warn(message)
+        kept = finite(values)
+        self.metric_values.extend((key, value, step) for key, value in kept.items())
+        for key in values.keys() - kept.keys() - self._left_out:
+            self._left_out.add(key)
+            told = "values that are not finite are left out of the run"
+            self.warn(f"{key} was {float(values[key])} at step {step}; {told}")
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Keep the artifact's name."""

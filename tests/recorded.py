@@ -108,7 +108,7 @@ def _fill(folder: Path, num_epochs: int) -> dict[str, str]:
 
 def main(folder: Path, num_epochs: int) -> None:
     """Run the command that dies, then all others: `mlflow run` beside those of this process."""
-    from clew.runs.opening import preload_databases
+    from clew.runs.mlflow_store import preload_databases
     from clew.runs.reading.search import RunQuery, search_runs
     from clew.workflows import child
 

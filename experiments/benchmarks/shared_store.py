@@ -90,7 +90,7 @@ class Writers:
     """Processes that share what this one has imported, so that many fit into a small machine."""
 
     def __init__(self, number: int) -> None:
-        from clew.runs.opening import preload_databases
+        from clew.runs.mlflow_store import preload_databases
 
         preload_databases()
         gc.freeze()  # a collection in a writer would copy the pages that it looks at

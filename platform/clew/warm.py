@@ -148,7 +148,7 @@ def preload() -> None:
     """Import what commands need."""
     for name in PRELOADED:
         import_module(name)
-    import_module("clew.runs.opening").preload_databases()
+    import_module("clew.runs.mlflow_store").preload_databases()
 
 
 def main() -> None:

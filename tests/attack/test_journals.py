@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn
 
 from clew.runs import store
 from clew.runs.forwarder import SyncResult, sync_spool
-from clew.runs.opening import connect
+from clew.runs.store import connect
 from tests.attack.cases import attempt, fuzz, require_one_line
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts, values
 from tests.attack.material import Material

@@ -19,7 +19,7 @@ WRITERS = f"""
 import os, sys, traceback
 from clew.config.services import TrackingConfig
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.opening import preload_databases
+from clew.runs.mlflow_store import preload_databases
 
 def write():
     tracker = open_tracker(TrackingConfig(log_system_metrics=False), kind="train")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mlflow import MlflowClient
 
 from clew.runs.base import Tracker
-from clew.runs.mlflow_store import MlflowTracker
+from clew.runs.tracker import MlflowTracker
 from tests.memory_tracker import MemoryTracker
 
 

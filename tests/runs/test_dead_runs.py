@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mlflow import MlflowClient
 
 from clew import names
-from clew.runs.mlflow_store import MlflowTracker
+from clew.runs.tracker import MlflowTracker
 from tests.runs.kept import read_run
 
 Open = Callable[..., MlflowTracker]
@@ -36,8 +36,9 @@ def test_a_dead_run_is_ended_by_the_next_of_its_kind(open_run: Open) -> None:
 
 def die(tracker: MlflowTracker) -> None:
     """Leave a run as a process does that is killed."""
-    if tracker._system_metrics is not None:
-        tracker._system_metrics.stop()
+    tracker._is_ending.set()
+    if tracker._sampling is not None:
+        tracker._sampling.join()
     tracker._forwarder._closing.set()
     tracker._forwarder.join()
     tracker._journal.close(keep=True)

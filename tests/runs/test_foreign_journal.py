@@ -14,7 +14,7 @@ from clew.runs import store
 from clew.runs.forwarder import SyncResult, sync_spool
 from clew.runs.journal import Journal
 from clew.runs.messages import Origin
-from clew.runs.mlflow_store import MlflowTracker
+from clew.runs.tracker import MlflowTracker
 from tests.runs.kept import Kept, read_run
 
 ORIGIN = Origin("sqlite:////nowhere/mlflow.db", "abc123", "1")

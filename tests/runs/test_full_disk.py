@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +13,11 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.errors import Interrupted
-from clew.runs import observers
+from clew.runs import hardware
 from clew.runs.forwarder import Forwarder, sync_spool
 from clew.runs.journal import Journal
 from clew.runs.messages import Message, Origin, Tags
-from clew.runs.mlflow_store import MlflowTracker
+from clew.runs.tracker import MlflowTracker
 from tests.runs.kept import read_run
 
 Open = Callable[..., MlflowTracker]
@@ -105,15 +106,13 @@ def test_where_the_store_is_full_too_the_run_can_be_ended_later(
 def test_system_metrics_end_quietly_on_a_full_disk(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(observers, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(observers, "SAMPLING_SECONDS", 0.01)
+    monkeypatch.setattr(hardware, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(hardware, "SAMPLING_SECONDS", 0.01)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    metrics = observers.SystemMetrics(refuse)
-    metrics.start()
-    metrics.join()
+    hardware.sample_machine(refuse, threading.Event())
     assert "system metrics are no longer recorded: [Errno 28] No space left" in caplog.text
 
 

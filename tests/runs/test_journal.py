@@ -96,6 +96,42 @@ def test_another_process_goes_on_where_the_last_one_died(tmp_path: Path) -> None
     journal.close()
 
 
+def test_a_process_that_dies_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    program = (
+        "import os; from pathlib import Path\n"
+        "from clew.runs.journal import Journal\n"
+        "from clew.runs.messages import Origin, Tags\n"
+        f"origin = Origin({ORIGIN.tracking_uri!r}, 'abc123', '1')\n"
+        f"journal = Journal.create(Path({str(tmp_path)!r}), origin)\n"
+        "journal.append(Tags({'clew.unit': 'K'}))\n"
+        "Path.replace = lambda self, target: os.kill(os.getpid(), 9)\n"
+        "journal.mark_sent(next(iter(journal.waiting())))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    journal = Journal.open(tmp_path / "abc123")
+    for entry in journal.waiting():
+        journal.mark_sent(entry)
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_dies_while_it_removes_its_journal_keeps_nobody_from_the_run(
+    tmp_path: Path,
+) -> None:
+    journal = Journal.create(tmp_path, ORIGIN)
+    journal.append(point(0))
+    journal.mark_sent(next(iter(journal.waiting())))
+    journal.close(keep=True)
+    (tmp_path / "abc123" / "journal.jsonl").unlink()  # the first that goes
+    journal = Journal.open(tmp_path / "abc123")
+    for step in range(3):
+        journal.append(point(step))
+    journal.close(keep=True)
+    journal = Journal.open(tmp_path / "abc123")
+    assert waiting(journal) == [point(0), point(1), point(2)]
+    journal.close(keep=True)
+
+
 def test_half_a_line_is_cut_off_and_never_sent(tmp_path: Path) -> None:
     journal = Journal.create(tmp_path, ORIGIN)
     journal.append(point(0))

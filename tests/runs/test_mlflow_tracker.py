@@ -15,12 +15,12 @@ from mlflow.entities import Experiment
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
-from clew.runs import observers, store
+from clew.runs import hardware, store
 from clew.runs.forwarder import sync_spool
 from clew.runs.journal import list_journals
-from clew.runs.mlflow_store import MAX_PARAM_CHARACTERS, MlflowTracker, open_tracker
-from clew.runs.reading.runs import find_run
-from clew.runs.reading.search import state_of
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.runs import find_run, state_of
+from clew.runs.tracker import MAX_PARAM_CHARACTERS, MlflowTracker
 from tests.runs.kept import read_mlflow, read_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,7 +128,7 @@ def test_a_run_that_does_not_exist_is_one_line(
 ) -> None:
     if how == "environment":
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-    with pytest.raises(TrackingError, match=f"{run_id}: no such run in sqlite:") as caught:
+    with pytest.raises(TrackingError, match=f"no run {run_id} in sqlite:") as caught:
         open_run(**({"run_id": run_id} if how == "argument" else {}))
     assert "\n" not in str(caught.value)
     no_run_is_left_running()
@@ -307,8 +307,8 @@ def test_a_clock_that_is_set_back_does_not_stop_the_sign_of_life(
 def test_system_metrics_are_sampled_unless_unwanted(
     open_run: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observers, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(observers, "SAMPLING_SECONDS", 0.02)
+    monkeypatch.setattr(hardware, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(hardware, "SAMPLING_SECONDS", 0.02)
     sampled = threading.Event()
     record = MlflowTracker.metrics
 
@@ -327,7 +327,7 @@ def test_system_metrics_are_sampled_unless_unwanted(
     )
     assert [step for _, step in cpu] == list(range(len(cpu)))
     assert len(cpu) == len(disk) > 0
-    assert open_run(tracking={"log_system_metrics": False})._system_metrics is None
+    assert open_run(tracking={"log_system_metrics": False})._sampling is None
 
 
 PROGRAM = """

@@ -8,10 +8,9 @@ import pytest
 from mlflow import MlflowClient
 
 from clew.errors import TrackingError
-from clew.runs.mlflow_store import MlflowTracker
-from clew.runs.opening import connect
 from clew.runs.reading import runs
-from clew.runs.store import shown, tracking_uri
+from clew.runs.store import connect, shown, tracking_uri
+from clew.runs.tracker import MlflowTracker
 
 
 @pytest.fixture

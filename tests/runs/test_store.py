@@ -15,6 +15,7 @@ import pytest
 
 from clew.errors import TrackingError
 from clew.runs import store
+from clew.runs.mlflow_store import _folder_name
 
 
 @pytest.fixture
@@ -64,9 +65,9 @@ def test_a_database_server_has_its_artifacts_where_all_find_them(
 
 
 def test_folders_have_names_that_need_no_quoting() -> None:
-    assert [store.folder_name(name) for name in ("clew", "my-runs_2.0")] == ["clew", "my-runs_2.0"]
+    assert [_folder_name(name) for name in ("clew", "my-runs_2.0")] == ["clew", "my-runs_2.0"]
     names = ["50% off", "50_ off", "a%20b", "../up", ".", "a/b", "x" * 300, "é"]
-    folders = [store.folder_name(name) for name in names]
+    folders = [_folder_name(name) for name in names]
     assert len(set(folders)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,99}", f) for f in folders)
 

@@ -12,8 +12,8 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from clew.errors import TrackingError
 from clew.runs import store
-from clew.runs.opening import connect
 from clew.runs.reading import runs
+from clew.runs.store import connect
 from clew.ui.data.runs import store_exists
 
 

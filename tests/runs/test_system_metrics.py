@@ -1,12 +1,11 @@
 """Sampling of the machine begins late, and goes on when a device goes away."""
 
-import time
+import threading
 from collections.abc import Mapping
 
 import pytest
 
-from clew.runs import observers
-from clew.runs.observers import SystemMetrics
+from clew.runs import hardware
 
 
 class Steady:
@@ -31,29 +30,28 @@ class Unplugged(Steady):
 def test_a_device_that_goes_away_ends_its_metrics_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(observers, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(observers, "SAMPLING_SECONDS", 0.01)
+    monkeypatch.setattr(hardware, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(hardware, "SAMPLING_SECONDS", 0.01)
     recorded: list[tuple[dict[str, float], int]] = []
-    gone = Unplugged()
-    monkeypatch.setattr(observers, "available_samplers", lambda: [gone, Steady()])
-    sampling = SystemMetrics(lambda values, step: recorded.append((dict(values), step)))
-    sampling.start()
-    while len(recorded) < 3:
-        time.sleep(0.01)
-    sampling.stop()
-    count = len(recorded)
-    assert recorded == [({"system/cpu": 50.0}, step) for step in range(count)]
+    gone, stopped = Unplugged(), threading.Event()
+
+    def record(values: Mapping[str, float], step: int) -> None:
+        recorded.append((dict(values), step))
+        if step == 2:
+            stopped.set()
+
+    monkeypatch.setattr(hardware, "available_samplers", lambda: [gone, Steady()])
+    hardware.sample_machine(record, stopped)
+    assert recorded == [({"system/cpu": 50.0}, step) for step in range(3)]
     assert gone.calls == 1
     assert "no longer sampled: GPU is lost" in caplog.text
-    time.sleep(0.05)
-    assert len(recorded) == count
 
 
 def test_a_run_of_less_than_a_minute_loads_no_samplers(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(observers, "available_samplers", lambda: [loaded.append("samplers")])
-    sampling = SystemMetrics(lambda values, step: loaded.append("values"))
-    sampling.start()
-    sampling.stop()
-    assert observers.FIRST_SECONDS == 60.0
+    monkeypatch.setattr(hardware, "available_samplers", lambda: [loaded.append("samplers")])
+    stopped = threading.Event()
+    stopped.set()
+    hardware.sample_machine(lambda values, step: loaded.append("values"), stopped)
+    assert hardware.FIRST_SECONDS == 60.0
     assert loaded == []

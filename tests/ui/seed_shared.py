@@ -7,7 +7,8 @@ from typing import cast
 
 from sqlalchemy import Connection, create_engine, insert, select, text
 
-from clew.runs.opening import connect, preload_databases
+from clew.runs.mlflow_store import preload_databases
+from clew.runs.store import connect
 from tests.recorded import Recorded
 from tests.ui.seed_many import Cursor, copy_runs, varied
 

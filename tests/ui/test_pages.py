@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from clew import names
-from clew.runs.reading import counting
+from clew.runs.reading import search
 from clew.runs.reading.report_files import report_files
 from clew.ui.data import runs
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
@@ -131,7 +131,7 @@ def test_counting_again_asks_near_the_last_number(
     use(many.uri)
     number = runs.number_of_runs(runs.RunQuery())
     asked: list[int] = []
-    reads = counting.count_runs
+    reads = search.count_runs
 
     def counted(query: runs.RunQuery, *, near: int) -> int:
         asked.append(near)

@@ -18,8 +18,9 @@ from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.forwarder import Pace, sync_spool
 from clew.runs.journal import list_journals
-from clew.runs.mlflow_store import MlflowTracker, open_tracker
+from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading import runs
+from clew.runs.tracker import MlflowTracker
 from tests.runs.kept import read_run
 
 pytestmark = pytest.mark.slow

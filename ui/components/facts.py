@@ -20,8 +20,8 @@ from clew.ui.components import (
     palette,
     tables,
 )
-from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import checkpoint_columns, part_columns, strongest
+from clew.ui.data.runs import number_text
 
 MAX_ROWS = 1000
 NUM_BARS = 16

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from clew import names
-from clew.runs.observers import PREFIX as MACHINE
-from clew.runs.observers import SAMPLING_SECONDS
+from clew.runs.hardware import SAMPLED_PREFIX as MACHINE
+from clew.runs.hardware import SAMPLING_SECONDS
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import streamlit as st
 from clew import names
 from clew.ui.components import glossary, markup, states
 from clew.ui.components.runs_table import seconds_text
-from clew.ui.data.comparison import number_text
 from clew.ui.data.runs import (
     EpochProgress,
     RunRecord,
     headline_key,
     last_sign_of_life,
     live_runs,
+    number_text,
     progress,
     state_of,
 )

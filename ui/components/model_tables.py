@@ -11,9 +11,9 @@ from clew.config.kinds import TASK_KINDS
 from clew.ui.components import glossary, markup, tables
 from clew.ui.components.runs_table import utc
 from clew.ui.data import models
-from clew.ui.data.comparison import number_text
 from clew.ui.data.jobs import Job
 from clew.ui.data.models import RegisteredModel, Version
+from clew.ui.data.runs import number_text
 
 QUALITY = tuple(
     names.metric(split, kind.metrics[0])

@@ -12,8 +12,8 @@ from markupsafe import Markup, escape
 from clew.biolink.curies import page_of
 from clew.names import average_notes
 from clew.ui.components import exports, glossary, markup, states
-from clew.ui.data.comparison import number_text
 from clew.ui.data.influence import FactPath, ReportHead, answer, evidence, scored, summary
+from clew.ui.data.runs import number_text
 from clew.ui.data.sharing import NO_KINDS, SharedExplanation, html_report, trapi_json
 
 CHECKPOINTS = "States of the model during training over which the influence is summed."

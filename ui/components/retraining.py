@@ -8,10 +8,9 @@ import streamlit as st
 from clew.ui.components import address, glossary, job_view, links, states
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data import jobs
-from clew.ui.data.comparison import number_text
 from clew.ui.data.jobs import Job
 from clew.ui.data.retraining import before_and_after
-from clew.ui.data.runs import RunRecord, runs_by_id
+from clew.ui.data.runs import RunRecord, number_text, runs_by_id
 
 NOISE = (
     "One run each says little: with another seed alone these numbers move too. To tell, train both "

@@ -18,14 +18,13 @@ from clew.ui.components import (
     tables,
 )
 from clew.ui.components.runs_table import duration, utc
-from clew.ui.data.comparison import number_text
 from clew.ui.data.run_page import (
     Lineage,
     MlflowPage,
     RunData,
     RunFile,
 )
-from clew.ui.data.runs import RunRecord, headline_key, state_of, variants_of
+from clew.ui.data.runs import RunRecord, headline_key, number_text, state_of, variants_of
 
 MAX_HEIGHT = 430
 FACTS = (

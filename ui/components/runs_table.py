@@ -9,7 +9,6 @@ import streamlit as st
 
 from clew import names
 from clew.ui.components import glossary, palette, states, tables
-from clew.ui.data.comparison import number_text
 from clew.ui.data.runs import (
     RunPage,
     RunQuery,
@@ -18,6 +17,7 @@ from clew.ui.data.runs import (
     experiments,
     headline_key,
     number_of_runs,
+    number_text,
     runs_page,
     sparklines,
     state_of,

@@ -10,9 +10,8 @@ import streamlit as st
 
 from clew.errors import ClewError
 from clew.ui.components import address, markup, sign_in, states
-from clew.ui.data import saved_views
+from clew.ui.data.comparison import SavedView, SavedViews, delete_view, save_view
 from clew.ui.data.runs import RunRecord
-from clew.ui.data.saved_views import SavedView, SavedViews
 
 # A plain link: Streamlit's own to the page that is open would leave its widgets as they are.
 _ITEM = (
@@ -95,7 +94,7 @@ def _form(view: SavedView | None) -> None:
             _save(name.strip(), person, current if instead else "")
     if view is not None and st.button("Delete it", key="view-delete"):
         try:
-            saved_views.delete(view.name)
+            delete_view(view.name)
         except ClewError as error:
             states.problem("The view", str(error), done="deleted")
             return
@@ -106,7 +105,7 @@ def _form(view: SavedView | None) -> None:
 def _save(name: str, person: str, replaces: str) -> None:
     shown = {key: value for key, value in st.query_params.to_dict().items() if key != "view"}
     try:
-        saved_views.save(name, shown, person, replaces=replaces)
+        save_view(name, shown, person, replaces=replaces)
     except ClewError as error:
         states.problem("The view", str(error), done="saved")
         return

@@ -1,6 +1,6 @@
-"""Comparisons for the pages: values of chosen runs, against a reference, over seeds."""
+"""The page Compare: values of chosen runs, against a reference, over seeds; its saved views."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -8,6 +8,7 @@ import streamlit as st
 
 from clew import names
 from clew.config.directions import direction_of
+from clew.runs.reading import saved_views
 from clew.runs.reading.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
@@ -27,11 +28,11 @@ from clew.runs.reading.comparison import (
     setting_name,
 )
 from clew.runs.reading.metrics import Pick, pick_values, smooth
+from clew.runs.reading.saved_views import SavedView, SavedViews
 from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
     csv_text,
     delta_text,
-    number_text,
     ratio_text,
     statistic_text,
     to_csv,
@@ -48,12 +49,13 @@ __all__ = [
     "Group",
     "Pick",
     "Preset",
+    "SavedView",
+    "SavedViews",
     "Statistic",
     "csv_text",
     "delta_text",
     "differing_parameters",
     "distinct_labels",
-    "number_text",
     "pareto_front",
     "ratio_text",
     "setting_name",
@@ -217,3 +219,25 @@ def parameter_table(
     )
     frame.insert(0, "parameter", [key.removeprefix(names.PARAMETER_PREFIX) for key in shown])
     return frame
+
+
+@st.cache_data(ttl=5, show_spinner=False)
+def views() -> SavedViews:
+    """Return all saved views."""
+    return saved_views.list_views()
+
+
+def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces: str) -> None:
+    """Save a view, see `clew.runs.reading.saved_views.save_view`."""
+    try:
+        saved_views.save_view(name, parameters, person, replaces=replaces)
+    finally:
+        views.clear()
+
+
+def delete_view(name: str) -> None:
+    """Delete a view, see `clew.runs.reading.saved_views.delete_view`."""
+    try:
+        saved_views.delete_view(name)
+    finally:
+        views.clear()

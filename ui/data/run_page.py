@@ -1,7 +1,7 @@
 """One run for its page: its curves, files, data, log, and what it has to do with other runs."""
 
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
@@ -114,13 +114,7 @@ def mlflow_page(run: RunRecord) -> MlflowPage:
     """
     uri = store.tracking_uri()
     is_served = store.database_path(uri) is None and uri.startswith(("http://", "https://"))
-    base = _without_secrets(uri) if is_served else DEFAULT_MLFLOW_ADDRESS
+    base = store.public_address(uri) if is_served else DEFAULT_MLFLOW_ADDRESS
     run_path = f"experiments/{quote(run.experiment_id)}/runs/{quote(run.run_id)}"
     command = "" if is_served else f"mlflow ui --backend-store-uri {store.address(uri)}"
     return MlflowPage(f"{base}/#/{run_path}?{EXPERIMENT_MODE}", command)
-
-
-def _without_secrets(uri: str) -> str:
-    """Return a server's address without user, password and query; the browser asks for them."""
-    parts = urlsplit(uri)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")

@@ -11,18 +11,23 @@ import streamlit as st
 
 from clew import names
 from clew.runs import store
-from clew.runs.reading.counting import count_runs, values_of_tag
-from clew.runs.reading.metrics import EpochProgress, headline_key, metric_histories, progress_of
-from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.metrics import (
+    EpochProgress,
+    headline_key,
+    metric_histories,
+    number_text,
+    progress_of,
+)
+from clew.runs.reading.runs import RunRecord, last_sign_of_life, state_of
 from clew.runs.reading.search import (
     Experiment,
     RunPage,
     RunQuery,
+    count_runs,
     find_runs,
-    last_sign_of_life,
     list_experiments,
     search_runs,
-    state_of,
+    values_of_tag,
 )
 
 __all__ = [
@@ -32,6 +37,7 @@ __all__ = [
     "RunRecord",
     "headline_key",
     "last_sign_of_life",
+    "number_text",
     "state_of",
 ]
 

@@ -16,7 +16,6 @@ from clew.ui.components import (
     states,
     view_controls,
 )
-from clew.ui.data import saved_views
 from clew.ui.data.comparison import (
     Comparison,
     Setting,
@@ -27,6 +26,7 @@ from clew.ui.data.comparison import (
     picked_texts,
     points,
     preset,
+    views,
 )
 from clew.ui.data.runs import RunRecord, has_runs, runs_by_id
 
@@ -42,7 +42,7 @@ def render() -> None:
         if not has_runs():
             states.empty_store()
             return
-        saved = saved_views.views()
+        saved = views()
         view = view_controls.opened(saved)
         wanted = address.texts("runs")[:MAX_RUNS]
         runs = runs_by_id(wanted)

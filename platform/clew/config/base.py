@@ -13,7 +13,6 @@ class Section(BaseModel):
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
-        validate_default=True,
         allow_inf_nan=False,
     )
 

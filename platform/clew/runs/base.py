@@ -1,7 +1,7 @@
 """The seam of tracking: what a run tells, and to whom.
 
 `Tracker` is also the no-op: a run that nobody records uses it as it is. The MLflow adapter is
-`clew.runs.mlflow_store`.
+`clew.runs.tracker`.
 """
 
 import functools
@@ -41,30 +41,12 @@ def parameter_key(key: str) -> str:
     return key
 
 
-class FiniteFilter:
-    """Lets finite metric values through and tells of the others, once for each key."""
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def __call__(
-        self, values: Mapping[str, float], step: int
-    ) -> tuple[dict[str, float], list[str]]:
-        """Return the finite values, and a warning for each key that first was not."""
-        finite: dict[str, float] = {}
-        warnings: list[str] = []
-        for key, value in values.items():
-            check_key(key)
-            number = float(value)
-            if math.isfinite(number):
-                finite[key] = number
-            elif key not in self._told:
-                self._told.add(key)
-                warnings.append(
-                    f"{key} was {number} at step {step}; values that are not finite are left out "
-                    "of the run"
-                )
-        return finite, warnings
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that a store can keep, as floats: neither infinite nor NaN."""
+    for key in values:
+        check_key(key)
+    numbers = {key: float(value) for key, value in values.items()}
+    return {key: number for key, number in numbers.items() if math.isfinite(number)}
 
 
 class Tracker:
@@ -87,8 +69,7 @@ class Tracker:
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values at an optimizer step.
 
-        No store keeps infinity or NaN as such, so those values are left out, with a warning on
-        the run.
+        Those that are infinite or NaN are left out, with a warning on the run for each key.
         """
 
     def artifact(self, path: Path, folder: str = "") -> None:

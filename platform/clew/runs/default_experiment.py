@@ -24,6 +24,8 @@ class ProjectExperiment(DefaultExperimentProvider):
         """Return the identity of the experiment, which is created if it is missing."""
         from mlflow import get_tracking_uri
 
-        from clew.runs.opening import connect, find_experiment
+        from clew.runs.mlflow_store import find_experiment
 
-        return str(find_experiment(connect(get_tracking_uri()), names.EXPERIMENT).experiment_id)
+        return str(
+            find_experiment(store.connect(get_tracking_uri()), names.EXPERIMENT).experiment_id
+        )

@@ -18,7 +18,6 @@ from clew.runs import store
 from clew.runs.delivery import Delivery, RunGoneError
 from clew.runs.journal import Journal, JournalInUseError, list_journals
 from clew.runs.messages import Message
-from clew.runs.opening import connect
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +56,6 @@ class Forwarder(threading.Thread):
         self._num_failures = 0
         self._run_is_gone = False
         self._next_beat = 0.0
-
-    @property
-    def client(self) -> MlflowClient:
-        """MLflow's client of the store."""
-        return self._delivery.client
 
     def run(self) -> None:
         """Send and wait, until closed; wait longer after each failure."""
@@ -185,7 +179,7 @@ def _sync_one(folder: Path) -> SyncResult:
         )
     else:
         try:
-            delivery = Delivery(connect(uri), journal)
+            delivery = Delivery(store.connect(uri), journal)
             sent = delivery.send_waiting()
             if delivery.client.get_run(delivery.run_id).info.status == "RUNNING":
                 delivery.client.set_terminated(delivery.run_id, "FAILED")  # its process is gone

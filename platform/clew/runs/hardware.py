@@ -1,6 +1,9 @@
 """What a run ran on: machine, process memory, source commit. Torch is not imported.
 
-Sizes are in GiB (2^30 bytes).
+Sizes are in GiB (2^30 bytes). While a run lasts, its machine is sampled by MLflow's own samplers of
+CPU, memory, disk, network and GPU, without MLflow's monitor, which ends for good when the store
+fails to answer once. They are loaded once a run has lasted a minute: a shorter one pays nothing for
+them, and has no curve worth looking at.
 """
 
 import contextlib
@@ -11,9 +14,12 @@ import platform
 import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -22,6 +28,10 @@ from clew.runs.processor import num_cores
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+SAMPLED_PREFIX = "system/"
+FIRST_SECONDS = 60.0
+"""How long a run lasts before its machine is sampled."""
+SAMPLING_SECONDS = 10.0
 PROC = Path("/proc")
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
@@ -198,3 +208,50 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
         return (), None
     finally:
         pynvml.nvmlShutdown()
+
+
+def sample_machine(
+    record: Callable[[Mapping[str, float], int], None], stopped: threading.Event
+) -> None:
+    """Record samples of the machine until stopped, in a thread; their step is their number."""
+    if stopped.wait(FIRST_SECONDS):
+        return
+    samplers = available_samplers()
+    step = 0
+    while samplers and not stopped.wait(SAMPLING_SECONDS):
+        try:
+            record(_sample(samplers), step)
+        except OSError as error:  # a full disk, of which the program itself will say more
+            logger.warning("system metrics are no longer recorded: %s", error)
+            return
+        step += 1
+
+
+def available_samplers() -> list[Any]:
+    """Return what can be sampled on this machine."""
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    samplers: list[Any] = [monitor() for monitor in (CPUMonitor, DiskMonitor, NetworkMonitor)]
+    try:
+        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+
+        samplers.append(GPUMonitor())  # type: ignore[no-untyped-call]
+    except Exception as error:  # no NVML, or a driver that does not answer
+        logger.debug("no GPU among the system metrics: %s", error)
+    return samplers
+
+
+def _sample(samplers: list[Any]) -> dict[str, float]:
+    """Return the values of all samplers, and take out those that fail."""
+    values: dict[str, float] = {}
+    for sampler in list(samplers):
+        try:
+            sampler.collect_metrics()
+            values |= {SAMPLED_PREFIX + k: v for k, v in sampler.aggregate_metrics().items()}
+            sampler.clear_metrics()
+        except Exception as error:  # a device that goes away ends its metrics, not the run
+            logger.warning("a system metric is no longer sampled: %s", error)
+            samplers.remove(sampler)
+    return values

@@ -10,7 +10,8 @@
       lock                held by the process that writes to the run
 
 `sent` moves after the store has taken a message. A crash in between sends the message again, and
-every kind of message may be sent twice without harm (see `clew.runs.delivery`).
+every kind of message may be sent twice without harm (see `clew.runs.delivery`). `run.json` and
+`sent` are written under another name first (`sent.new`), which a killed process may leave.
 
 What is read back is not trusted, because a folder can be cloned, unpacked or shared: it must be
 the user's own, no path may lead out of it, and nothing is removed but what is listed above.
@@ -29,7 +30,6 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from clew.errors import TrackingError, described, quoted
-from clew.files import replacing
 from clew.runs.messages import (
     MESSAGES,
     ORIGINS,
@@ -40,7 +40,9 @@ from clew.runs.messages import (
     Unreadable,
 )
 
-FILES = ("run.json", "journal.jsonl", "sent", "refused.jsonl", "lock")
+WRITTEN = ("journal.jsonl", "sent.new", "sent", "run.json.new", "run.json", "lock")
+"""What goes with a journal, in this order: as long as `run.json` is there, it is found again."""
+FILES = (*WRITTEN, "refused.jsonl")
 FOLDERS = ("files", "refused")
 
 
@@ -74,7 +76,11 @@ class Journal:
                 f"run {origin.run_id} is being written by another process; wait for its end"
             ) from None
         try:
-            content = self._path.read_bytes() if self._path.exists() else b""
+            if self._path.exists():
+                content = self._path.read_bytes()
+            else:  # it is new, or the process that removed it died meanwhile
+                content = b""
+                (folder / "sent").unlink(missing_ok=True)
             # A crash of the machine may have left part of a line.
             self.length = content.rfind(b"\n") + 1
             self.sent = _read_sent(folder / "sent", self.length)
@@ -236,7 +242,7 @@ class Journal:
         """Close the journal; if the store has all of it, remove it unless `keep`."""
         self._file.close()
         if not keep and self.num_waiting_bytes == 0 and self.num_refused == 0:
-            for name in ("journal.jsonl", "sent", "run.json", "lock"):
+            for name in WRITTEN:
                 (self.folder / name).unlink(missing_ok=True)
             for path in self.folder.glob("files/[0-9]*"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -287,8 +293,11 @@ def _read_sent(path: Path, length: int) -> int:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    with replacing(path) as temporary, open(temporary, "wb", opener=_private) as file:
+    """Write a file whole or not at all; the lock keeps other processes away from its first name."""
+    new = path.with_name(f"{path.name}.new")
+    with open(new, "wb", opener=_private) as file:
         file.write(content)
+    new.replace(path)
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,53 +1,35 @@
-"""Records a run in MLflow: opens it, writes everything to its journal, forwards that to the store.
+"""Opens a run in MLflow: everything that must work before training starts.
 
-`MlflowTracker` makes messages and writes them to the `Journal` on the disk; the `Forwarder` is the
-thread that sends them, through `Delivery`, which knows MLflow.
+What cannot be used is one `TrackingError` within seconds, and no run is left behind. What is
+recorded then: `clew.runs.tracker`.
 """
 
-import atexit
-import json
-import logging
+import hashlib
 import os
-import threading
-import time
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow.entities import Experiment, Run, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils import mlflow_tags
 
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
-from clew.files import working_folder
 from clew.processes import typed_command
 from clew.runs import store
-from clew.runs.base import FiniteFilter, Status, Tracker, check_key, parameter_key
-from clew.runs.delivery import Delivery
-from clew.runs.forwarder import Forwarder, Pace, end_dead_runs
+from clew.runs.forwarder import Pace, end_dead_runs
+from clew.runs.hardware import git_commit
 from clew.runs.journal import Journal
-from clew.runs.messages import (
-    Artifact,
-    Checkpoint,
-    DataSet,
-    Finish,
-    Message,
-    Metrics,
-    Origin,
-    Params,
-    Tags,
-)
-from clew.runs.observers import RunLog, SystemMetrics
-from clew.runs.opening import connect, open_run
+from clew.runs.messages import Origin
+from clew.runs.reading.runs import get_run
+from clew.runs.tracker import MAX_TAG_CHARACTERS, MlflowTracker, shortened
 
-logger = logging.getLogger(__name__)
-
-VALIDATION = names.metric("valid", "")
-"""Keys of the metrics that a checkpoint repeats begin so."""
-MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
-MAX_TAG_CHARACTERS = 8000
+# What `mlflow run` calls a run that nobody named: adjective-animal-number.
+_INVENTED_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
 
 
 def open_tracker(
@@ -59,7 +41,7 @@ def open_tracker(
     parent_run_id: str | None = None,
     run_id: str | None = None,
     pace: Pace | None = None,
-) -> "MlflowTracker":
+) -> MlflowTracker:
     """Open a run of some kind (`train`, `trace`, ...) and return its tracker.
 
     With `run_id`, go on with that run, and first send what an earlier process of it left in its
@@ -75,18 +57,18 @@ def open_tracker(
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
     all_tags = {names.TAG_KIND: kind} | dict(tags or {})
     if parent_run_id is not None:
-        all_tags[MLFLOW_PARENT_RUN_ID] = parent_run_id
+        all_tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = parent_run_id
     if run_id is None and (typed := typed_command.get()):
         all_tags[names.TAG_COMMAND] = store.shown(typed)
 
-    client = connect(uri)
+    client = store.connect(uri)
     if run_id is None and kind != names.KIND_TRAIN:  # people find a dead training, to resume it
         end_dead_runs(client, kind)
-    run = open_run(
+    run = _open_run(
         client,
         experiment=experiment,
         run_name=tracking.run_name or run_name,
-        tags={key: _shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
+        tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
         run_id=run_id,
     )
     try:
@@ -102,211 +84,105 @@ def open_tracker(
     return tracker
 
 
-class MlflowTracker(Tracker):
-    """Writes a run to MLflow without ever waiting for it, except at the end.
+def _open_run(
+    client: MlflowClient,
+    *,
+    experiment: str,
+    run_name: str | None,
+    tags: Mapping[str, str],
+    run_id: str | None,
+) -> Run:
+    """Go on with the run `run_id`, adopt the one that `mlflow run` opened, or create one.
 
-    What `flush` and `finish` could not send stays in the journal for `clew sync`.
+    `MLFLOW_RUN_ID` is taken out of the environment when it is adopted, as MLflow itself does, so
+    that a second run of this process is a separate run.
+
+    Raises:
+        TrackingError: The run or the experiment cannot be used.
     """
-
-    def __init__(
-        self,
-        client: MlflowClient,
-        run: Run,
-        journal: Journal,
-        tracking: TrackingConfig,
-        pace: Pace,
-    ) -> None:
-        self._run_id = str(run.info.run_id)
-        self._journal = journal
-        self._log_checkpoints = tracking.log_checkpoints
-        self._finite = FiniteFilter()
-        self._lock = threading.Lock()
-        self._recorded: dict[tuple[str, int], Metrics] = {}
-        """What said the values of validation, by key and step."""
-        self._ended = False
-        self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
-        self._process_id = os.getpid()
-        self._log = RunLog()
-        self._forwarder = Forwarder(Delivery(client, journal), pace)
-        self._forwarder.start()
-        self._system_metrics = SystemMetrics(self.metrics) if tracking.log_system_metrics else None
-        if self._system_metrics is not None:
-            self._system_metrics.start()
-        atexit.register(self._end_with_process)
-
-    @property
-    def run_id(self) -> str:
-        """Identity of the run in MLflow."""
-        return self._run_id
-
-    def params(self, values: Mapping[str, object]) -> None:
-        """Record parameters; a value that MLflow would cut ends with a note on its length."""
-        texts = {parameter_key(key): _text(value) for key, value in values.items()}
-        self._write(Params({k: _shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Record tags."""
-        for key in values:
-            check_key(key)
-        self._write(Tags({k: _shortened(v, MAX_TAG_CHARACTERS) for k, v in values.items()}))
-
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Record metric values; they are sent every few seconds, many at once."""
-        finite, warnings = self._finite(values, step)
-        finite = {k: v for k, v in finite.items() if not self._has_recorded(k, v, step)}
-        if finite:
-            message = Metrics(finite, step, _now_ms())
-            self._write(message)
-            keys = [key for key in finite if key.startswith(VALIDATION)]
-            self._recorded |= {(key, step): message for key in keys}
-        for warning in warnings:
-            self.warn(warning)
-
-    def artifact(self, path: Path, folder: str = "") -> None:
-        """Store a file, or a folder under its own name, in `folder` of the run."""
-        with self._lock:
-            self._append(Artifact(self._journal.stage(path), folder))
-
-    def checkpoint(
-        self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
-    ) -> None:
-        """Store a checkpoint as an artifact and as a model entry with its metrics."""
-        if not self._log_checkpoints:
-            return
-        finite, _ = self._finite(metrics, step)
-        times = {key: self._time_of(key, value, step) for key, value in finite.items()}
-        with self._lock:
-            staged = self._journal.stage(path, link=True)
-            self._append(Checkpoint(staged, folder, step, finite, times))
-
-    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Record a data set as an input of the run."""
-        self._write(DataSet(name, fingerprint, source, context))
-
-    def warn(self, message: str) -> None:
-        """Log a warning and add it to the run's tag `clew.warnings`, one per line."""
-        super().warn(message)
-        self._warnings.append(" ".join(message.split()))
-        self.tags({names.TAG_WARNINGS: "\n".join(self._warnings)})
-
-    def recall(self) -> None:
-        """Read which values of validation the run has: who resumes it measures some again.
-
-        Raises:
-            TrackingError: the store does not say.
-        """
-        self.flush()  # what an earlier process left in the journal is among them
-        client = self._forwarder.client
-        with store.using(f"the validations of run {self.run_id}"):
-            for key in client.get_run(self.run_id).data.metrics:
-                if key.startswith(VALIDATION):
-                    self._recorded |= {
-                        (key, point.step): Metrics({key: point.value}, point.step, point.timestamp)
-                        for point in client.get_metric_history(self.run_id, key)
-                    }
-
-    def flush(self) -> None:
-        """Wait until the store has everything, or until an attempt at it has failed."""
-        self._forwarder.flush()
-
-    def finish(self, status: Status) -> None:
-        """Send the rest and end the run; a second call does nothing.
-
-        A Ctrl-C meanwhile shortens the sending; the run ends as it would have.
-        """
-        if self._ended:
-            return
-        try:
-            if self._system_metrics is not None:
-                self._system_metrics.stop()
-            self._keep_log()
-            self._forwarder.flush()
-            if refused := self._journal.num_refused:
-                self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
-        finally:
-            self._end(Finish(status, _now_ms()))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._log.end(error)
-        super().__exit__(kind, error, trace)
-
-    def _keep_log(self) -> None:
-        """Store what was said; a full disk must not change how the run ends."""
-        self._log.end()
-        text = self._log.text()
-        if not text:
-            return
-        try:
-            with working_folder("log") as folder:
-                path = folder / names.ARTIFACT_LOG
-                path.write_text(text, encoding="utf-8", errors="backslashreplace")
-                self.artifact(path)
-        except OSError as error:
-            logger.warning("the log of run %s is not kept (%s)", self.run_id, error)
-
-    def _end(self, end: Finish) -> None:
-        """Write the end to the journal, and send that; on a full disk, without the journal."""
-        is_told = False
-        try:
-            self._write(end)
-            is_told = True
-        except OSError as error:
-            logger.warning("the journal cannot take the end of run %s (%s)", self.run_id, error)
-        self._ended = True
-        try:
-            self._forwarder.close()
-            is_told = is_told or self._forwarder.send_now(end)
-        finally:
-            self._journal.close(keep=not is_told)
-            atexit.unregister(self._end_with_process)
-            if self._journal.num_waiting_bytes:
-                logger.warning(
-                    "run %s has ended but not all of it was sent (%s); send the rest from %s with "
-                    "`clew sync`",
-                    self.run_id,
-                    self._forwarder.problem,
-                    self._journal.folder,
-                )
-
-    def _write(self, message: Message) -> None:
-        with self._lock:
-            self._append(message)
-
-    def _append(self, message: Message) -> None:
-        if self._ended:
-            raise RuntimeError(f"run {self.run_id} has ended; {message.kind} comes too late")
-        self._journal.append(message)
-
-    def _time_of(self, key: str, value: float, step: int) -> int:
-        """Return when the run recorded this value: repeated with that time, it stays one point."""
-        return (
-            self._recorded[key, step].time_ms if self._has_recorded(key, value, step) else _now_ms()
+    adopted = os.environ.get("MLFLOW_RUN_ID")
+    with store.using("opening the run"):
+        if run_id is not None:
+            return _continue_run(client, run_id, "", run_name, tags)
+        if adopted:
+            run = _continue_run(client, adopted, "MLFLOW_RUN_ID: ", run_name, tags)
+            del os.environ["MLFLOW_RUN_ID"]
+            return run
+        return client.create_run(
+            find_experiment(client, experiment).experiment_id,
+            run_name=run_name,
+            tags=_source_tags() | dict(tags),
         )
 
-    def _has_recorded(self, key: str, value: float, step: int) -> bool:
-        recorded = self._recorded.get((key, step))
-        return recorded is not None and recorded.values[key] == value
 
-    def _end_with_process(self) -> None:
-        if os.getpid() == self._process_id:
-            self.finish("FAILED")
+def find_experiment(client: MlflowClient, name: str) -> Experiment:
+    """Find the experiment or create it.
+
+    Raises:
+        TrackingError: The name is empty, or the experiment is deleted.
+    """
+    if not name.strip():
+        raise TrackingError("tracking.experiment is empty; expected the name of an experiment")
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        experiment = _create_experiment(client, name)
+    if experiment.lifecycle_stage != "active":
+        raise TrackingError(
+            f"experiment {name!r} is deleted; bring it back with `mlflow experiments restore "
+            f"--experiment-id {experiment.experiment_id}`, or set tracking.experiment to another "
+            "name"
+        )
+    return experiment
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+def _create_experiment(client: MlflowClient, name: str) -> Experiment:
+    artifacts = store.artifact_root(client.tracking_uri)
+    location = None if artifacts is None else f"{artifacts}/{_folder_name(name)}"
+    try:
+        return client.get_experiment(client.create_experiment(name, artifact_location=location))
+    except MlflowException as error:
+        # Another process may have been a moment earlier.
+        experiment = client.get_experiment_by_name(name)
+        if error.error_code != "RESOURCE_ALREADY_EXISTS" or experiment is None:
+            raise
+        return experiment
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+def _folder_name(name: str) -> str:
+    """Return a name as that of a folder, in letters that mean the same in a path and an address.
+
+    MLflow takes a path with `%20` in it for an address, and looks elsewhere.
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name).strip(".")
+    if plain == name and len(name) <= 100:
+        return name
+    return f"{plain[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _shortened(text: str, limit: int) -> str:
-    """Return what MLflow keeps of a text: one that is too long ends with a note on its length."""
-    text = text.encode(errors="replace").decode()  # a path's bytes may be no text at all
-    note = f"… ({len(text)} characters in all)"
-    return text if len(text) <= limit else text[: limit - len(note)] + note
+def _continue_run(
+    client: MlflowClient, run_id: str, named_by: str, run_name: str | None, tags: Mapping[str, str]
+) -> Run:
+    """Make an existing run this process's own; a name that a person gave it stays."""
+    run = get_run(client, run_id, named_by)
+    is_named = run.info.run_name and not _INVENTED_NAME.fullmatch(run.info.run_name)
+    client.update_run(run_id, status="RUNNING", name=None if is_named else run_name)
+    client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)
+    return client.get_run(run_id)
+
+
+def _source_tags() -> dict[str, str]:
+    """Say who started the run, with what, as MLflow does it."""
+    tags = {
+        mlflow_tags.MLFLOW_USER: store.acting_person(),
+        mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
+        mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
+    }
+    if commit := git_commit():
+        tags[mlflow_tags.MLFLOW_GIT_COMMIT] = commit
+    return tags
+
+
+def preload_databases() -> None:
+    """Import what MLflow needs for a store in a database, which it does at the first connection."""
+    import mlflow.store.model_registry.sqlalchemy_store
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401

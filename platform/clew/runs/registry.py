@@ -15,7 +15,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from clew import names
 from clew.errors import ConfigError, TrackingError
 from clew.runs import store
-from clew.runs.opening import connect
 
 SERVABLE = "servable"
 """Name and type of the model entries that versions are made of."""
@@ -92,7 +91,7 @@ class Registry:
         Raises:
             TrackingError: the store does not answer or cannot be written.
         """
-        return cls(connect(store.tracking_uri()))
+        return cls(store.connect(store.tracking_uri()))
 
     def state(self, name: str) -> ModelState | None:
         """Return the model's aliases and tags as they are now; None if there is no such model."""

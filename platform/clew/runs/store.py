@@ -7,18 +7,24 @@ import getpass
 import hashlib
 import os
 import re
+import shutil
 import sqlite3
 import ssl
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
 
 from clew.errors import TrackingError, described
 from clew.files import waiting_lock
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 PROJECT_FILE = "MLproject"
 PROBE_SECONDS = 5.0
@@ -46,9 +52,9 @@ CLIENT_ENVIRONMENT = {
 }
 
 
-def project_root(start: Path | None = None) -> Path:
-    """Return the nearest folder upwards that holds `MLproject`, else the folder itself."""
-    start = (start or Path.cwd()).resolve()
+def project_root() -> Path:
+    """Return the nearest folder upwards that holds `MLproject`, else the working folder itself."""
+    start = Path.cwd()
     return next((p for p in (start, *start.parents) if (p / PROJECT_FILE).is_file()), start)
 
 
@@ -90,17 +96,6 @@ def acting_person() -> str:
         return "unknown"
 
 
-def folder_name(name: str) -> str:
-    """Return a name as that of a folder, in letters that mean the same in a path and an address.
-
-    MLflow takes a path with `%20` in it for an address, and looks elsewhere.
-    """
-    plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name).strip(".")
-    if plain == name and len(name) <= 100:
-        return name
-    return f"{plain[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
 def spool_root(uri: str | None = None) -> Path:
     """Return where unsent records wait: `$CLEW_SPOOL`, else `spool` beside the store."""
     if folder := os.environ.get("CLEW_SPOOL"):
@@ -123,6 +118,12 @@ def shown(text: str) -> str:
     """
     text = re.sub(r"(?<=://)[^/\s'\"][^\s'\"]*@", "***@", text)
     return re.sub(r"([?&][^=&\s'\"]+)=[^&\s'\"]+", r"\1=***", text)
+
+
+def public_address(uri: str) -> str:
+    """Return a server's address without user, password and query, which a browser asks for."""
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
 
 def in_use() -> str:
@@ -214,6 +215,44 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
         ) from None
 
 
+def connect(uri: str) -> "MlflowClient":
+    """Return a client of a store that answers and, if it is a file, can be written.
+
+    Raises:
+        TrackingError: The store cannot be used.
+    """
+    check_answers(uri)
+    check_writable(uri)
+    from mlflow import MlflowClient
+
+    with using("opening it", uri), creation_lock(uri):
+        if is_missing(uri):
+            _create_database(uri)
+        return MlflowClient(uri)
+
+
+def _create_database(uri: str) -> None:
+    """Make a new sqlite store, with artifacts beside it; it gets its name when it is whole.
+
+    A dashboard that looks for it meanwhile finds no store rather than half a store, and a process
+    that is killed here leaves nothing that the next one would take for a store.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    path, artifacts = database_path(uri), artifact_root(uri)
+    assert path is not None
+    assert artifacts is not None
+    prefix = f"{path.name}.new-"
+    for left in path.parent.iterdir():  # by a process that was killed
+        if left.name.startswith(prefix):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as work:
+        new = Path(work) / path.name
+        made = SqlAlchemyStore(f"{SQLITE_PREFIX}{quote(str(new))}", artifacts)  # type: ignore[no-untyped-call]
+        made.engine.dispose()
+        new.replace(path)
+
+
 def probe(uri: str) -> str | None:
     """Return why a tracking server does not answer, within seconds; None if it does.
 
@@ -222,10 +261,7 @@ def probe(uri: str) -> str | None:
     if not uri.startswith(("http://", "https://")):
         return None
     try:
-        parts = urlsplit(uri)
-        host = parts.netloc.rpartition("@")[2]
-        address = urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/health", "", ""))
-        with urllib.request.urlopen(address, timeout=PROBE_SECONDS):
+        with urllib.request.urlopen(f"{public_address(uri)}/health", timeout=PROBE_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         error.close()

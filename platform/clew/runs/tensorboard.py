@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from clew.extras import extra
-from clew.runs.base import FiniteFilter, Status, Tracker
+from clew.runs.base import Status, Tracker, finite
 
 
 class TensorBoardTracker(Tracker):
@@ -28,7 +28,6 @@ class TensorBoardTracker(Tracker):
         name = inner.run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         self.folder = folder / name
         self._writer = SummaryWriter(log_dir=str(self.folder))
-        self._finite = FiniteFilter()
 
     @property
     def run_id(self) -> str | None:
@@ -46,7 +45,7 @@ class TensorBoardTracker(Tracker):
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Pass on, and write finite values to the event file."""
         self.inner.metrics(values, step)
-        for key, value in self._finite(values, step)[0].items():
+        for key, value in finite(values).items():
             self._writer.add_scalar(key, value, step)
 
     def artifact(self, path: Path, folder: str = "") -> None:

@@ -8,8 +8,13 @@ from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.journal import Journal, list_journals
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.runs import RunRecord, find_run
-from clew.runs.reading.search import HEARTBEAT_LIMIT_SECONDS, last_sign_of_life, state_of
+from clew.runs.reading.runs import (
+    HEARTBEAT_LIMIT_SECONDS,
+    RunRecord,
+    find_run,
+    last_sign_of_life,
+    state_of,
+)
 
 
 def end_if_dead(run_id: str) -> None:

@@ -4,10 +4,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from clew import names
-from clew.runs.reading.metrics import headline_key
-from clew.runs.reading.runs import RunRecord
-from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs, state_of
-from clew.runs.reading.tables import number_text
+from clew.runs.reading.metrics import headline_key, number_text
+from clew.runs.reading.runs import RunRecord, state_of
+from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from clew.errors import TrackingError
-from clew.runs.reading import counting, search
+from clew.runs.reading import search
 from clew.runs.reading.metrics import metric_histories
-from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.saved_views import list_views, save_view
 from clew.runs.reading.search import RunQuery
 from tests.recorded import NUM_EPOCHS, Recorded
@@ -67,9 +67,9 @@ def test_counting_agrees_with_reading(
     large: None, query: RunQuery, is_database: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_database:
-        monkeypatch.setattr(counting, "database_of", lambda connected: None)
+        monkeypatch.setattr(search, "database_of", lambda connected: None)
     everything = search.search_runs(query, limit=1000)
-    assert counting.count_runs(query) == len(everything.runs)
+    assert search.count_runs(query) == len(everything.runs)
 
 
 def test_the_values_of_a_tag_are_those_of_all_active_runs(
@@ -78,18 +78,18 @@ def test_the_values_of_a_tag_are_those_of_all_active_runs(
     runs = search.search_runs(RunQuery(), limit=1000).runs
     variants = {run.tags["clew.variant"] for run in runs if "clew.variant" in run.tags}
     assert len(variants) > 2
-    assert counting.values_of_tag((), "clew.variant") == variants
+    assert search.values_of_tag((), "clew.variant") == variants
     (alone, *_) = (each for each in variants if each != "fp32")
     for run in runs:
         if run.tags.get("clew.variant") == alone:
             store.client.delete_run(run.run_id)
-    assert counting.values_of_tag((), "clew.variant") == variants - {alone}
+    assert search.values_of_tag((), "clew.variant") == variants - {alone}
     for experiment_id in {run.experiment_id for run in runs}:
         left = search.search_runs(RunQuery((experiment_id,)), limit=1000).runs
         expected = {run.tags["clew.variant"] for run in left if "clew.variant" in run.tags}
-        assert counting.values_of_tag((experiment_id,), "clew.variant") == expected
-    monkeypatch.setattr(counting, "database_of", lambda connected: None)
-    assert counting.values_of_tag((), "clew.variant") is None
+        assert search.values_of_tag((experiment_id,), "clew.variant") == expected
+    monkeypatch.setattr(search, "database_of", lambda connected: None)
+    assert search.values_of_tag((), "clew.variant") is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])
@@ -102,7 +102,7 @@ def test_the_first_offset_past_the_end(size: int, near: int) -> None:
         calls.append(offset)
         return offset < size
 
-    assert counting.first_unreached(reaches, near) == size
+    assert search.first_unreached(reaches, near) == size
     assert len(calls) < 27
     if near == size:
         assert len(calls) <= 2
@@ -174,7 +174,7 @@ def test_a_deleted_run_is_gone(store: Recorded) -> None:
     gone, kept = (store.runs[name] for name in MODELS[:2])
     store.client.delete_run(gone)
     assert [run.run_id for run in search.find_runs([gone, kept])] == [kept]
-    assert counting.count_runs(RunQuery()) == 1
+    assert search.count_runs(RunQuery()) == 1
 
 
 def test_histories(recorded: Recorded, use: Callable[[str], None]) -> None:
@@ -206,7 +206,7 @@ def record(status: str, **tags: str) -> RunRecord:
     ],
 )
 def test_states(run: RunRecord, state: str) -> None:
-    assert search.state_of(run, now=2000.0) == state
+    assert state_of(run, now=2000.0) == state
 
 
 def test_a_store_that_is_none(tmp_path: Path, use: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 The curve of epochs says how far a training run is, and how long the rest takes.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,13 @@ def headline_key(run: RunRecord) -> str:
     if key not in run.metrics and (tested := key.replace("valid/", "test/")) in run.metrics:
         return tested
     return key
+
+
+def number_text(value: float, digits: int = 4) -> str:
+    """Return a number with `digits` significant digits, without an exponent where it is short."""
+    if not 1e-4 <= abs(value) < 1e6:
+        return "0" if value == 0 else f"{value:.{digits - 1}e}"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
 def metric_histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:

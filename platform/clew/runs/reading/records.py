@@ -4,7 +4,6 @@ So two people at once lose nothing, and nothing is ever overwritten.
 """
 
 import json
-import tempfile
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from clew import names
 from clew.errors import DataError, TrackingError, described
 from clew.runs import store
-from clew.runs.reading.runs import client, find_run
+from clew.runs.reading.runs import client, fetched, find_run, list_artifact_folders
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -115,15 +114,9 @@ def read(run_id: str, folder: str, decode: Callable[[Any], RecordT]) -> Kept[Rec
     Raises:
         TrackingError: the run is gone or its artifacts cannot be read.
     """
-    find_run(run_id)
-    with store.using(f"{folder} of run {run_id}"), tempfile.TemporaryDirectory() as temporary:
-        connected = client()
-        if not connected.list_artifacts(run_id, folder):
-            return Kept(())
-        try:
-            path = Path(connected.download_artifacts(run_id, folder, temporary))
-        except OSError as error:
-            raise TrackingError(f"{folder} of run {run_id} cannot be read ({error})") from None
+    if folder not in list_artifact_folders(run_id):
+        return Kept(())
+    with fetched(run_id, folder) as path:
         return _read_folder(path, decode)
 
 

@@ -1,4 +1,4 @@
-"""Finds a run and reads what it recorded: tags, parameters, configuration, artifacts.
+"""Finds a run and reads what it recorded: state, tags, parameters, configuration, artifacts.
 
 A folder can be added to its artifacts after it has ended.
 """
@@ -7,11 +7,12 @@ import functools
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import FileInfo, Run
@@ -21,6 +22,11 @@ from clew import names
 from clew.config.yaml_text import read_yaml
 from clew.errors import ConfigError, TrackingError, described
 from clew.runs import store
+
+HEARTBEAT_LIMIT_SECONDS = 120.0
+"""A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
+
+State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def find_run(run_id: str) -> RunRecord:
     Raises:
         TrackingError: there is no such run, or the store does not answer.
     """
-    return record_of(_get_run(client(), run_id))
+    return record_of(get_run(client(), run_id))
 
 
 def record_of(run: Run) -> RunRecord:
@@ -102,6 +108,23 @@ def record_of(run: Run) -> RunRecord:
         metrics=dict(run.data.metrics),
         artifact_uri=run.info.artifact_uri or "",
     )
+
+
+def state_of(run: RunRecord, now: float | None = None) -> State:
+    """Return the run's state; one that says RUNNING but has long been silent is stuck."""
+    state = run.status.lower()
+    if state != "running":
+        return state  # type: ignore[return-value]
+    silent = (time.time() if now is None else now) - last_sign_of_life(run)
+    return "stuck" if silent > HEARTBEAT_LIMIT_SECONDS else "running"
+
+
+def last_sign_of_life(run: RunRecord) -> float:
+    """Return when the run was last heard of, in seconds since the epoch."""
+    try:
+        return float(run.tags[names.TAG_HEARTBEAT])
+    except (KeyError, ValueError):
+        return run.started_ms / 1000
 
 
 def read_config(run_id: str) -> dict[str, object]:
@@ -165,7 +188,7 @@ def download_artifact(run_id: str, path: str, folder: Path) -> Path:
         TrackingError: the run has no such artifact.
     """
     connected = client()
-    _get_run(connected, run_id)
+    get_run(connected, run_id)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         # A local store and a server lay a download out differently; here it is one way.
@@ -206,12 +229,17 @@ def _put(found: Path, target: Path) -> Path:
 
 def _infos(run_id: str, path: str) -> list[FileInfo]:
     connected = client()
-    _get_run(connected, run_id)
+    get_run(connected, run_id)
     with store.using(f"artifacts of run {run_id} under {path or 'its root'}"):
         return list(connected.list_artifacts(run_id, path or None))
 
 
-def _get_run(connected: MlflowClient, run_id: str) -> Run:
+def get_run(connected: MlflowClient, run_id: str, named_by: str = "") -> Run:
+    """Return a run as MLflow has it; `named_by` says where its id is from, as in `MLFLOW_RUN_ID: `.
+
+    Raises:
+        TrackingError: there is no such run, or it was deleted.
+    """
     with store.using(f"run {run_id}"):
         try:
             run = connected.get_run(run_id)
@@ -219,11 +247,12 @@ def _get_run(connected: MlflowClient, run_id: str) -> Run:
             if error.error_code not in store.MISSING:
                 raise
             raise TrackingError(
-                f"no run {run_id} in {store.shown(connected.tracking_uri)}; take the id of a run "
-                "that is there, or set MLFLOW_TRACKING_URI to its store"
+                f"{named_by}no run {run_id} in {store.shown(connected.tracking_uri)}; take the id "
+                "of a run that is there, or set MLFLOW_TRACKING_URI to its store"
             ) from None
     if run.info.lifecycle_stage != "active":
         raise TrackingError(
-            f"run {run_id} is deleted; bring it back with `mlflow runs restore --run-id {run_id}`"
+            f"{named_by}run {run_id} is deleted; bring it back with `mlflow runs restore --run-id "
+            f"{run_id}`"
         )
     return run

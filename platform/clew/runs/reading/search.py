@@ -1,34 +1,32 @@
 """Searches runs page by page, so that a store of many thousand runs answers as fast as a small one.
 
 The tracking server filters, orders and cuts; nothing here reads more than it shows. How many runs
-there are: `clew.runs.reading.counting`.
+there are, and which values a tag has, MLflow's client cannot be asked either. A database is,
+through MLflow's own tables; of a server, the number of runs is found by asking which offsets are
+past the end, first near the number that it was before.
 """
 
 import logging
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from mlflow import MlflowClient, entities
-from mlflow.entities import ViewType
+from mlflow.entities import LifecycleStage, ViewType
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
 
 from clew import names
 from clew.errors import TrackingError
 from clew.runs import store
-from clew.runs.reading.runs import RunRecord, client, record_of
+from clew.runs.reading.runs import RunRecord, client, database_of, record_of
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_LIMIT_SECONDS = 120.0
-"""A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
 MAX_IDS_PER_FILTER = 50
 EXPERIMENTS_PER_PAGE, RUNS_PER_PAGE = 500, 100
-
-State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
+MAX_COUNT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -223,18 +221,82 @@ def page_token(offset: int) -> str | None:
     return str(SearchUtils.create_page_token(offset).decode())  # type: ignore[no-untyped-call]
 
 
-def state_of(run: RunRecord, now: float | None = None) -> State:
-    """Return the run's state; one that says RUNNING but has long been silent is stuck."""
-    state = run.status.lower()
-    if state != "running":
-        return state  # type: ignore[return-value]
-    silent = (time.time() if now is None else now) - last_sign_of_life(run)
-    return "stuck" if silent > HEARTBEAT_LIMIT_SECONDS else "running"
+def count_runs(query: RunQuery, *, near: int = 0) -> int:
+    """Return how many runs match.
+
+    Where it cannot be asked, it is found by doubling and halving the offset of a page of one: from
+    a good guess (`near`) by two searches, from none by about two for each power of two.
+    """
+    with store.using("the number of runs"):
+        connected = client()
+        ids, text = experiment_ids_of(connected, query), filter_string(query)
+        base = database_of(connected)
+        if base is not None and text == filter_string(RunQuery(status=query.status)):
+            return _count(base, ids, query.status)
+
+        def reaches(offset: int) -> bool:
+            page = connected.search_runs(
+                ids, text, ViewType.ACTIVE_ONLY, max_results=1, page_token=page_token(offset)
+            )
+            return len(page) > 0
+
+        return first_unreached(reaches, near)
 
 
-def last_sign_of_life(run: RunRecord) -> float:
-    """Return when the run was last heard of, in seconds since the epoch."""
-    try:
-        return float(run.tags[names.TAG_HEARTBEAT])
-    except (KeyError, ValueError):
-        return run.started_ms / 1000
+def _count(base: Any, experiment_ids: Sequence[str], status: str) -> int:
+    """Count the active runs of experiments in a database; an empty status stands for each."""
+    from mlflow.store.tracking.dbmodels.models import SqlRun
+    from sqlalchemy import func
+
+    with base.ManagedSessionMaker() as session:
+        counted = session.query(func.count()).select_from(SqlRun).filter(*_active(experiment_ids))
+        return int((counted.filter(SqlRun.status == status) if status else counted).scalar())
+
+
+def _active(experiment_ids: Sequence[str]) -> tuple[Any, Any]:
+    """Return the conditions on MLflow's table of runs for the active ones of experiments."""
+    from mlflow.store.tracking.dbmodels.models import SqlRun
+
+    is_active: Any = SqlRun.lifecycle_stage == LifecycleStage.ACTIVE
+    return SqlRun.experiment_id.in_(map(int, experiment_ids)), is_active
+
+
+def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
+    """Return the smallest offset that `reaches` denies, given that it denies all after it.
+
+    Steps away from the guess `near` double until they are past the end, or before it.
+    """
+    reached, beyond, step = near - 1, near, 1 if near else 64
+    if near and not reaches(reached):
+        reached, beyond = near - 2, near - 1
+        while reached >= 0 and not reaches(reached):
+            reached, beyond, step = max(reached - step, -1), reached, 2 * step
+    else:
+        while beyond < MAX_COUNT and reaches(beyond):
+            reached, beyond, step = beyond, beyond + step, 2 * step
+    while beyond - reached > 1:
+        middle = (reached + beyond) // 2
+        if reaches(middle):
+            reached = middle
+        else:
+            beyond = middle
+    return beyond
+
+
+def values_of_tag(experiment_ids: tuple[str, ...], key: str) -> set[str] | None:
+    """Return the values that a tag has among the runs of experiments, of all if none is named.
+
+    None where the store is no database, and only reading all runs would tell.
+    """
+    with store.using(f"the values of {key}"):
+        connected = client()
+        base = database_of(connected)
+        if base is None:
+            return None
+        from mlflow.store.tracking.dbmodels.models import SqlRun, SqlTag
+
+        ids = experiment_ids_of(connected, RunQuery(experiment_ids))
+        with base.ManagedSessionMaker() as session:
+            tags = session.query(SqlTag.value).join(SqlRun, SqlRun.run_uuid == SqlTag.run_uuid)
+            rows = tags.filter(SqlTag.key == key, *_active(ids)).distinct()
+            return {value for (value,) in rows}

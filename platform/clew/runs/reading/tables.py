@@ -2,13 +2,12 @@
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from clew.runs.reading.comparison import Cell, Comparison, Statistic
+from clew.runs.reading.metrics import number_text
 
-PLUS_MINUS = "±"
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -29,20 +28,13 @@ _LATEX = {
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 
 
-def number_text(value: float, digits: int = 4) -> str:
-    """Return a number with `digits` significant digits, without an exponent where it is short."""
-    if not 1e-4 <= abs(value) < 1e6:
-        return "0" if value == 0 else f"{value:.{digits - 1}e}"
-    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
-
-
 def statistic_text(value: Statistic | None) -> str:
     """Return `mean ± deviation`, or the value alone where it does not vary."""
     if value is None:
         return ""
     if value.deviation is None or value.deviation <= 1e-9 * abs(value.mean):
         return number_text(value.mean)
-    return f"{number_text(value.mean)} {PLUS_MINUS} {number_text(value.deviation, 2)}"
+    return f"{number_text(value.mean)} ± {number_text(value.deviation, 2)}"
 
 
 def ratio_text(cell: Cell) -> str:

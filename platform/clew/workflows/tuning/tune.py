@@ -18,7 +18,8 @@ from clew.config.load import flatten
 from clew.config.search_space import SearchSpace, load_space
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, Interrupted, UsageError
-from clew.runs.mlflow_store import MlflowTracker, open_tracker
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.tracker import MlflowTracker
 from clew.workflows.clusters.cluster import opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
 from clew.workflows.dead_runs import end_if_dead

@@ -1,0 +1,293 @@
+"""The tracker that records a run in MLflow, and never waits for it, except at the end.
+
+It makes messages and writes them to the `Journal` on the disk; the `Forwarder` is the thread that
+sends them, through `Delivery`, which knows MLflow. A second thread samples the machine.
+"""
+
+import atexit
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clew import names
+from clew.config.services import TrackingConfig
+from clew.files import working_folder
+from clew.runs import store
+from clew.runs.base import Status, Tracker, check_key, finite, parameter_key
+from clew.runs.delivery import Delivery
+from clew.runs.forwarder import Forwarder, Pace
+from clew.runs.hardware import sample_machine
+from clew.runs.journal import Journal
+from clew.runs.messages import (
+    Artifact,
+    Checkpoint,
+    DataSet,
+    Finish,
+    Message,
+    Metrics,
+    Params,
+    Tags,
+)
+
+logger = logging.getLogger(__name__)
+
+VALIDATION = names.metric("valid", "")
+"""Keys of the metrics that a checkpoint repeats begin so."""
+MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
+MAX_TAG_CHARACTERS = 8000
+MAX_LOG_LINES = 5000
+"""Of a longer log the last lines stay."""
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+class RunLog(logging.Handler):
+    """Keeps in memory what Clew logs while a run lasts, to be kept among its artifacts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
+        self._lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
+        self._source = logging.getLogger("clew")
+        self._source.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self._lines.append(self.format(record))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Take no further messages; the last line says what ended the run, if anything did."""
+        self._source.removeHandler(self)
+        if error is not None:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            record = logging.LogRecord("clew", logging.ERROR, "", 0, said, None, None)
+            self.emit(record)
+
+    def text(self) -> str:
+        """Return all lines; empty if nothing was said."""
+        return "".join(f"{line}\n" for line in self._lines)
+
+
+class MlflowTracker(Tracker):
+    """Records a run; what could not be sent at its end stays in its journal for `clew sync`."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        run: Run,
+        journal: Journal,
+        tracking: TrackingConfig,
+        pace: Pace,
+    ) -> None:
+        self._run_id = str(run.info.run_id)
+        self._client = client
+        self._journal = journal
+        self._log_checkpoints = tracking.log_checkpoints
+        self._left_out: set[str] = set()
+        """Metrics of which a value was not finite."""
+        self._lock = threading.Lock()
+        self._recorded: dict[tuple[str, int], Metrics] = {}
+        """What said the values of validation, by key and step."""
+        self._ended = False
+        self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
+        self._process_id = os.getpid()
+        self._log = RunLog()
+        self._forwarder = Forwarder(Delivery(client, journal), pace)
+        self._forwarder.start()
+        self._is_ending = threading.Event()
+        self._sampling: threading.Thread | None = None
+        if tracking.log_system_metrics:
+            sampled = (self.metrics, self._is_ending)
+            self._sampling = threading.Thread(
+                target=sample_machine, args=sampled, name="clew-system-metrics", daemon=True
+            )
+            self._sampling.start()
+        atexit.register(self._end_with_process)
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the run in MLflow."""
+        return self._run_id
+
+    def params(self, values: Mapping[str, object]) -> None:
+        """Record parameters; a value that MLflow would cut ends with a note on its length."""
+        texts = {parameter_key(key): _text(value) for key, value in values.items()}
+        self._write(Params({k: shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Record tags."""
+        for key in values:
+            check_key(key)
+        self._write(Tags({k: shortened(v, MAX_TAG_CHARACTERS) for k, v in values.items()}))
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Record metric values; they are sent every few seconds, many at once."""
+        kept = finite(values)
+        new = {k: v for k, v in kept.items() if not self._has_recorded(k, v, step)}
+        if new:
+            message = Metrics(new, step, _now_ms())
+            self._write(message)
+            self._recorded |= {(k, step): message for k in new if k.startswith(VALIDATION)}
+        for key in [key for key in values if key not in kept and key not in self._left_out]:
+            self._left_out.add(key)
+            self.warn(
+                f"{key} was {float(values[key])} at step {step}; values that are not finite are "
+                "left out of the run"
+            )
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Store a file, or a folder under its own name, in `folder` of the run."""
+        with self._lock:
+            self._append(Artifact(self._journal.stage(path), folder))
+
+    def checkpoint(
+        self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
+    ) -> None:
+        """Store a checkpoint as an artifact and as a model entry with its metrics."""
+        if not self._log_checkpoints:
+            return
+        kept = finite(metrics)
+        times = {key: self._time_of(key, value, step) for key, value in kept.items()}
+        with self._lock:
+            staged = self._journal.stage(path, link=True)
+            self._append(Checkpoint(staged, folder, step, kept, times))
+
+    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
+        """Record a data set as an input of the run."""
+        self._write(DataSet(name, fingerprint, source, context))
+
+    def warn(self, message: str) -> None:
+        """Log a warning and add it to the run's tag `clew.warnings`, one per line."""
+        super().warn(message)
+        self._warnings.append(" ".join(message.split()))
+        self.tags({names.TAG_WARNINGS: "\n".join(self._warnings)})
+
+    def recall(self) -> None:
+        """Read which values of validation the run has: who resumes it measures some again.
+
+        Raises:
+            TrackingError: the store does not say.
+        """
+        self.flush()  # what an earlier process left in the journal is among them
+        with store.using(f"the validations of run {self.run_id}"):
+            for key in self._client.get_run(self.run_id).data.metrics:
+                if key.startswith(VALIDATION):
+                    self._recorded |= {
+                        (key, point.step): Metrics({key: point.value}, point.step, point.timestamp)
+                        for point in self._client.get_metric_history(self.run_id, key)
+                    }
+
+    def flush(self) -> None:
+        """Wait until the store has everything, or until an attempt at it has failed."""
+        self._forwarder.flush()
+
+    def finish(self, status: Status) -> None:
+        """Send the rest and end the run; a second call does nothing.
+
+        A Ctrl-C meanwhile shortens the sending; the run ends as it would have.
+        """
+        if self._ended:
+            return
+        try:
+            self._is_ending.set()
+            if self._sampling is not None:
+                self._sampling.join()
+            self._keep_log()
+            self._forwarder.flush()
+            if refused := self._journal.num_refused:
+                self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
+        finally:
+            self._end(Finish(status, _now_ms()))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._log.end(error)
+        super().__exit__(kind, error, trace)
+
+    def _keep_log(self) -> None:
+        """Store what was said; a full disk must not change how the run ends."""
+        self._log.end()
+        text = self._log.text()
+        if not text:
+            return
+        try:
+            with working_folder("log") as folder:
+                path = folder / names.ARTIFACT_LOG
+                path.write_text(text, encoding="utf-8", errors="backslashreplace")
+                self.artifact(path)
+        except OSError as error:
+            logger.warning("the log of run %s is not kept (%s)", self.run_id, error)
+
+    def _end(self, end: Finish) -> None:
+        """Write the end to the journal, and send that; on a full disk, without the journal."""
+        is_told = False
+        try:
+            self._write(end)
+            is_told = True
+        except OSError as error:
+            logger.warning("the journal cannot take the end of run %s (%s)", self.run_id, error)
+        self._ended = True
+        try:
+            self._forwarder.close()
+            is_told = is_told or self._forwarder.send_now(end)
+        finally:
+            self._journal.close(keep=not is_told)
+            atexit.unregister(self._end_with_process)
+            if self._journal.num_waiting_bytes:
+                logger.warning(
+                    "run %s has ended but not all of it was sent (%s); send the rest from %s with "
+                    "`clew sync`",
+                    self.run_id,
+                    self._forwarder.problem,
+                    self._journal.folder,
+                )
+
+    def _write(self, message: Message) -> None:
+        with self._lock:
+            self._append(message)
+
+    def _append(self, message: Message) -> None:
+        if self._ended:
+            raise RuntimeError(f"run {self.run_id} has ended; {message.kind} comes too late")
+        self._journal.append(message)
+
+    def _time_of(self, key: str, value: float, step: int) -> int:
+        """Return when the run recorded this value: repeated with that time, it stays one point."""
+        return (
+            self._recorded[key, step].time_ms if self._has_recorded(key, value, step) else _now_ms()
+        )
+
+    def _has_recorded(self, key: str, value: float, step: int) -> bool:
+        recorded = self._recorded.get((key, step))
+        return recorded is not None and recorded.values[key] == value
+
+    def _end_with_process(self) -> None:
+        if os.getpid() == self._process_id:
+            self.finish("FAILED")
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return what MLflow keeps of a text: one that is too long ends with a note on its length."""
+    text = text.encode(errors="replace").decode()  # a path's bytes may be no text at all
+    note = f"… ({len(text)} characters in all)"
+    return text if len(text) <= limit else text[: limit - len(note)] + note
