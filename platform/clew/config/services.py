@@ -124,8 +124,8 @@ class TrackingConfig(Section):
     run_name: str | None = None
     """Name of the run; unset: the data set, the model and the variant."""
     log_system_metrics: bool = True
-    """Let MLflow sample CPU, memory, disk, network and GPU under `system/`, if the run takes longer
-    than a minute."""
+    """Record CPU, memory, disk, network and GPU with MLflow's samplers under `system/`, if the run
+    takes longer than a minute."""
     log_mfu: bool = True
     """Count the model's floating-point operations once and report the share of the device's peak
     rate."""

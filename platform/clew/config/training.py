@@ -63,7 +63,7 @@ class TrainingConfig(Section):
     peer_timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, gt=0)
     """Under `torchrun`, how long a process waits for the others before it stops and names the
     process that died or hangs. It must be longer than an evaluation, because the other processes
-    wait for the one that evaluates."""
+    wait while the main process evaluates."""
     checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
     """Epochs between two checkpoints; 0: only the last checkpoint. TracIn sums over the
     checkpoints."""
