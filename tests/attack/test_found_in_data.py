@@ -35,7 +35,7 @@ def test_texts_in_hdf5_that_are_searched_for_ever(
     second = whole.index(b"GCOL") + 40  # the heap's own 16 bytes, 24 of its first text
     path.write_bytes(whole[:second] + b'"' + whole[second:])
     monkeypatch.setattr(hdf5_store, "MAX_PROCESSOR_SECONDS", 0.2)
-    refused(lambda: read_frames(path), "HDF5 fails to read it")
+    refused(lambda: read_frames(path), "HDF5 cannot read the file")
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,9 @@ def test_a_folder_of_other_files_is_refused_before_time_is_estimated(
 ) -> None:
     (tmp_path / "mine.txt").write_text("notes")
     said: list[str] = []
-    with pytest.raises(ConfigError, match=r"--output-dir .* contains other files; give a new folder"):
+    with pytest.raises(
+        ConfigError, match=r"--output-dir .* contains other files; give a new folder"
+    ):
         validate_influence(request_of(trained, tmp_path), say=said.append)
     assert said == []
 

@@ -8,7 +8,7 @@ import pandas as pd
 from clew.api.tables import FACT, TEST
 
 FOR, AGAINST = "#1F88CB", "#D55E00"
-"""Blue (a little lighter) and vermilion of Okabe and Ito, which colour-blind people can tell apart."""
+"""Okabe and Ito's blue (a little lighter) and vermilion, a pair safe for colour-blind people."""
 SIDES = alt.Scale(domain=["proponent", "opponent"], range=[FOR, AGAINST])
 BAR_PIXELS = 18
 LABEL_PIXELS = 420
