@@ -36,7 +36,7 @@ class TripleData(Section):
     test: Annotated[str | None, TRAIN_FLAG] = None
     """File of test triples; empty for none."""
     entity_to_id: Annotated[str | None, TRAIN_FLAG] = None
-    """Dictionary `name<TAB>id` of entities; with it, triples may contain names or ids."""
+    """Dictionary `name<TAB>id` of entities; with it, triples can contain names or ids."""
     relation_to_id: Annotated[str | None, TRAIN_FLAG] = None
     """Dictionary `name<TAB>id` of relations."""
     node_name_dict: str | None = None

@@ -83,7 +83,7 @@ class Study(Section):
     """Name of the study."""
     command: Literal["train", "tracin"] = "train"
     """What a cell runs. `tracin`: each seed's model is trained once, with the base configuration,
-    and every variant explains it; variants may then set only `influence.*`."""
+    and every variant explains it; variants can then set only `influence.*`."""
     tests: str | None = None
     """With `tracin`, the file of triples to explain."""
     base: str
