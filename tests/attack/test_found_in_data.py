@@ -171,4 +171,6 @@ def test_scores_that_are_not_finite_are_said() -> None:
 @pytest.mark.parametrize("pixels", [10**400, [[10**400, 0.0]], [[1e300, 0.0]], [["a", 0.0]]])
 @pytest.mark.parametrize("finite", [True, False])
 def test_pixels_that_are_no_numbers_of_a_network(pixels: Any, finite: bool) -> None:
-    refused(lambda: WindowPredictor._array("images", pixels, (1, 2), finite=finite), "no array of")
+    refused(
+        lambda: WindowPredictor._array("images", pixels, (1, 2), finite=finite), "not an array of"
+    )
