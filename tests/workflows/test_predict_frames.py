@@ -87,7 +87,7 @@ def test_rows_are_those_of_single_windows(sequences: StoredRun, tmp_path: Path) 
     metadata = table.schema.metadata
     assert metadata[b"clew.unit"] == b"km"
     assert metadata[b"clew.target"] == b"target"
-    assert "of 10 test windows, they contain" in result.table()
+    assert "of 10 test windows they hold" in result.table()
     assert [path.name for path in tmp_path.iterdir() if path.name != "new"] == ["out.parquet"]
 
 
