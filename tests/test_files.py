@@ -144,7 +144,7 @@ def test_an_error_does_not_name_a_working_folder(tmp_path: Path) -> None:
     [
         (OSError(errno.ENOSPC, "", "/gone/for/good"), 3, "/: No space left on device; free"),
         (OSError(errno.EFBIG, "", "here/file"), 3, ".: File too large; raise the limit"),
-        (OSError(errno.EROFS, "", "/a/b"), 2, "/a/b: Read-only file system; name a place"),
+        (OSError(errno.EROFS, "", "/a/b"), 2, "/a/b: Read-only file system; choose another"),
         (OSError(errno.ENAMETOOLONG, "", "x" * 5000), 2, "xx: File name too long; give"),
         (OSError(errno.ENOSPC, ""), 3, "No space left on device; free some"),
         (

@@ -7,7 +7,7 @@
     model.predict(head="virus", relation="causes")
     clew.attribute(model, [("virus", "causes", "pathologic_function")]).proponents
 
-`import clew` takes milliseconds: torch, MLflow and pandas are imported where one of these functions
+`import clew` takes milliseconds: torch, MLflow and pandas are imported when one of these functions
 is first used.
 """
 

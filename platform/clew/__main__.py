@@ -1,4 +1,4 @@
-"""`python -m clew`: the command line, with one line and an exit code for every error."""
+"""`python -m clew`: the command line. Every error becomes one line and an exit code."""
 
 import logging
 import os
@@ -15,15 +15,18 @@ from clew.errors import ClewError, UsageError, of_the_system, printable
 from clew.processes import collect_garbage_rarely, end_with_parent, typed_command
 
 MAX_CHARACTERS = 1_500
-"""Of a message; what leads to one may be of any length."""
+"""Longest error message; longer ones, for example with a long file name, are cut."""
 AGAIN_SECONDS = 0.05
-"""Until a SIGTERM whose interruption was lost is sent again; what lost it has returned by then."""
+"""Delay before a SIGTERM whose KeyboardInterrupt was lost is sent again.
+
+By then, the destructor or callback that lost the KeyboardInterrupt has returned.
+"""
 
 
 def main() -> None:
     """Run the command line and exit with the code that `clew.errors` lists.
 
-    A SIGTERM ends a command as Ctrl-C does, so that its run is closed and does not look alive.
+    A SIGTERM stops a command like Ctrl-C does, so that its run is closed and does not look alive.
     """
     signal.signal(signal.SIGTERM, _end_once)
     sys.unraisablehook = _end_nevertheless
@@ -31,13 +34,13 @@ def main() -> None:
     collect_garbage_rarely()
     try:
         os.getcwd()
-    except OSError:  # Intel's MKL would end the process, with words of its own
+    except OSError:  # Intel's MKL would end the process with its own message
         problem = "the current folder does not exist any more; change to one that exists"
         sys.exit(_report(problem, UsageError.exit_code))
     prepare_environment()
     from clew.cli.options import is_main_process
 
-    # Of the processes that torchrun starts, one tells what goes on; errors come from each.
+    # Of the processes that torchrun starts, only the main one logs progress; all report errors.
     usual = "INFO" if is_main_process() else "WARNING"
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(_OneLine("clew: %(message)s"))
@@ -51,25 +54,27 @@ def main() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Shows what does not print in a message as its code: names of files may hold anything."""
+    """Escapes characters that cannot be printed; a file name can contain any character."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         return printable(super().formatMessage(record))
 
 
 def _end_once(_number: int, _frame: FrameType | None) -> None:
-    """End a command at its first SIGTERM; a later one would interrupt what it closes.
+    """Stop the command at the first SIGTERM and ignore later ones, which would interrupt cleanup.
 
-    Of a parent that is killed, Linux sends one for each of its threads (see `end_with_parent`).
+    When a parent process is killed, Linux sends one SIGTERM for each of the parent's threads (see
+    `end_with_parent`).
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
-    """Report what a destructor or a callback raised; send a SIGTERM again that came within one.
+    """Report an exception from a destructor or callback, or send a SIGTERM again if it was lost.
 
-    Python goes on after such an exception, so the command would too, and ignore each later SIGTERM.
+    Python continues after an exception in a destructor or callback. If the exception comes from a
+    SIGTERM, the command would also continue, and would ignore every later SIGTERM.
     """
     came = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     if not (came and isinstance(lost.exc_value, KeyboardInterrupt)):
@@ -77,22 +82,22 @@ def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
         return
     signal.signal(signal.SIGTERM, _end_once)
     again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
-    again.daemon = True  # a command that ends before needs no signal
+    again.daemon = True  # if the command ends before, it needs no signal
     again.start()
 
 
 def prepare_environment() -> None:
     """Set the variables that MLflow and torch read when they are imported."""
-    from clew.runs.processor import prepare_threads  # `clew.runs` sets those of MLflow
+    from clew.runs.processor import prepare_threads  # `clew.runs` sets the variables of MLflow
 
     prepare_threads(os.environ)
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code; errors become one line on standard error."""
+    """Run one command and return its exit code; an error becomes one line on standard error."""
     from clew.cli import cli
 
-    # An empty value counts as not given; `mlflow run` passes every option.
+    # An option with an empty value counts as not given, because `mlflow run` passes every option.
     given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
     typed_command.set(shlex.join(["clew", *given]))
     try:
@@ -111,7 +116,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, exit_code: int) -> int:
-    """Write a message as one line that any terminal shows as it is."""
+    """Write a message to standard error as one line of printable characters."""
     line = " ".join(message.split())
     if len(line) > MAX_CHARACTERS:
         line = line[: MAX_CHARACTERS - 1] + "…"

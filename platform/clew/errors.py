@@ -2,21 +2,21 @@
 
     ClewError                     1
     ├── UsageError                2   wrong use, configuration or data
-    │   ├── ConfigError               a key, a value, or values that do not fit together
-    │   ├── DataError                 a data file: names file, line and the offending text
-    │   ├── CheckpointError           a checkpoint that is missing, incomplete or of another model
-    │   ├── TrackingError             the tracking store: unreachable, or an entry is missing
-    │   ├── ClusterError              a cluster: unreachable, full, or with other code on a node
-    │   └── PlaceError                a file or folder that the system does not let us use
+    │   ├── ConfigError               a key or value is invalid, or values do not fit together
+    │   ├── DataError                 a data file is invalid; names file, line and offending text
+    │   ├── CheckpointError           a checkpoint is missing, incomplete or of another model
+    │   ├── TrackingError             the tracking store is unreachable, or an entry is missing
+    │   ├── ClusterError              a cluster is unreachable, full, or has other code on a node
+    │   └── PlaceError                the system does not allow the use of a file or folder
     ├── ProtectedStop             3   stopped to protect the result
-    │   ├── DiskError                 the disk is full or broken, a file too large
+    │   ├── DiskError                 the disk is full or broken, or a file is too large
     │   ├── NonFiniteLossError        the loss, a gradient or a score is NaN or infinite
     │   ├── PeerError                 another process of the run died or hangs
     │   ├── OutOfMemoryError          the device has too little memory
     │   └── PromotionRefused          a check of the promotion gate failed
     └── Interrupted             130   stopped by the user; the last checkpoint is kept
 
-A message is one line: what was given, what was expected, what to do.
+A message is one line. It says what was given, what was expected and what to do.
 """
 
 import difflib
@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 
 class ClewError(Exception):
-    """Root of every deliberate error."""
+    """Base class of every error that Clew raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
@@ -42,15 +42,15 @@ class UsageError(ClewError, ValueError):
 
 
 class ConfigError(UsageError):
-    """A configuration key or value, or values that do not fit together."""
+    """A configuration key or value is invalid, or values do not fit together."""
 
 
 class DataError(UsageError):
-    """A data file that cannot be used; the message names file, line and offending text."""
+    """A data file cannot be used; the message names the file, the line and the offending text."""
 
 
 class CheckpointError(UsageError):
-    """A checkpoint that is missing, incomplete or belongs to another model."""
+    """A checkpoint is missing, is incomplete or belongs to another model."""
 
 
 class TrackingError(UsageError):
@@ -58,25 +58,25 @@ class TrackingError(UsageError):
 
 
 class ClusterError(UsageError):
-    """A cluster that cannot be used: unreachable, full, or with other code or data on a node."""
+    """A cluster is unreachable, is full, or has other code or data on a node."""
 
 
 class PlaceError(UsageError):
-    """A file or folder that cannot be used: protected, or its path is wrong or too long."""
+    """A file or folder is protected, or its path is wrong or too long."""
 
 
 class ProtectedStop(ClewError):
-    """Stopped to protect the result."""
+    """The command stopped to protect the result."""
 
     exit_code: ClassVar[int] = 3
 
 
 class DiskError(ProtectedStop):
-    """The disk is full or broken, or a file would be larger than is allowed."""
+    """The disk is full or broken, or a file would be larger than allowed."""
 
 
 class NonFiniteLossError(ProtectedStop):
-    """The loss or a gradient became NaN or infinite; the last good checkpoint is kept."""
+    """The loss, a gradient or a score is NaN or infinite; the last good checkpoint is kept."""
 
 
 class PeerError(ProtectedStop):
@@ -92,17 +92,17 @@ class PromotionRefused(ProtectedStop):
 
 
 class Interrupted(ClewError):
-    """Stopped by the user; the last checkpoint is kept."""
+    """The user stopped the command; the last checkpoint is kept."""
 
     exit_code: ClassVar[int] = 130
 
 
 def described(error: BaseException) -> str:
-    """Say in one line, of at most 300 characters, what a library's error says.
+    """Return a library's error as one line of at most 300 characters.
 
-    Of a pydantic error it is the first problem: the key and what is wrong with it, without the
-    value, which may be long or secret. A first line that ends in a colon only announces the lines
-    below it, and those are taken.
+    For a pydantic error, the line describes the first problem: the key and what is wrong with its
+    value. The value itself is left out, because it can be long or secret. For other errors, it is
+    the message's first line. If that line ends with a colon, it is the lines below it.
     """
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False, include_input=False)[0]
@@ -128,11 +128,11 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
 }
-"""Maps pydantic's types of problems to what it expected."""
+"""Type of a pydantic problem to what pydantic expected."""
 
 
 def reason_of(problem: Mapping[str, Any]) -> str:
-    """Say in plain words what is wrong with a value, given a problem that pydantic found."""
+    """Return what is wrong with a value, in plain words, for a problem that pydantic found."""
     kind = problem["type"]
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind].format(**problem.get('ctx', {}))}"
@@ -146,17 +146,17 @@ def reason_of(problem: Mapping[str, Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text as any terminal shows it: what does not print is escaped."""
+    """Return a text with the characters that cannot be printed escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 SHOWN_CHARACTERS = 120
 LONGEST_NAME = 200
-"""Characters of a name that are compared with the valid ones."""
+"""Number of characters of a name that are compared with the valid names."""
 
 
 def quoted(value: object) -> str:
-    """Return what was given, quoted and short enough for a one-line message."""
+    """Return a value, quoted and short enough for a one-line message."""
     shown = value if isinstance(value, str) else repr(value)
     if len(shown) > SHOWN_CHARACTERS:
         shown = shown[:SHOWN_CHARACTERS] + "…"
@@ -169,7 +169,7 @@ def valid_names(given: str, names: Sequence[str]) -> str:
 
 
 def similar_name(given: str, names: Sequence[str]) -> str:
-    """Return a question whether a similar name was meant; empty: there is none."""
+    """Return the question `did you mean ...?` with a similar name; empty if there is none."""
     near = difflib.get_close_matches(given[:LONGEST_NAME], names, n=1)
     return f"did you mean {near[0]!r}?" if near else ""
 
@@ -181,24 +181,24 @@ _DISK = {
     errno.EIO: "check the disk",
 }
 _PLACE = {
-    errno.EROFS: "name a place that can be written",
-    errno.EACCES: "name a place that you may use, or change its permissions",
-    errno.EPERM: "name a place that you may use, or change its permissions",
+    errno.EROFS: "choose another folder, which is writable",
+    errno.EACCES: "choose another folder, or change the permissions",
+    errno.EPERM: "choose another folder, or change the permissions",
     errno.ENAMETOOLONG: "give a shorter path",
     errno.ENOTDIR: "name another folder",
     errno.EISDIR: "name a file",
-    errno.ELOOP: "remove the link that leads to itself",
+    errno.ELOOP: "remove the symbolic link that points to itself",
 }
 _MOVED_BY = (
-    "Files go where --checkpoint-dir, --output-dir, MLFLOW_TRACKING_URI, CLEW_SPOOL, "
-    "XDG_CACHE_HOME and TMPDIR say; a training that had begun goes on with clew train --resume"
+    "The folders are set by --checkpoint-dir, --output-dir, MLFLOW_TRACKING_URI, CLEW_SPOOL, "
+    "XDG_CACHE_HOME and TMPDIR; to continue a training, use clew train --resume"
 )
 
 
 def of_the_system(error: OSError) -> ClewError | None:
-    """Return what a failed file operation means for a person; None if it is something else."""
+    """Return a readable error for a failed file operation, or None if `error` is something else."""
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-        _, path, reason = error.args[0][0]  # the first of all files that could not be copied
+        _, path, reason = error.args[0][0]  # the first file that could not be copied
         number = next((n for n in (*_DISK, *_PLACE) if f"[Errno {n}]" in str(reason)), None)
     else:
         path, number = error.filename, error.errno
@@ -210,6 +210,6 @@ def of_the_system(error: OSError) -> ClewError | None:
     if path:
         name = os.fsdecode(path)
         while kind is DiskError and name and not os.path.lexists(name):
-            name = os.path.dirname(name)  # a temporary folder is gone when this is read
+            name = os.path.dirname(name)  # a temporary folder does not exist any more
         where = f"{name[-200:] or '.'}: "
     return kind(f"{where}{os.strerror(number)}; {advice[number]}. {_MOVED_BY}")

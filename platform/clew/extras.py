@@ -1,4 +1,4 @@
-"""Packages that come with an extra of the installation, such as `clew[ui]`, not with the core."""
+"""Imports packages that are installed with an extra, such as `clew[ui]`, and not with the core."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from clew.errors import UsageError
 def extra(
     name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard"],
 ) -> Iterator[None]:
-    """Import within this what an extra brings.
+    """Wrap imports of packages that an extra installs.
 
     Raises:
-        UsageError: a package is not installed; the message names the extra that brings it.
+        UsageError: If a package is not installed; the message names the extra that installs it.
     """
     try:
         yield

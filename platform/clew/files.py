@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there."""
+"""Writes files and folders that are either complete or absent, and makes temporary folders."""
 
 import ctypes
 import fcntl
@@ -17,18 +17,19 @@ from clew.errors import ClewError
 WORK_PREFIX = "clew-work-"
 WORK_LOCK = ".lock"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Linux's renameat2: paths as they are given; both names stay, with the other's content."""
+"""Arguments of Linux's renameat2: paths relative to the current folder; exchange the two."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write a file or a folder to; it becomes `path` at the end.
+    """Yield a temporary path next to `path`; the file or folder there becomes `path` at the end.
 
-    What was at `path` stays until then, and stays for good if the block fails; nothing else is
-    left behind. A file does not take the place of a folder.
+    The previous content of `path` stays until the end of the block. If the block fails, the
+    previous content is kept and the temporary file or folder is removed. A file does not replace a
+    folder.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: If the file or folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -47,10 +48,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Let two folders change places in one step, so that neither name is ever without one.
+    """Exchange two folders in one step, so that both paths exist at every moment.
 
     Returns:
-        Whether it was done; not every file system can.
+        Whether the folders were exchanged; not every file system supports this.
     """
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
@@ -60,26 +61,26 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def waiting_lock(path: Path) -> FileLock:
-    """Return a lock that waits, with its file in place.
+    """Create a lock file and return a lock on it that waits until it is free.
 
-    FileLock takes a file that cannot be made, as below /proc, for one that is held, and waits for
-    ever.
+    If a lock file cannot be created, for example below /proc, FileLock waits forever, because it
+    treats the file as locked. This function creates the file first.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: If the file cannot be created.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     return FileLock(path, mode=0o600)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
+    """Write a text file in UTF-8, either completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -88,18 +89,19 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def working_folder(purpose: str, *, holds: str = "") -> Iterator[Path]:
-    """Yield a new folder for temporary files, which goes at the end.
+    """Yield a new folder for temporary files, and remove it at the end.
 
-    Those that killed processes left go first: a lock in each is held while its process lives.
+    Folders that killed processes left behind are removed first. Each folder contains a lock that
+    its process holds while it runs.
 
     Args:
-        purpose: Part of its name, such as `train`.
-        holds: What is downloaded into it, such as `run 1a2b`: errors name this in place of a
-            folder that is gone when they are read.
+        purpose: Part of the folder's name, such as `train`.
+        holds: What is downloaded into the folder, such as `run 1a2b`. Errors name this instead of
+            the folder, which no longer exists when a user reads the message.
     """
     root = Path(tempfile.gettempdir())
     _sweep(root)
-    # It gets the name that is swept when its lock is held, so nobody takes it for a dead one.
+    # The folder gets its final name after it is locked, so that no other process removes it.
     made = Path(tempfile.mkdtemp(prefix=f".{WORK_PREFIX}{purpose}-", dir=root))
     folder = made.with_name(made.name[1:])
     lock = os.open(made / WORK_LOCK, os.O_CREAT | os.O_RDWR, 0o600)
@@ -117,9 +119,9 @@ def working_folder(purpose: str, *, holds: str = "") -> Iterator[Path]:
 
 
 def _sweep(root: Path) -> None:
-    """Remove this user's working folders whose lock nobody holds."""
+    """Remove this user's working folders whose lock is free."""
     for folder in root.glob(f"{WORK_PREFIX}*"):
-        with suppress(OSError):  # it is in use, or another process was faster
+        with suppress(OSError):  # the folder is in use, or another process removed it
             info = folder.lstat()
             if info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode):
                 continue
@@ -132,7 +134,7 @@ def _sweep(root: Path) -> None:
 
 
 def _remove_lock_last(folder: Path) -> None:
-    """Remove a working folder so that, if this is killed, the next sweep still knows it."""
+    """Remove a folder, its lock last: if this is interrupted, the next sweep removes the rest."""
     with suppress(OSError):
         for path in folder.iterdir():
             if path.name != WORK_LOCK:

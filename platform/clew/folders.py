@@ -1,4 +1,4 @@
-"""Folders that environment variables name: the data sets', and the one for files made again."""
+"""Folders that environment variables name: the folder of data sets and the cache."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 from clew.errors import ConfigError
 
 DATA_VARIABLE = "CLEW_DATA"
-"""Environment variable: the folder of named data sets."""
+"""Environment variable that names the folder of named data sets."""
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with `~` replaced by the home folder, where there is one."""
+    """Return a path with `~` replaced by the home folder, if there is one."""
     return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
 
 
@@ -21,10 +21,10 @@ def data_folder() -> Path | None:
 
 
 def check_data_name(name: str) -> str:
-    """Return a data set's name if it stays inside the folder of named data sets.
+    """Return a data set's name, after checking that it stays in the folder of named data sets.
 
     Raises:
-        ConfigError: it leads out of it.
+        ConfigError: If the name leads out of that folder.
     """
     if os.path.isabs(name) or ".." in Path(name).parts:
         raise ConfigError(
@@ -35,5 +35,5 @@ def check_data_name(name: str) -> str:
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the user's folder for files of a kind that can be made again at any time."""
+    """Return the user's cache folder for one kind of files, which can be deleted at any time."""
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "clew" / kind

@@ -1,4 +1,4 @@
-"""Reads columns of Parquet files that anybody may have written: as asked for, or an error."""
+"""Reads columns of Parquet files from any source, with the expected types or an error."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ def columns_of(path: Path, expected: str) -> list[str]:
         expected: What the file should be, for the message.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: If the file cannot be read.
     """
     try:
         names: list[str] = pq.read_schema(path).names
@@ -33,16 +33,17 @@ def read_columns(
     *,
     where: tuple[str, int] | None = None,
 ) -> pa.Table:
-    """Read some columns of a file; what is stored in another type is converted, if it is the same.
+    """Read some columns of a file and convert them to the given types, if no value changes.
 
     Args:
         path: The file.
         types: Column to type.
         expected: What the file should be, for the message.
-        where: Read only the rows that have a number in a column.
+        where: Column and number; only the rows with this number in the column are read.
 
     Raises:
-        DataError: it cannot be read, a column is missing, or a value is not of its type.
+        DataError: If the file cannot be read, a column is missing, or a value does not fit its
+            type.
     """
     try:
         chosen = None if where is None else [(where[0], "=", where[1])]

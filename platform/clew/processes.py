@@ -1,4 +1,4 @@
-"""Processes: ours, and children with our environment that are not left behind when we stop."""
+"""Settings of this process, and child processes that stop when this process stops."""
 
 import ctypes
 import gc
@@ -11,24 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 
 typed_command: ContextVar[str] = ContextVar("typed_command", default="")
-"""The command that is being run, as a person would type it; empty where a program calls us."""
+"""The running command, as a person would type it; empty if a program calls Clew."""
 PARENT_VARIABLE = "CLEW_PARENT"
-"""Environment variable: the process that a command of ours must not outlive."""
+"""Environment variable: id of the process whose end also ends this command."""
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def collect_garbage_rarely() -> None:
-    """Let Python look for reference cycles after 50,000 new objects instead of 700.
+    """Let Python collect reference cycles after 50,000 new objects instead of 700.
 
-    A sixth of the time that torch and MLflow take to be imported went into searches that find
-    nothing, and half of the time of reading many runs. Training searches among the newest objects
-    itself (`clew.training.memory`).
+    With the default, a sixth of the import time of torch and MLflow, and half of the time to read
+    many runs, went into collections that found nothing. Training collects the newest objects itself
+    (`clew.training.memory`).
     """
     gc.set_threshold(50_000, 20, 50)
 
 
 def child_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment and `more`, less the run that `mlflow run` opened for us alone."""
+    """Return the environment with `more` added, without the run that `mlflow run` opened.
+
+    That run is for this process only.
+    """
     own = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
     return own | dict(more)
 
@@ -36,17 +39,17 @@ def child_environment(more: Mapping[str, str]) -> dict[str, str]:
 def run_child(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, capture: bool = False
 ) -> tuple[int, str]:
-    """Run a command to its end; return its exit code and what it printed.
+    """Run a command to its end and return its exit code and its standard output.
 
-    A SIGTERM to us is one to it, so that whoever stops us stops it too.
+    A SIGTERM to this process also stops the command.
 
     Args:
         command: Program and arguments.
-        environment: Variables besides our own.
-        capture: Return what it prints instead of printing it where we do.
+        environment: Variables in addition to the environment of this process.
+        capture: Return the command's standard output instead of printing it.
 
     Raises:
-        OSError: there is no such program.
+        OSError: If the program does not exist.
     """
     with subprocess.Popen(
         command,
@@ -66,10 +69,10 @@ def run_child(
 
 
 def ends_within(processor_seconds: float, call: Callable[[], object]) -> bool:
-    """Whether a call ends, by itself or by an exception, tried in a copy of this process.
+    """Return whether a call returns or raises, tried in a fork of this process.
 
-    For libraries that a damaged file sends into an endless loop, or ends. Only processor time
-    counts, so a slow disk does not.
+    This is for libraries that loop forever or crash on a damaged file. Only processor time counts,
+    so a slow disk does not matter.
     """
     child = os.fork()
     if child == 0:
@@ -83,12 +86,12 @@ def ends_within(processor_seconds: float, call: Callable[[], object]) -> bool:
 
 
 def end_with_parent() -> None:
-    """Let the system send us a SIGTERM when the process that `CLEW_PARENT` names dies.
+    """Ask the system to send this process a SIGTERM when the process in `CLEW_PARENT` dies.
 
-    A study that is killed, even by SIGKILL, so takes its training with it. Only Linux can.
+    A study that is killed, even by SIGKILL, then also stops its training. Only Linux supports this.
 
     Raises:
-        SystemExit: it is dead already.
+        SystemExit: If that process is dead already.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent or sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""Reads text files: large ones in blocks of whole lines (plain, gzip or zstd), small ones whole."""
+"""Reads text files: large ones (plain, gzip or zstd) in blocks of lines, small ones at once."""
 
 import glob
 from collections.abc import Iterator
@@ -16,25 +16,29 @@ PROGRESS_AFTER_SECONDS = 1.0
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a small file; a line feed at its end begins no other one.
+    """Return the lines of a small file; a line feed at the end does not add an empty line.
 
     Raises:
-        DataError: it cannot be read, or is not UTF-8.
+        DataError: If the file cannot be read or is not UTF-8.
     """
     check_is_file(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
-    return text.removesuffix("\n").split("\n")  # lines may hold what `splitlines` splits at
+    return text.removesuffix("\n").split("\n")  # `splitlines` also splits at other characters
 
 
 def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """Yield a file's content in blocks that end with a line feed.
 
-    CRLF becomes LF, a byte order mark at the start is left out, and a last line without a line
-    feed gets one. The suffix says how a file is compressed. On a terminal, a progress bar appears
-    if reading takes longer than a second.
+    CRLF becomes LF, a byte order mark at the start is removed, and a last line without a line
+    feed gets one. The file's suffix determines the decompression. On a terminal, a progress bar
+    appears if reading takes longer than a second.
+
+    Raises:
+        DataError: If the file is missing, is empty, cannot be read, or has a line without an end
+            within `block_bytes` bytes.
     """
     blocks = _raw_blocks(path, block_bytes)
     rest = next(blocks, b"").removeprefix(BYTE_ORDER_MARK)
@@ -80,15 +84,16 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
                 bar.update(raw.tell() - bar.n)
                 yield block
     except OSError as error:
-        expected = f"expected a whole {kind} file" if kind else "expected a readable file"
+        expected = f"expected a complete {kind} file" if kind else "expected a readable file"
         raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse a path at which there is no file.
+    """Check that a path is a file.
 
     Raises:
-        DataError: it is a folder, or nothing; files of similar names are named.
+        DataError: If the path is a folder or does not exist; the message lists files with similar
+            names.
     """
     if path.is_dir():
         raise DataError(f"{path}: is a folder; expected a file")

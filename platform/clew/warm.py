@@ -1,12 +1,13 @@
-"""A process that has imported everything, and forks for each command that it is asked to run.
+"""A process that imports everything once and then forks for each command that it is asked to run.
 
     python -m clew.warm
 
-A command of its own spends seconds importing torch and MLflow; a fork of this process spends none.
-Requests come as lines of JSON on standard input, and what becomes of them goes out as lines of
-JSON on standard output. It ends when its input ends; the commands go on.
+A new Python process spends seconds on importing torch and MLflow; a fork of this process spends
+none. Requests are lines of JSON on standard input. Reports about the commands are lines of JSON on
+standard output. This process ends when its input ends; the commands continue.
 
-It never computes: a fork has only the thread that forked, so there must be no others to miss.
+This process never computes: a fork has only the thread that forked, so this process must not start
+other threads.
 """
 
 import atexit
@@ -47,36 +48,36 @@ class Request(BaseModel):
 
     job_id: str
     arguments: list[str]
-    """Of `clew`."""
+    """Arguments of `clew`."""
     environment: dict[str, str]
-    """Variables besides those of this process."""
+    """Variables in addition to the environment of this process."""
     cwd: Path
     folder: Path
-    """Gets the files `stdout` and `stderr`."""
+    """Folder for the files `stdout` and `stderr`."""
 
 
 class Report(BaseModel):
-    """A command that was started, or that has ended."""
+    """A report that a command started or ended."""
 
     job_id: str
     pid: int
     exit_code: int | None = None
-    """None where it was started; negative where a signal ended it."""
+    """None if the command started; negative if a signal ended it."""
 
     def send(self) -> None:
-        """Write it as a line; short enough to be written as a whole."""
+        """Write the report as one line, short enough for a single atomic write."""
         os.write(1, self.model_dump_json().encode() + b"\n")
 
 
 class Forks:
-    """The commands that run."""
+    """The commands that are running."""
 
     def __init__(self) -> None:
         self._running: dict[int, str] = {}
 
     def start(self, request: Request) -> None:
-        """Fork; the child runs the command, and never returns from here."""
-        # Held until the fork is among the commands that run: its end may come at once.
+        """Fork a child that runs the command; the child never returns from this method."""
+        # Signals are blocked until the child is registered, because it can end immediately.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         pid = os.fork()
         if pid == 0:
@@ -88,7 +89,7 @@ class Forks:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
     def collect(self, number: int, frame: FrameType | None) -> None:
-        """Report those that have ended: the handler of SIGCHLD."""
+        """Report the commands that have ended; this is the handler of SIGCHLD."""
         while self._running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -98,10 +99,10 @@ class Forks:
 
 
 def become(request: Request) -> None:
-    """Turn this fork into a process of its own that was asked for one command.
+    """Turn this fork into an independent process for one command.
 
-    It reports its beginning itself: if the process that forked it is killed at that moment, who
-    asked for the command still knows what to end.
+    The fork itself reports that it started. If the parent process is killed at that moment, the
+    program that requested the command still knows which process to stop.
     """
     os.setsid()
     Report(job_id=request.job_id, pid=os.getpid()).send()
@@ -114,7 +115,7 @@ def become(request: Request) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the other has read ahead
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the old one has read ahead
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.update(request.environment)
     os.chdir(request.cwd)
@@ -122,10 +123,10 @@ def become(request: Request) -> None:
 
 
 def run_and_end() -> NoReturn:
-    """Run the command, do what it has left for the end, and end.
+    """Run the command, run its exit functions, and end the process.
 
-    The interpreter's own way to end would take each of the imported modules apart, over half a
-    second; `multiprocessing` ends its forks as this does.
+    A normal exit of the interpreter clears every imported module, which takes more than half a
+    second. `multiprocessing` ends its forks in the same way as this function.
     """
     code: object = 1
     try:
@@ -136,7 +137,7 @@ def run_and_end() -> NoReturn:
     except BaseException:  # a traceback, as the interpreter shows it
         traceback.print_exc()
     finally:
-        with suppress(BaseException):  # interrupted once more, or nobody reads what it prints
+        with suppress(BaseException):  # a second interruption, or a closed output
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
             sys.stdout.flush()
@@ -145,19 +146,19 @@ def run_and_end() -> NoReturn:
 
 
 def preload() -> None:
-    """Import what commands need."""
+    """Import the modules that commands need."""
     for name in PRELOADED:
         import_module(name)
     import_module("clew.runs.mlflow_store").preload_databases()
 
 
 def main() -> None:
-    """Serve requests until there are no more."""
+    """Serve requests until the input ends."""
     collect_garbage_rarely()
     prepare_environment()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the dashboard
     preload()
-    gc.freeze()  # else a collection in a fork, its last one above all, copies all of this memory
+    gc.freeze()  # else a collection in a fork, above all the last one, copies all of this memory
     forks = Forks()
     signal.signal(signal.SIGCHLD, forks.collect)
     for line in sys.stdin:

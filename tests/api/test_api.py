@@ -200,7 +200,7 @@ def test_a_configuration_may_be_a_name_a_file_a_dictionary_or_itself(tmp_path: P
         ({"triples": "virus,causes,x"}, ConfigError, r"expected \(head, relation, tail\)"),
         ({"triples": [("virsu", "causes", "virus")]}, DataError, "^triples: line 1: .*'virus'"),
         ({"triples": 5}, ConfigError, r"triples is 5; expected \(head, relation, tail\)"),
-        ({"triples": [TRIPLE, ("a", "b\tc", "d")]}, ConfigError, r"triples\[1\] .* holds no tab"),
+        ({"triples": [TRIPLE, ("a", "b\tc", "d")]}, ConfigError, r"triples\[1\] .* contain no tab"),
         ({"triples": [TRIPLE], "overrides": "a.b=3"}, ConfigError, "expected keys with values"),
         ({"prompt": "a"}, ConfigError, "explains language models"),
         ({}, ConfigError, "explains image sequences"),

@@ -35,7 +35,7 @@ def test_texts_in_hdf5_that_are_searched_for_ever(
     second = whole.index(b"GCOL") + 40  # the heap's own 16 bytes, 24 of its first text
     path.write_bytes(whole[:second] + b'"' + whole[second:])
     monkeypatch.setattr(hdf5_store, "MAX_PROCESSOR_SECONDS", 0.2)
-    refused(lambda: read_frames(path), "HDF5 fails to read it")
+    refused(lambda: read_frames(path), "HDF5 cannot read the file")
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,6 @@ def test_scores_that_are_not_finite_are_said() -> None:
 @pytest.mark.parametrize("pixels", [10**400, [[10**400, 0.0]], [[1e300, 0.0]], [["a", 0.0]]])
 @pytest.mark.parametrize("finite", [True, False])
 def test_pixels_that_are_no_numbers_of_a_network(pixels: Any, finite: bool) -> None:
-    refused(lambda: WindowPredictor._array("images", pixels, (1, 2), finite=finite), "no array of")
+    refused(
+        lambda: WindowPredictor._array("images", pixels, (1, 2), finite=finite), "not an array of"
+    )

@@ -95,7 +95,7 @@ def test_lists_on_the_command_line() -> None:
     [
         ({"batch_size": 4, "training": {"batch_size": 8}}, "batch_size and training.batch_size"),
         ({"memory_optimized": "yes"}, "memory_optimized is 'yes'; expected true or false"),
-        ({"epochs": 3, "training": 5}, "training: is 5, expected keys because epochs is given"),
+        ({"epochs": 3, "training": 5}, "training is 5; expected keys, because epochs is given"),
         ({"epochs": "many"}, "training.num_epochs: 'many' given, expected a whole number"),
     ],
 )

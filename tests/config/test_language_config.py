@@ -65,8 +65,11 @@ def test_the_resolved_file_repeats_the_configuration():
         ({"evaluation.metric": "valid/perplexit"}, "did you mean 'valid/perplexity'"),
         ({"model.kind": "eigenstate_lm", "model.num_heads": 5}, "not a multiple of num_heads 5"),
         ({"model.kind": "eigenstate_lm", "model.num_gates": 7}, "not a multiple of num_gates 7"),
-        ({"model.kind": "eigenstate_lm", "model.further_tokens": 512}, "no window is that long"),
-        ({"model.kind": "eigenstate_lm", "model.scales": [1, 4]}, r"scales is \[1, 4\], which"),
+        (
+            {"model.kind": "eigenstate_lm", "model.further_tokens": 512},
+            "set further_tokens below max_seq_len",
+        ),
+        ({"model.kind": "eigenstate_lm", "model.scales": [1, 4]}, r"scales is \[1, 4\], but"),
         ({"data.name": "x", "data.dataset": "y"}, "data.name and data.dataset are both given"),
         ({"data.valid_fraction": 0.5, "data.test_fraction": 0.5}, "leave nothing to train on"),
         ({"training.gradient_accumulation": 0}, "at least 1"),

@@ -268,7 +268,7 @@ def test_persistence_of_targets_ahead_takes_those_whose_time_has_come(
         assert value == slow_truth(columns, end, test.num_frames, 4 * step, mean)
     assert (found == target[60]).any()
     assert (found == mean).any()
-    assert "last target whose time has come" in source_of(test.table)
+    assert "the target whose time is that of" in source_of(test.table)
 
 
 def slow_truth(

@@ -92,7 +92,7 @@ def empty(path: Path) -> None:
     ("damage", "message"),
     [
         (damage_text, "images/zarr.json: not valid JSON"),
-        (pickled, "images/zarr.json: its chunks are pickled, which is never read"),
+        (pickled, "images/zarr.json: the chunks are pickled, which is not allowed"),
         (endless, "target has shape (10000000000000,), images has 48 frames; expected one row"),
         (no_images, "no array images (it has"),
         (group_for_images, "no array images (it has"),
@@ -125,7 +125,7 @@ def test_a_pickle_of_the_second_format_is_not_opened(tmp_path: Path) -> None:
     file = path / "group/.zarray"
     content = json.loads(file.read_bytes()) | {"filters": [{"id": "pickle"}], "dtype": "|O"}
     file.write_text(json.dumps(content), encoding="utf-8")
-    refused(path, "group/.zarray: its chunks are pickled, which is never read")
+    refused(path, "group/.zarray: the chunks are pickled, which is not allowed")
 
 
 def refused(path: Path, message: str) -> None:

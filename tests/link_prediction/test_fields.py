@@ -192,7 +192,9 @@ def test_damaged_compressed_files_are_refused(write, suffix: str) -> None:
         "with_rubbish": whole + b"rubbish",
     }.items():
         path = write(f"{name}.txt{suffix}", damaged)
-        with pytest.raises(DataError, match=r"cannot be read \(.*\); expected a whole") as caught:
+        with pytest.raises(
+            DataError, match=r"cannot be read \(.*\); expected a complete"
+        ) as caught:
             read_coded([path], TRIPLE)
         assert str(path) in str(caught.value)
     with pytest.raises(DataError, match="empty file"):

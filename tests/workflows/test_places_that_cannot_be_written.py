@@ -146,7 +146,7 @@ def test_a_cache_that_cannot_be_written(
     assert run_command([*command, "--output-dir", out]) == 2
     line = last_line(capsys)
     assert f"{tmp_path / 'file'}" in line
-    assert "Not a directory; name another folder. Files go where" in line
+    assert "Not a directory; name another folder. The folders are set" in line
     assert "XDG_CACHE_HOME" in line
 
 

@@ -165,7 +165,10 @@ def test_a_model_of_changes_adds_them_to_the_present(sequences: StoredRun, tmp_p
     ends = table["last_frame"].to_pylist()
     expected = one_by_one(trained_model(run_id), columns, ends) + columns["present"][ends]
     assert table["prediction"].to_numpy() == pytest.approx(expected, rel=1e-5)
-    for present, message in ((None, "no present, to which"), (np.nan, r"present\[2\] is not")):
+    for present, message in (
+        (None, "no present, which the model"),
+        (np.nan, r"present\[2\] is not"),
+    ):
         changed = columns | {"present": np.full(14, present, dtype=float)}
         if present is None:
             del changed["present"]
@@ -205,7 +208,7 @@ BAD_FRAMES = {
     "short": (
         {name: column[:2] for name, column in new_frames().items()},
         METADATA,
-        "2 frames, but no 3 consecutive ones without a gap",
+        "2 frames, but no 3 consecutive frames without a gap",
     ),
     "pixel": (
         new_frames() | {"images": np.full((14, 9, 13), np.nan, dtype=np.float32)},

@@ -123,15 +123,17 @@ def test_requests_that_cannot_be_answered_say_why(sequences: StoredRun, tmp_path
     row = pq.read_table(tmp_path / "out.parquet").to_pylist()[0]
     assert found == pytest.approx({key: row[key] for key in found}, rel=1e-5)
     for bad, message in (
-        ((images[:2], scalars), "images is no array of 3 x 1 x 9 x 13 finite numbers"),
-        ((images, []), "scalars is no array of 3 x 3 finite numbers"),
-        ((images, [["a"] * 3] * 3), "scalars is no array"),
-        (([[[[float("nan")] * 13] * 9]] * 3, scalars), "images is no array"),
+        ((images[:2], scalars), "images is not an array of 3 x 1 x 9 x 13 finite numbers"),
+        ((images, []), "scalars is not an array of 3 x 3 finite numbers"),
+        ((images, [["a"] * 3] * 3), "scalars is not an array"),
+        (([[[[float("nan")] * 13] * 9]] * 3, scalars), "images is not an array"),
     ):
         with pytest.raises(UsageError, match=message):
             predictor.predict(*bad)
     (folder / HELD_OUT_FILE).unlink()
     without = WindowPredictor.load(folder)
     assert without.predict(images, scalars) == {"prediction": found["prediction"]}
-    with pytest.raises(UsageError, match=r"confidence is 0\.8, but too few windows were held out"):
+    with pytest.raises(
+        UsageError, match=r"confidence is 0\.8, but this model has too few held-out"
+    ):
         without.predict(images, scalars, confidence=0.8)

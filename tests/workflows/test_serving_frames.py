@@ -50,9 +50,9 @@ def test_a_served_model_answers_as_predict_does(
 @pytest.mark.parametrize(
     ("row", "params", "message"),
     [
-        ({"images": window()["images"][:2]}, {}, "images is no array of 3 x 1 x 9 x 13"),
-        ({"scalars": [[1.0] * 3] * 2}, {}, "scalars is no array of 3 x 3 finite numbers"),
-        ({"scalars": None}, {}, "scalars is no array of 3 x 3 finite numbers"),
+        ({"images": window()["images"][:2]}, {}, "images is not an array of 3 x 1 x 9 x 13"),
+        ({"scalars": [[1.0] * 3] * 2}, {}, "scalars is not an array of 3 x 3 finite numbers"),
+        ({"scalars": None}, {}, "scalars is not an array of 3 x 3 finite numbers"),
         ({"scalars": "many"}, {}, "expected rows with images"),
         ({"images": 7}, {}, "expected rows with images"),
         ({"images": None}, {}, "expected rows with images"),

@@ -184,7 +184,7 @@ def test_cells_of_another_choice_are_refused(trained: TrainedStore, tmp_path: Pa
     folder = tmp_path / "cells"
     folder.mkdir()
     (folder / "identity.json").write_text('"other"')
-    with pytest.raises(ConfigError, match="holds retrainings of another model"):
+    with pytest.raises(ConfigError, match="contains retrainings of another model"):
         validate_influence(request_of(trained, folder))
 
 
@@ -193,7 +193,9 @@ def test_a_folder_of_other_files_is_refused_before_time_is_estimated(
 ) -> None:
     (tmp_path / "mine.txt").write_text("notes")
     said: list[str] = []
-    with pytest.raises(ConfigError, match=r"--output-dir .* holds other files; name a new folder"):
+    with pytest.raises(
+        ConfigError, match=r"--output-dir .* contains other files; give a new folder"
+    ):
         validate_influence(request_of(trained, tmp_path), say=said.append)
     assert said == []
 

@@ -1,8 +1,8 @@
-"""The Python API: what the commands do, for a notebook or a program.
+"""The Python API: the commands as functions, for notebooks and programs.
 
-Everything here is also an attribute of `clew` itself, `clew.train` and so on. Runs go to the same
-tracking store as those of the command line, and each function raises the errors that its command
-would print (`clew.errors`).
+Everything here is also an attribute of `clew`, such as `clew.train`. Runs are recorded in the same
+tracking store as those of the command line. Each function raises the errors that its command prints
+(`clew.errors`).
 """
 
 from clew.api.explanations import Attribution, attribute

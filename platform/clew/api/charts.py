@@ -1,4 +1,4 @@
-"""The chart of an explanation. Altair is imported here alone outside the dashboard."""
+"""The chart of an explanation; outside the dashboard, only this module imports Altair."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import pandas as pd
 from clew.api.tables import FACT, TEST
 
 FOR, AGAINST = "#1F88CB", "#D55E00"
-"""Okabe and Ito's blue (a little lighter) and vermilion, which colour-blind people tell apart."""
+"""Okabe and Ito's blue (a little lighter) and vermilion, a pair safe for colour-blind people."""
 SIDES = alt.Scale(domain=["proponent", "opponent"], range=[FOR, AGAINST])
 BAR_PIXELS = 18
 LABEL_PIXELS = 420
@@ -20,9 +20,9 @@ def influence_chart(frame: pd.DataFrame, titles: Sequence[str], *, num_examples:
     """Return bars of the strongest examples, one panel for each prediction.
 
     Args:
-        frame: A table of examples, as `clew.api.tables` makes them.
-        titles: What is explained, one text a prediction.
-        num_examples: How many of each side to draw at most.
+        frame: A table of examples from `clew.api.tables`.
+        titles: What is explained, one text per prediction.
+        num_examples: Largest number of examples to draw for each side.
     """
     strongest = frame[frame["rank"] <= num_examples]
     panels = [
@@ -34,7 +34,7 @@ def influence_chart(frame: pd.DataFrame, titles: Sequence[str], *, num_examples:
 def _panel(rows: pd.DataFrame, title: str) -> alt.Chart:
     """Return the bars of one prediction, proponents above opponents."""
     drawn = rows[["side", "rank", "influence"]].copy()
-    # Two examples may read the same: the number in front keeps their bars apart.
+    # Two examples can have the same text; the number before the text keeps their bars separate.
     drawn["example"] = [f"{place}. {text}" for place, text in enumerate(rows[FACT], start=1)]
     chart: alt.Chart = (
         alt.Chart(drawn, title=alt.Title(title, anchor="start"), height=alt.Step(BAR_PIXELS))

@@ -1,4 +1,4 @@
-"""`clew.attribute`: which training examples moved a prediction, as tables and as a chart."""
+"""`clew.attribute`: the training examples behind a prediction, as tables and as a chart."""
 
 import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,18 +37,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Attribution:
-    """An explanation: the training examples that moved a prediction most.
+    """An explanation: the training examples that influenced a prediction most.
 
-    For a graph a row is a training fact, for text and image sequences a training window. The
-    examples that lowered the loss of what is explained are its *proponents*, those that raised it
-    its *opponents*; `influence` says by how much, to first order. Compare scores within one
-    prediction only: their size depends on learning rates and checkpoints.
+    A row is a training fact for graphs, and a training window for text and image sequences.
+    Examples that lowered the loss of the explained prediction are its *proponents*; examples that
+    raised it are its *opponents*. `influence` is the size of this effect, to first order. Compare
+    scores only within one prediction, because their size depends on learning rates and checkpoints.
     """
 
     report: Report = field(repr=False)
-    """Everything that was computed, as it is recorded."""
+    """The complete explanation, as it is recorded."""
     run_id: str | None
-    """The run that records it, of kind `trace`."""
+    """Id of the run, of kind `trace`, that records the explanation; None if it is not recorded."""
     _frame: pd.DataFrame = field(repr=False)
 
     @property
@@ -64,19 +64,20 @@ class Attribution:
     def to_frame(self) -> pd.DataFrame:
         """Return both sides in one table, with ids and the shares of checkpoints and parts.
 
-        `head`, `relation` and `tail` are labels, `head_id` and so on the names in the data files.
-        `checkpoint_STEP` columns add up to `influence`, and so do `part_NAME` columns.
+        `head`, `relation` and `tail` are labels; `head_id`, `relation_id` and `tail_id` are the
+        names in the data files. The `checkpoint_STEP` columns add up to `influence`, and so do the
+        `part_NAME` columns.
         """
         return self._frame.copy()
 
     def plot(self, num_examples: int = SHOWN_ROWS) -> "Chart":
-        """Return an Altair chart: a bar for each of the strongest examples, one panel a prediction.
+        """Return an Altair chart with one panel per prediction and one bar per strong example.
 
         Args:
-            num_examples: How many proponents and how many opponents to draw at most.
+            num_examples: Largest number of proponents, and of opponents, to draw.
 
         Raises:
-            ConfigError: that is no number of examples.
+            ConfigError: If `num_examples` is not a whole number of at least 1.
         """
         if not isinstance(num_examples, int) or num_examples < 1:
             raise ConfigError(
@@ -88,7 +89,7 @@ class Attribution:
         return influence_chart(self._frame, self._titles(), num_examples=num_examples)
 
     def _side(self, side: str) -> pd.DataFrame:
-        """Return the rows of one side with what a person reads."""
+        """Return the rows of one side with the readable columns."""
         rows = self._frame[self._frame["side"] == side]
         read = [
             name
@@ -98,7 +99,7 @@ class Attribution:
         return rows[read].drop(columns=["side", FACT]).reset_index(drop=True)
 
     def _titles(self) -> list[str]:
-        """Return what is explained in words, one text a prediction."""
+        """Return a text for each prediction that says what is explained."""
         if isinstance(self.report, InfluenceReport):
             return [in_words(test.test) for test in self.report.tests]
         return [" ".join(line.strip() for line in self.report.headline())]
@@ -125,24 +126,25 @@ def attribute(
     top_k: int = 20,
     overrides: Mapping[str, object] | None = None,
 ) -> Attribution:
-    """Find the training examples behind a prediction (TracIn), and record that as a run.
+    """Find the training examples behind a prediction (TracIn), and record the result as a run.
 
-    What is given says what is explained: triples of a graph, the continuation of a prompt, or,
+    The arguments determine what is explained: triples of a graph, the continuation of a prompt, or,
     with neither, a window of image frames.
 
     Args:
-        model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder; all of
-            its run's checkpoints are needed.
+        model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder; all
+            checkpoints of the model's run are needed.
         triples: `(head, relation, tail)` by name, for link prediction; or a table with these
             columns.
         prompt: Text before the continuation, for a language model.
-        continuation: Text to explain; empty: what the model writes.
-        frame: Last frame of the window, for image sequences; None: of the largest error.
-        top_k: Proponents and opponents to keep of each prediction; 0: all.
+        continuation: Text to explain; if empty, the model writes the continuation.
+        frame: Last frame of the window, for image sequences; None: the window with the largest
+            error.
+        top_k: Number of proponents, and of opponents, to keep for each prediction; 0: all.
         overrides: Other settings, such as `{"influence.score": "cosine"}`.
 
     Raises:
-        UsageError: the model, its checkpoints or what is to be explained cannot be used.
+        UsageError: If the model, its checkpoints or the examples to explain cannot be used.
     """
     if sum(given is not None for given in (triples, prompt, frame)) > 1:
         raise ConfigError("more than one of triples, prompt and frame is given; give one of them")
@@ -173,7 +175,10 @@ def attribute(
 
 
 def _refuse_nothing(model: Model) -> None:
-    """Refuse to explain a model without saying what; only of frames is there a window to choose."""
+    """Refuse a model without an example to explain, except for image sequences.
+
+    Only for image sequences is a window chosen automatically.
+    """
     for task, needed in (
         (
             names.TASK_LINK_PREDICTION,
@@ -187,10 +192,11 @@ def _refuse_nothing(model: Model) -> None:
 
 @contextmanager
 def written(triples: pd.DataFrame | Iterable[Triple]) -> Iterator[Path]:
-    """Write triples as a file of triples, whose names may hold commas.
+    """Write triples to a temporary file, separated by tabs because names can contain commas.
 
     Raises:
-        ConfigError: they are no triples of names.
+        ConfigError: If `triples` does not contain triples of names.
+        DataError: If the block refuses the file; the message says `triples` instead of its path.
     """
     if isinstance(triples, pd.DataFrame):
         if missing := [name for name in TRIPLE_COLUMNS if name not in triples.columns]:
@@ -218,8 +224,8 @@ def written(triples: pd.DataFrame | Iterable[Triple]) -> Iterator[Path]:
     for number, triple in enumerate(checked):
         if any(not name or "\t" in name or "\n" in name for name in triple):
             raise ConfigError(
-                f"triples[{number}] is {quoted(triple)}; a name is not empty, and holds no tab and "
-                "no line break"
+                f"triples[{number}] is {quoted(triple)}; expected names that are not empty and "
+                "contain no tab and no line break"
             )
     if not checked:
         raise ConfigError("triples is empty; give at least one (head, relation, tail)")
@@ -228,13 +234,13 @@ def written(triples: pd.DataFrame | Iterable[Triple]) -> Iterator[Path]:
         path.write_text("".join("\t".join(t) + "\n" for t in checked), encoding="utf-8")
         try:
             yield path
-        except DataError as error:  # the caller has given no file, and this one is soon gone
+        except DataError as error:  # the caller did not give a file, and this one is temporary
             raise DataError(str(error).replace(str(path), "triples")) from None
 
 
 @contextmanager
 def progress_of(unit: str) -> Iterator[Progress]:
-    """Show a progress bar where a person looks on."""
+    """Yield a function that updates a progress bar, which is shown only on a terminal."""
     with tqdm(unit=f" {unit}", delay=1.0, disable=None, leave=False) as bar:
 
         def show(done: int, total: int) -> None:

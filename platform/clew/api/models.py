@@ -1,4 +1,4 @@
-"""`clew.load` and `clew.evaluate`: a trained model, its answers and its quality."""
+"""`clew.load` and `clew.evaluate`: load a trained model, get its predictions, and evaluate it."""
 
 import logging
 from dataclasses import dataclass, field
@@ -37,11 +37,11 @@ PLACE_COLUMNS = ["end", "rank", "num_candidates", "name", "label", "score", "pro
 
 
 class Recorded(Protocol):
-    """A training run: something with the id that the tracking store knows."""
+    """A training run: any object with the run's id in the tracking store."""
 
     @property
     def run_id(self) -> str | None:
-        """The id."""
+        """The run's id; None if the run was not recorded."""
         ...
 
 
@@ -50,15 +50,15 @@ class Model:
     """A trained model, as `clew.load` returns it."""
 
     reference: str
-    """What names it for good: a run id, `models:/name/version`, or a folder."""
+    """A reference that does not change: a run id, `models:/name/version`, or a folder."""
     title: str
-    """What it is, in a few words for people."""
+    """A short readable description."""
     task: str
     """`link_prediction`, `language_modeling` or `image_sequence_regression`."""
     config: RunConfig = field(repr=False)
-    """The configuration that it was trained with."""
+    """The configuration of the training."""
     _ready: Predictor | TextModel | None = field(repr=False)
-    """What answers; None where frames are predicted, whose model is read with them."""
+    """The loaded model; None for image sequences, whose model is loaded when it predicts."""
 
     @overload
     def predict(
@@ -87,39 +87,43 @@ class Model:
     def predict(self, *, frames: str | Path, conformal: float | None = None) -> pd.DataFrame: ...
 
     def predict(self, **asked: object) -> pd.DataFrame | str:
-        """Return answers of a graph model, a language model's text, or predictions from frames.
+        """Return answers of a graph model, text of a language model, or predictions for frames.
 
-        Of a graph, the best tails of a head and a relation, or the best heads of a tail. A row is
-        an answer, the best first: `rank` from 1, `name` as in the data, `label` for
-        people, `score` (the model's own, a logit), `probability` that this is the answer given
-        that it is not one known from training, and `known`, whether training holds it.
+        For a graph model, the result is a table of the best tails for a head and a relation, or the
+        best heads for a tail and a relation. A row is an answer, the best first. The columns are
+        `rank` (from 1), `name` (as in the data), `label` (readable), `score` (the model's logit),
+        `probability` and `known` (whether the answer is in the training data). `probability` is the
+        probability that this is the answer, given that the answer is not in the training data.
         Probabilities are calibrated when a model is promoted. The column is NaN before that, and
         for known answers.
 
-        Of a prompt, the text that follows. Of frames, a row for each complete window, as
-        `clew predict --frames` writes it; `attrs` holds `unit`, `target_name` and `intervals`.
+        For a language model, the result is the text that follows the prompt. For a model of image
+        sequences, the result is a table with a row for each complete window, as
+        `clew predict --frames` writes it; its `attrs` contain `unit`, `target_name` and
+        `intervals`.
 
         Args:
-            **asked: Of a graph: `relation` and `head` or `tail`, by name or label; `top_k`, the
-                number of answers; `filter_known`, to leave out those that training holds;
-                `conformal`, to add the column `in_set`: whether an answer is in the set that holds
-                a new one with this probability (0.9 for 90 %). `frame.attrs["answer_set"]` says how
-                large the set is, how many of it are in the table, what it was calibrated on, and
-                its coverage of test triples.
+            **asked: For a graph model: `relation` and `head` or `tail`, by name or label; `top_k`,
+                the number of answers; `filter_known`, to leave out answers in the training data;
+                `conformal`, to add the column `in_set`. It says whether an answer is in the set
+                that contains a new answer with this probability (0.9 for 90 %).
+                `frame.attrs["answer_set"]` contains the size of the set, how many of its answers
+                are in the table, what it was calibrated on, and its coverage of test triples.
 
-                Of text: `prompt`, to continue; `max_tokens` to write; `temperature`, with 0 always
-                the likeliest token and with 1 as the model says; `top_p`, to draw only from the
-                likeliest tokens that have this probability together; `seed` of the draws.
+                For a language model: `prompt`, the text to continue; `max_tokens`, the largest
+                number of tokens to write; `temperature`, where 0 always takes the most likely token
+                and 1 samples from the model's distribution; `top_p`, to sample only from the most
+                likely tokens with this total probability; `seed` of the sampling.
 
-                Of images: `frames`, a file or folder as for training, without targets;
-                `conformal`, the share of targets that intervals are meant to hold (0.9).
+                For image sequences: `frames`, a file or folder as for training, without targets;
+                `conformal`, the share of targets that the intervals should contain (default 0.9).
 
         Raises:
-            ConfigError: the model is of another kind than what is asked, a number is out of its
-                range, or not exactly one end is given.
-            DataError: a name is unknown; the message lists near ones. Or an answer set is asked
-                for, and the model's data are not here to calibrate one. Or the frames are not such
-                as the model was trained on.
+            ConfigError: If the question is for another kind of model, a number is out of range, or
+                not exactly one of head and tail is given.
+            DataError: If a name is unknown (the message lists similar names), if an answer set
+                cannot be calibrated because the model's data are missing, or if the frames do not
+                fit the model.
         """
         asked_for = question(self.title, self.task, asked)
         if isinstance(asked_for, TextQuestion):
@@ -137,7 +141,7 @@ class Model:
         return self._answers(asked_for)
 
     def _answers(self, asked: GraphQuestion) -> pd.DataFrame:
-        """Return a graph model's answers to a question, a row each."""
+        """Return a graph model's answers to a question as a table, one row per answer."""
         answering, level = self._answering, asked.conformal
         query = Query(asked.relation, head=asked.head or None, tail=asked.tail or None)
         if level is not None and answering.answer_sets is None:
@@ -164,17 +168,18 @@ class Model:
         return frame
 
     def place(self, head: str, relation: str, tail: str) -> pd.DataFrame:
-        """Return where the model puts a triple: its tail among all tails, its head among all heads.
+        """Return the rank of a triple's tail among all tails, and of its head among all heads.
 
-        A row is an `end` of the triple, `tail` first (alone, if the model was trained without
-        inverse relations): its `rank` among `num_candidates` entities, all but the other known
-        answers (equal scores count half), `name`, `label`, `score`, the `probability` that the
-        answer is this entity given that it is none of the other known ones, and `known`, whether
-        training holds the triple.
+        A row is an `end` of the triple. `tail` is first; it is the only row if the model was
+        trained without inverse relations. `rank` is the position among `num_candidates` entities,
+        which are all entities except the other known answers; equal scores count half. The other
+        columns are `name`, `label`, `score`, `probability` and `known` (whether the triple is in
+        the training data). `probability` is the probability that the answer is this entity, given
+        that the answer is none of the other known answers.
 
         Raises:
-            ConfigError: the model predicts no links, or a part of the triple is empty.
-            DataError: a name is unknown; the message lists near ones.
+            ConfigError: If the model is not a graph model, or a part of the triple is empty.
+            DataError: If a name is unknown; the message lists similar names.
         """
         answering = self._answering
         if not all(name and isinstance(name, str) for name in (head, relation, tail)):
@@ -196,29 +201,29 @@ class Model:
 
     @property
     def _answering(self) -> Predictor:
-        """The predictor.
+        """The predictor of a graph model.
 
         Raises:
-            ConfigError: the model predicts no links.
+            ConfigError: If the model is not a graph model.
         """
         if not isinstance(self._ready, Predictor):
             raise ConfigError(
-                f"{self.title} is a {self.task} model, which knows no triples; give prompt to a "
+                f"{self.title} is a {self.task} model, which has no triples; give prompt to a "
                 "language model and frames to a model of image sequences, or load a graph model"
             )
         return self._ready
 
 
 def load(reference: str | Path) -> Model:
-    """Find a trained model and read it.
+    """Load a trained model.
 
     Args:
         reference: A run id, `newest` (the training run that finished last), `models:/name@alias`,
-            or a folder of checkpoints. An alias is followed once: the model stays the version that
-            it meant then.
+            or a folder of checkpoints. An alias is resolved once; the loaded model keeps this
+            version.
 
     Raises:
-        UsageError: there is no such model, or its files or its data cannot be used.
+        UsageError: If the model does not exist, or its files or its data cannot be used.
     """
     meant = reference_of(reference)
     with open_model(meant) as source:
@@ -236,9 +241,10 @@ def load(reference: str | Path) -> Model:
 def evaluate(
     model: Model | Recorded | str | Path, split: Literal["valid", "test"] = "test"
 ) -> EvaluateResult:
-    """Evaluate a model on a split of the data it was trained on, and record that as a run.
+    """Evaluate a model on a split of its training data set, and record the result as a run.
 
-    `evaluate(model).metrics["test/mrr"]` is a float; the names are those of training.
+    `evaluate(model).metrics["test/mrr"]` is a float; the metrics have the same names as in
+    training.
 
     Args:
         model: A loaded model, a run, a run id, `newest`, `models:/name@alias`, or a
@@ -246,16 +252,17 @@ def evaluate(
         split: `valid` or `test`.
 
     Raises:
-        UsageError: the model or its data cannot be used.
+        UsageError: If the model or its data cannot be used.
     """
     return evaluate_model(reference_of(model), split)
 
 
 def reference_of(model: Model | Recorded | str | Path) -> str:
-    """Return what names a model for the workflows.
+    """Return the reference of a model that the workflows use.
 
     Raises:
-        UsageError: it is a run that was not recorded.
+        ConfigError: If `model` is not a model, a run or a reference.
+        UsageError: If `model` is a run that was not recorded.
     """
     if isinstance(model, str | Path):
         return run_meant(str(model), names.KIND_TRAIN)
@@ -268,7 +275,7 @@ def reference_of(model: Model | Recorded | str | Path) -> str:
         )
     if model.run_id is None:
         raise UsageError(
-            "this run has no id: the tracking store did not answer, or another process of the "
-            "training recorded it; run clew sync, then name the run by its id"
+            "this run has no id, because the tracking store did not answer or another process of "
+            "the training recorded it; run clew sync, then give the run's id"
         )
     return model.run_id

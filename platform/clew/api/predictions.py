@@ -1,4 +1,4 @@
-"""What `Model.predict` is asked, checked against the kind of model; predictions from frames."""
+"""Checks the arguments of `Model.predict` for the kind of model, and predicts from frames."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,15 +55,15 @@ _QUESTIONS: Mapping[str, tuple[type[_Question], str]] = {
 def question(
     title: str, task: str, given: Mapping[str, object]
 ) -> GraphQuestion | TextQuestion | FramesQuestion:
-    """Return what a model is asked.
+    """Return the question for a model, from the arguments of `predict`.
 
     Args:
-        title: The model, for people.
-        task: Its task.
+        title: Readable description of the model.
+        task: Task of the model.
         given: Arguments of `predict`.
 
     Raises:
-        ConfigError: that is no question for such a model; the message says what is.
+        ConfigError: If the arguments do not fit the model; the message says what is expected.
     """
     given = {name: value for name, value in given.items() if value is not None}
     kind, expected = _QUESTIONS[task]
@@ -74,8 +74,8 @@ def question(
         raise ConfigError(f"{title} is a {task} model, {wrong}; expected {expected}")
     if {"head", "tail"} <= given.keys():
         raise ConfigError(
-            "head and tail are both given, so nothing is asked for; leave one out, or ask where "
-            "the model puts the triple with model.place(head, relation, tail)"
+            "head and tail are both given, so there is nothing to predict; leave one out, or get "
+            "the rank of the triple with model.place(head, relation, tail)"
         )
     try:
         asked = kind.model_validate(given)
@@ -88,10 +88,12 @@ def question(
 
 
 def predicted(reference: str, frames: Path, *, confidence: float) -> pd.DataFrame:
-    """Return what `clew predict --frames` writes; `attrs` holds the unit and the intervals.
+    """Return the table that `clew predict --frames` writes.
+
+    The table's `attrs` contain `target_name`, `unit`, `intervals` and `notes`.
 
     Raises:
-        UsageError: the frames are not such as the model was trained on.
+        UsageError: If the frames do not fit the model.
     """
     with working_folder("predict") as folder:
         output = folder / "predictions.parquet"

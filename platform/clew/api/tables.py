@@ -1,4 +1,4 @@
-"""Explanations as tables: a row for each training example."""
+"""Converts explanations into tables with a row for each training example."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRe
 from clew.runs.window_report import SequenceInfluenceReport, WindowReport, WindowScore
 
 TEST = "test"
-"""Column: number of the prediction that is explained, from 0."""
+"""Column with the number of the explained prediction, from 0."""
 FACT = "example"
-"""Column: the training example in one line."""
+"""Column with the training example as one line."""
 
 Row = dict[str, object]
 
 
 def triple_table(report: InfluenceReport) -> pd.DataFrame:
-    """Return the facts of all explained triples: labels, names of the data files, influence."""
+    """Return the training facts of all explained triples, with labels, names and influence."""
     steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = [
         {TEST: number, "side": side, **_words(entry.train), **_numbers(entry, steps)}
@@ -30,7 +30,7 @@ def triple_table(report: InfluenceReport) -> pd.DataFrame:
 
 
 def window_table(report: WindowReport[Any]) -> pd.DataFrame:
-    """Return the training windows of an explained text or of an explained window of frames."""
+    """Return the training windows of an explained text or an explained window of frames."""
     own = ["window", "first_token", "text"]
     if isinstance(report, SequenceInfluenceReport):
         own = ["window", "last_frame", "group", "target"]
@@ -47,7 +47,7 @@ def window_table(report: WindowReport[Any]) -> pd.DataFrame:
 
 
 def _words(triple: TripleRecord) -> Row:
-    """Return a fact's labels, what they say in one line, and the names of the data files."""
+    """Return a fact's labels, the labels as one line, and the names in the data files."""
     terms = {"head": triple.head, "relation": triple.relation, "tail": triple.tail}
     return {
         **{role: term.label for role, term in terms.items()},
@@ -57,7 +57,7 @@ def _words(triple: TripleRecord) -> Row:
 
 
 def _numbers(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> Row:
-    """Return an example's influence, and what it is made of."""
+    """Return an example's rank and influence, and its shares by checkpoint and part."""
     index = entry.train_index if isinstance(entry, InfluenceEntry) else None
     shares = zip(steps, entry.by_checkpoint, strict=False)
     return {
@@ -71,6 +71,6 @@ def _numbers(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> Row:
 
 
 def _table(rows: list[Row], own: list[str]) -> pd.DataFrame:
-    """Return rows as a table; one without rows has the columns that all have."""
+    """Return rows as a table; a table without rows has the columns that are always present."""
     columns = [TEST, "side", "rank", *own, "influence", *(key for row in rows for key in row), FACT]
     return pd.DataFrame(rows, columns=list(dict.fromkeys(columns)))

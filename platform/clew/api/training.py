@@ -1,4 +1,4 @@
-"""`clew.train`, `clew.plan` and `clew.tune`: a configuration in, a run, a plan or a search out."""
+"""`clew.train`, `clew.plan` and `clew.tune`: train a model, plan its memory, tune its settings."""
 
 import inspect
 import re
@@ -27,7 +27,7 @@ from clew.workflows.train import train as train_once
 P = ParamSpec("P")
 R = TypeVar("R")
 Configuration = str | Path | Mapping[str, object] | RunConfig
-"""Name of a preset, a YAML file, its content as a dictionary, or a checked configuration."""
+"""Name of a preset, a YAML file, a dictionary with the content of one, or a `RunConfig`."""
 
 
 @dataclass(frozen=True)
@@ -35,41 +35,40 @@ class Run:
     """A finished training run."""
 
     run_id: str | None
-    """Its id in the tracking store; None where the store did not answer, or in a process of a
+    """The run's id in the tracking store; None if the store did not answer, or in a process of a
     distributed training that does not record."""
     variant: str
-    """Precision and optimizations in short, for example `bf16+ckpt`."""
+    """Short form of precision and optimizations, for example `bf16+ckpt`."""
     metrics: dict[str, float] = field(repr=False)
     """Last value of each metric, for example `metrics["test/mrr"]`."""
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """Every value of every metric, in the order of recording.
+        """All recorded values of all metrics, in the order of recording.
 
-        A row has the columns `key`, `value`, `step` (optimizer steps done), `epoch` and
+        The columns are `key`, `value`, `step` (number of optimizer steps), `epoch` and
         `elapsed_seconds` (since training began).
 
         Raises:
-            UsageError: the run was not recorded, or the store does not answer.
+            UsageError: If the run was not recorded, or the store does not answer.
         """
         with working_folder("history") as folder:
             path = download_artifact(reference_of(self), names.ARTIFACT_HISTORY, folder)
             return pd.read_parquet(path)
 
     def load(self) -> Model:
-        """Return the model at its best checkpoint.
+        """Return the model of the run's best checkpoint.
 
         Raises:
-            UsageError: the run was not recorded, or has no best checkpoint.
+            UsageError: If the run was not recorded, or has no best checkpoint.
         """
         return load(reference_of(self))
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that refuses arguments of wrong types in one line.
+    """Return a function that checks the types of its arguments before it runs.
 
-    Raises:
-        ConfigError: an argument is not what the signature says; nothing was done.
+    The function raises a one-line ConfigError if an argument does not fit the signature.
     """
     signature = inspect.signature(function)
     validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
@@ -83,15 +82,15 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return validated(**given)  # type: ignore[call-arg]
         except ValidationError as error:
-            if error.title != function.__name__:  # it comes from within
+            if error.title != function.__name__:  # the error comes from inside the function
                 raise
             problem, *others = error.errors()
             name = str(problem["loc"][0])
             expected = reason_of(problem)
-            if any(other["loc"][0] == name for other in others):  # none of several types
+            if any(other["loc"][0] == name for other in others):  # fits none of several types
                 annotation = inspect.formatannotation(signature.parameters[name].annotation)
                 expected = "expected " + re.sub(r"(\w+\.)+", "", annotation)
-            elif len(problem["loc"]) > 1:  # something in it
+            elif len(problem["loc"]) > 1:  # an element of the argument
                 raise ConfigError(f"{name}: {quoted(problem['input'])} given; {expected}") from None
             raise ConfigError(f"{name} is {quoted(given[name])}; {expected}") from None
 
@@ -109,17 +108,19 @@ def train(
     """Train a model, evaluate it, and record both as a run.
 
     Args:
-        config: What to train: the name of a preset such as `umls`, a YAML file, its content as a
-            dictionary, or a `RunConfig`.
-        epochs: Passes over the training data; None: as configured.
+        config: The name of a preset such as `umls`, a YAML file, a dictionary with the content of
+            one, or a `RunConfig`.
+        epochs: Number of passes over the training data; None: as configured.
         overrides: Other settings to change, `section.key` to value, for example
             `{"training.seed": 3}`.
-        output_dir: New folder that gets the configuration and all checkpoints too.
+        output_dir: New folder to which the configuration and all checkpoints are also written.
 
     Raises:
-        UsageError: configuration, data or tracking store cannot be used; nothing was trained.
-        ProtectedStop: stopped to protect the result, for example because the loss became NaN.
-        Interrupted: stopped by the user; the last checkpoint is kept.
+        UsageError: If the configuration, the data or the tracking store cannot be used; nothing was
+            trained.
+        ProtectedStop: If training stopped to protect the result, for example because the loss
+            became NaN.
+        Interrupted: If the user stopped the training; the last checkpoint is kept.
     """
     given = dict(overrides or {})
     if epochs is not None:
@@ -138,20 +139,20 @@ def plan(
     memory_gib: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None,
     overrides: Mapping[str, object] | None = None,
 ) -> MemoryPlan:
-    """Predict the memory that training takes, part by part, and the largest batch that fits.
+    """Predict the memory that each part of training needs, and the largest batch that fits.
 
-    Nothing is trained. `print(plan.table())` shows the result; `plan.variants` holds it.
+    Nothing is trained. `print(plan.table())` shows the result; `plan.variants` contains it.
 
     Args:
-        config: As for `train`.
-        device: Where it would run: `cpu`, `cuda`, or a GPU that need not be here, such as
-            `H100 80GB`; None: as configured.
-        memory_gib: Memory to fit into, in GiB; None: what the device has.
+        config: The configuration, as for `train`.
+        device: Device to plan for: `cpu`, `cuda`, or a GPU by name, such as `H100 80GB`, which this
+            machine does not need to have; None: as configured.
+        memory_gib: Available memory in GiB; None: the memory of the device.
         overrides: Settings to change, `section.key` to value.
 
     Raises:
-        ConfigError: the configuration is wrong, or the device is not known.
-        DataError: the data cannot be read.
+        ConfigError: If the configuration is invalid, or the device is unknown.
+        DataError: If the data cannot be read.
     """
     return plan_memory(
         read_configuration(config, overrides or {}), device=device, memory_gib=memory_gib
@@ -160,20 +161,20 @@ def plan(
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found so far."""
+    """The result of a hyperparameter search."""
 
     run_id: str
-    """Its id in the tracking store; the trials are parts of this run."""
+    """The search's run id in the tracking store; the trials are child runs of this run."""
     metric: str
-    """The validation metric that chose, for example `valid/mrr`."""
+    """The validation metric by which trials are compared, for example `valid/mrr`."""
     value: float
-    """What the best trial reached."""
+    """The metric's value in the best trial."""
     best_run_id: str
-    """Run of the best trial."""
+    """Run id of the best trial."""
     settings: Mapping[str, object]
-    """The best trial's settings, `section.key` to value."""
+    """Settings of the best trial, `section.key` to value."""
     config: Path
-    """The best configuration as YAML: `clew.train(search.config)` trains it."""
+    """YAML file of the best configuration; `clew.train(search.config)` trains it."""
     trials: pd.DataFrame = field(repr=False)
     """One row for each trial, one column for each setting."""
 
@@ -189,26 +190,26 @@ def tune(
     overrides: Mapping[str, object] | None = None,
     output_dir: str | Path | None = None,
 ) -> Search:
-    """Search for the best configuration by the validation metric; called again, it goes on.
+    """Search for the best configuration by the validation metric; another call continues it.
 
     No trial is evaluated on the test split.
 
     Args:
-        config: What the trials have in common, as for `train`.
-        space: YAML file, or the name of a space that ships with Clew; empty: the one for this kind
-            of data.
-        minutes: Time for this call; then the running trial is stopped.
-        trials: Stop after so many trials in all, those of earlier calls included.
-        seed: Seed of the search; `training.seed` is that of the trainings.
+        config: The configuration that the trials share, as for `train`.
+        space: YAML file, or the name of a space that ships with Clew; empty: the space for this
+            kind of data.
+        minutes: Time for this call; after it, the running trial is stopped.
+        trials: Stop after this total number of trials, including those of earlier calls.
+        seed: Seed of the search; `training.seed` is the seed of the trainings.
         overrides: Settings to change, `section.key` to value.
-        output_dir: Folder that keeps the trials and the best configuration; None: in `runs/tune`.
+        output_dir: Folder for the trials and the best configuration; None: in `runs/tune`.
 
     Raises:
-        UsageError: configuration, space, data or tracking store cannot be used, or no trial was
-            completed in time.
-        Interrupted: stopped by the user; the trials that ended are kept.
+        UsageError: If the configuration, the space, the data or the tracking store cannot be used,
+            or no trial was completed in time.
+        Interrupted: If the user stopped the search; finished trials are kept.
     """
-    # Only who searches waits for Optuna's import.
+    # Imported here because the import of Optuna is slow.
     from clew.workflows.tuning.report import TRIALS_FILE
     from clew.workflows.tuning.search import TuneRequest
     from clew.workflows.tuning.tune import tune as search
@@ -237,7 +238,11 @@ def tune(
 
 
 def read_configuration(config: Configuration, overrides: Mapping[str, object]) -> RunConfig:
-    """Return the checked configuration with the overrides applied."""
+    """Return the checked configuration with the overrides applied.
+
+    Raises:
+        ConfigError: If the configuration or an override is invalid.
+    """
     if isinstance(config, str | Path):
         return load_config(config, overrides)
     content = config.model_dump(mode="json") if isinstance(config, RunConfig) else config

@@ -1,4 +1,4 @@
-"""`clew.value_facts`: what each training fact does for many predictions together."""
+"""`clew.value_facts`: the effect of each training fact on the total loss of many predictions."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,25 +23,28 @@ def value_facts(
     weights: Sequence[float] | None = None,
     direction: Question = "both",
 ) -> pd.DataFrame:
-    """Differentiate the loss of many predictions through the whole training, in one pass.
+    """Compute the value of every training fact for the losses of many triples, in one pass.
 
-    Recorded as a run of kind `value`.
+    The sum of the losses is differentiated through the whole training. The result is recorded as a
+    run of kind `value`.
 
     Args:
-        model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder of a
-            graph model that one process trained; see `influence.score=unrolled`.
-        triples: `(head, relation, tail)` by name, whose losses are summed, or a table with these
-            columns; None: the validation triples.
-        weights: The weight of each triple's loss; None: their mean.
-        direction: Which answers' losses count: of tails, of heads, or of both.
+        model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder. It must
+            be a graph model that one process trained; see `influence.score=unrolled`.
+        triples: `(head, relation, tail)` by name, or a table with these columns; None: the
+            validation triples.
+        weights: The weight of each triple's loss; None: the mean of the losses.
+        direction: Whose losses count: those of tails, of heads, or of both.
 
     Returns:
-        A row for each training fact, the most helpful first: `train_index`, labels, `head_id` and
-        so on, and `value`, by which the fact's weight lowers the sum of losses.
+        A table with a row for each training fact, the most helpful first. The columns are
+        `train_index`, the labels `head`, `relation` and `tail`, the names `head_id`, `relation_id`
+        and `tail_id`, and `value`: how much the weight of the fact lowers the sum of the losses, to
+        first order.
 
     Raises:
-        UsageError: the model, the triples or their weights cannot be used, or the training cannot
-            be repeated.
+        UsageError: If the model, the triples or their weights cannot be used, or the training
+            cannot be repeated.
     """
     if weights is not None and triples is None:
         raise ConfigError("weights are given without triples; give the triples that they are for")
@@ -65,16 +68,16 @@ def value_facts(
 
 
 def _numbers(weights: Sequence[float], triples: object) -> list[float]:
-    """Return a finite number for each triple.
+    """Return the weights as finite numbers, one per triple.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: If a weight is not a finite number, or the number of weights is wrong.
     """
     try:
         numbers = [float(weight) for weight in weights]
     except (TypeError, ValueError):
         numbers = None
-    if numbers is None or isinstance(weights, str):  # a text's digits would pass as numbers
+    if numbers is None or isinstance(weights, str):  # else each digit of a text would be a weight
         raise ConfigError(f"weights is {quoted(weights)}; expected a number for each triple")
     wrong = next((number for number in numbers if not math.isfinite(number)), None)
     if wrong is not None:

@@ -1,7 +1,7 @@
-"""Identifiers with a prefix (CURIEs), and the pages of the databases that they belong to.
+"""Identifiers with a prefix (CURIEs), and their pages in the databases that define them.
 
-Prefixes and addresses are those of the Bioregistry (https://bioregistry.io, version 0.15.6, CC0):
-of each prefix the pattern that it gives first. Nothing is fetched.
+Prefixes and addresses are from the Bioregistry (https://bioregistry.io, version 0.15.6, CC0). For
+each prefix, the address is the first pattern of the Bioregistry. Nothing is downloaded.
 """
 
 import re
@@ -13,7 +13,7 @@ ONTOLOGIES = (
     "APO BFO BTO CHEBI CL CLO DOID ECTO EMAPA ENVO FOODON FYPO GO HP MA MAXO MONDO MP NBO "
     "NCBITaxon NCIT OAE OBI PATO PR PW RO SO UBERON ZFA"
 )
-"""Prefixes of the OBO Foundry, whose terms all have addresses of one form."""
+"""Prefixes of the OBO Foundry; the addresses of all its terms have the same form."""
 PAGES = MappingProxyType(
     {
         "atc": "http://www.whocc.no/atc_ddd_index/?code={id}",
@@ -100,16 +100,16 @@ PAGES = MappingProxyType(
     }
     | {name.lower(): f"http://purl.obolibrary.org/obo/{name}_{{id}}" for name in ONTOLOGIES.split()}
 )
-"""Prefix in lower case to the address of an entry."""
+"""Prefix in lower case to the address of an entry, with `{id}` for the local id."""
 SYNONYMS = MappingProxyType(
     {
         "caid": "clingen.allele",
         "clinvar": "clinvar.variation",
-        "db": "drugbank",  # DrugMechDB's
+        "db": "drugbank",  # used by DrugMechDB
         "entrez": "ncbigene",
         "fb": "flybase",
         "geneid": "ncbigene",
-        "gtopdb": "iuphar.ligand",  # Biolink's
+        "gtopdb": "iuphar.ligand",  # used by Biolink
         "hgnc.family": "hgnc.genefamily",
         "hpo": "hp",
         "mim": "omim",
@@ -119,38 +119,38 @@ SYNONYMS = MappingProxyType(
         "rxcui": "rxnorm",
         "snomed": "snomedct",
         "swissprot": "uniprot",
-        "tigr": "tigrfam",  # DrugMechDB's
+        "tigr": "tigrfam",  # used by DrugMechDB
         "uniprotkb": "uniprot",
         "wb": "wormbase",
     }
 )
-"""Other prefixes in lower case that mean the same; those without a remark are Bioregistry's too."""
+"""Synonym of a prefix, in lower case, to the prefix; from the Bioregistry if not commented."""
 
 
 def split_curie(text: str) -> tuple[str, str] | None:
-    """Return prefix and local id of a CURIE, None for any other text.
+    """Return the prefix and the local id of a CURIE; None for any other text.
 
-    An id with its kind before it, as Hetionet's `Anatomy::UBERON:0000002`, is what follows `::`.
+    A kind before `::` is ignored, as in Hetionet's `Anatomy::UBERON:0000002`.
     """
     found = CURIE.fullmatch(text.rpartition("::")[2])
     return (found[1], found[2]) if found and not found[2].startswith("//") else None
 
 
 def page_of(text: str) -> str | None:
-    """Return the address of an identifier's page; None for one whose database is not known."""
+    """Return the address of an identifier's page; None if its database is unknown."""
     parts = split_curie(text)
     if parts is None:
         return None
     prefix = parts[0].lower()
     address = PAGES.get(SYNONYMS.get(prefix, prefix))
-    # Some data repeat the prefix: GO:GO:0001.
+    # Some data sets repeat the prefix: GO:GO:0001.
     local = parts[1].removeprefix(f"{parts[0]}:")
-    if address is None or not local.strip("."):  # `..` would lead out of the address
+    if address is None or not local.strip("."):  # `..` would point outside of the address
         return None
     return address.format(id=quote(local, safe=":.-_", errors="replace"))
 
 
 def as_curie(text: str, prefix: str = "clew") -> str:
-    """Return an identifier as a CURIE: as it is if it is one, else under a prefix of our own."""
+    """Return an identifier as a CURIE; an identifier that is not one gets the given prefix."""
     parts = split_curie(text)
     return ":".join(parts) if parts else f"{prefix}:{quote(text, safe='.-_')}"

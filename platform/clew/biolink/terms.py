@@ -1,4 +1,4 @@
-"""Categories and predicates of the Biolink Model: which there are, and which one a name means."""
+"""Categories and predicates of the Biolink Model, and how to find them by name."""
 
 import functools
 import re
@@ -25,7 +25,7 @@ CATEGORY_ALIASES = MappingProxyType(
         "Symptom": "PhenotypicFeature",
     }
 )
-"""Kinds as other data sets call them: DrugMechDB, Hetionet."""
+"""Kind names of DrugMechDB and Hetionet to Biolink categories."""
 ASPECTS = frozenset(
     [
         "absorption",
@@ -44,7 +44,7 @@ ASPECTS = frozenset(
         "uptake",
     ]
 )
-"""What of a thing can be increased or decreased: values of `object_aspect_qualifier`."""
+"""Aspects that can increase or decrease: values of `object_aspect_qualifier`."""
 DIRECTIONS = {"increases": "increased", "decreases": "decreased"}
 REGULATIONS = {"positively": "upregulated", "negatively": "downregulated"}
 Qualifiers = tuple[tuple[str, str], ...]
@@ -56,18 +56,18 @@ class Terms(BaseModel):
     version: str
     predicates: frozenset[str]
     categories: dict[str, int]
-    """Name to its depth: 2 for what stands directly below `named thing`."""
+    """Name of a category to its depth; 2 is directly below `named thing`."""
 
 
 @functools.cache
 def terms() -> Terms:
-    """Return the terms of the Biolink Model that are kept in the package."""
+    """Return the terms of the Biolink Model from the file in the package."""
     text = resources.files("clew.biolink").joinpath("terms.json").read_text(encoding="utf-8")
     return Terms.model_validate_json(text)
 
 
 def category_of(kind: str) -> str | None:
-    """Return the category that a kind means, such as `biolink:Gene` for `gene`; None if none."""
+    """Return the category of a kind, such as `biolink:Gene` for `gene`; None if there is none."""
     words = re.split(r"[\s_]+", kind.strip().removeprefix(PREFIX))
     name = "".join(word[:1].upper() + word[1:] for word in words)
     name = CATEGORY_ALIASES.get(name, name)
@@ -75,17 +75,20 @@ def category_of(kind: str) -> str | None:
 
 
 def most_specific(categories: Iterable[str]) -> str | None:
-    """Return the deepest of some categories, the first of equals; unknown ones come last."""
+    """Return the deepest category, or the first of several; unknown categories come last.
+
+    None if there are no categories.
+    """
     depth = terms().categories
     ranked = sorted(categories, key=lambda name: -depth.get(name.removeprefix(PREFIX), 0))
     return ranked[0] if ranked else None
 
 
 def predicate_of(name: str) -> tuple[str, Qualifiers]:
-    """Return the predicate that a relation's name means, with its qualifiers.
+    """Return the predicate and qualifiers for the name of a relation.
 
-    `increases activity of` is `biolink:affects` with an aspect and a direction, as Biolink writes
-    it. A relation that Biolink does not know is `biolink:related_to`.
+    `increases activity of` is `biolink:affects` with an aspect and a direction, as in the Biolink
+    Model. A relation that is not in the Biolink Model is `biolink:related_to`.
     """
     plain = re.sub(r"[\s_]+", " ", name.strip().removeprefix(PREFIX)).lower()
     if (known := plain.replace(" ", "_")) in terms().predicates:

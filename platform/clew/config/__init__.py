@@ -1,1 +1,1 @@
-"""The run configuration: schema, YAML loading and overrides, without torch, mlflow or streamlit."""
+"""The run configuration: schema, YAML loading and overrides, without torch, MLflow or Streamlit."""

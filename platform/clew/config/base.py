@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 
 class Section(BaseModel):
-    """A frozen group of settings: unknown keys are refused, every field is documented."""
+    """A frozen group of settings; unknown keys are refused and every field is documented."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -19,17 +19,20 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_plain_text(cls, value: Any) -> Any:
-        """Refuse text that can be no name and no path, and that no file can hold."""
+        """Refuse text that cannot be a name or a path, or that cannot be written to a file."""
         if isinstance(value, str) and ("\0" in value or not can_be_written(value)):
-            raise ValueError("expected text that a file can hold, without NUL and half characters")
+            raise ValueError("expected valid Unicode text without NUL characters")
         return value
 
 
 def can_be_written(text: str) -> bool:
-    """Return whether a text has bytes: an argument of other bytes, or JSON, may hold halves."""
+    """Return whether a text can be encoded as UTF-8.
+
+    Text from JSON or from command-line arguments can contain unpaired surrogates, which cannot.
+    """
     try:
         text.encode()
-    except UnicodeEncodeError:  # one half of a character
+    except UnicodeEncodeError:
         return False
     return True
 

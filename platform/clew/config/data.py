@@ -28,7 +28,7 @@ class TripleData(Section):
     name: str | None = None
     """A named data set: `umls` is bundled, others are folders under `$CLEW_DATA`."""
     packed: str | None = None
-    """Folder that `clew data --pack` wrote (instead of `name`): its triples stay on the disk."""
+    """Folder written by `clew data --pack` (instead of `name`); its triples stay on the disk."""
     train: Annotated[str | None, TRAIN_FLAG] = None
     """File of training triples (instead of `name`)."""
     valid: Annotated[str | None, TRAIN_FLAG] = None
@@ -36,7 +36,7 @@ class TripleData(Section):
     test: Annotated[str | None, TRAIN_FLAG] = None
     """File of test triples; empty for none."""
     entity_to_id: Annotated[str | None, TRAIN_FLAG] = None
-    """Dictionary `name<TAB>id` of entities; with it, triples may contain names or ids."""
+    """Dictionary `name<TAB>id` of entities; with it, triples can contain names or ids."""
     relation_to_id: Annotated[str | None, TRAIN_FLAG] = None
     """Dictionary `name<TAB>id` of relations."""
     node_name_dict: str | None = None
@@ -47,7 +47,7 @@ class TripleData(Section):
     """File of training triples to leave out, `head<TAB>relation<TAB>tail`, such as the list of
     facts marked wrong that the dashboard exports."""
     inverse_relations: bool = True
-    """Add `(tail, relation inverse, head)` for every training triple; heads are then predicted
+    """Add `(tail, inverse relation, head)` for every training triple; heads are then predicted
     as tails of the inverse relation."""
 
     @property
@@ -63,7 +63,7 @@ class TripleData(Section):
             shown = " and ".join(given) if given else "none of data.name, data.train, data.packed"
             raise ValueError(
                 f"{shown} given; give exactly one of them: a named data set (for example umls), a "
-                "file of training triples, or a folder of clew data --pack"
+                "file of training triples, or a folder written by clew data --pack"
             )
         if self.packed is not None:
             _refuse_files(self)
@@ -75,7 +75,7 @@ def _refuse_files(data: TripleData) -> None:
         if getattr(data, key):
             raise ValueError(
                 f"data.{key} and data.packed given, but a packed folder has its own splits and "
-                f"ids; leave data.{key} out, or give it when you pack"
+                f"ids; leave data.{key} out, or give it to clew data --pack"
             )
 
 
@@ -91,12 +91,12 @@ class TokenData(Section):
     """Instead of `name`: a text file, a folder, a JSON Lines or Parquet file with a text column,
     or, if the package `datasets` is installed, the name of a Hugging Face data set."""
     packed: str | None = None
-    """Folder of the packed tokens; created on the first run if it does not exist. Unset: a folder
-    in the user's cache, named after source and tokenizer. With `name` or `dataset`, the text is
-    packed into it; alone, it must exist."""
+    """Folder of the packed tokens. With `name` or `dataset`, the first run packs the text into it;
+    without them, the folder must exist. Unset: a folder in the user's cache, named after the source
+    and the tokenizer."""
     tokenizer: str | None = None
     """`bytes`, `bpe` (trained only on the data set's training share), or the path of a `tokenizers`
-    JSON file. Unset: the tokenizer of `packed` if that is given alone, else `bytes`. An end-of-text
+    JSON file. Unset: the tokenizer of `packed` if only that is given, else `bytes`. An end-of-text
     token separates documents; the characters `<|endoftext|>` within a document are ordinary
     text."""
     vocabulary_size: int = Field(default=32768, ge=258)
@@ -138,7 +138,7 @@ class TokenData(Section):
 
 
 def looked_up_in(folder: str, data: "DataConfig") -> "DataConfig":
-    """Return data whose relative paths, where they lead nowhere from here, start in a folder."""
+    """Return data whose relative paths start in `folder`, if they exist there and not here."""
     found = {
         name: os.path.join(folder, given)
         for name in data.paths

@@ -1,4 +1,4 @@
-"""GPUs that memory can be planned for without having one."""
+"""Memory sizes of GPUs, to plan the memory of a training without the GPU."""
 
 GPU_GB: dict[str, int] = {
     "T4": 16,
@@ -15,4 +15,4 @@ GPU_GB: dict[str, int] = {
     "H100": 80,
     "H200": 141,
 }
-"""Memory of GPUs by name; where there are several sizes, the smallest."""
+"""GPU name to its memory in GB; the smallest size if there are several."""

@@ -1,4 +1,4 @@
-"""Whether larger or smaller is better, for each metric; used to promote, keep and compare."""
+"""Whether larger or smaller values of each metric are better."""
 
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -8,9 +8,9 @@ from clew.errors import ConfigError, quoted
 
 Direction = Literal["larger", "smaller"]
 
-# Patterns of a key's last part, or of its last two parts if the pattern contains a slash. What
-# comes before (`champion/`, `ratio/<variant>/`) does not change the direction. Ranks have a suffix
-# for the side, and the errors of baselines have their name as a prefix.
+# Patterns of a key's last part, or of its last two parts if the pattern contains a slash. The parts
+# before them (`champion/`, `ratio/<variant>/`) do not change the direction. Metrics of ranks have
+# the side as a suffix, and errors of baselines have the baseline's name as a prefix.
 _SMALLER = (
     names.LOSS,
     names.LOSS_AT.format(k="*"),
@@ -62,7 +62,7 @@ def direction_of(key: str) -> Direction | None:
 
 
 def maximizes(key: str) -> bool:
-    """Return whether larger values of a metric are better, for a choice based on it.
+    """Return whether larger values of a metric are better, to choose by this metric.
 
     Raises:
         ConfigError: If neither larger nor smaller values are known to be better.
@@ -71,6 +71,6 @@ def maximizes(key: str) -> bool:
     if direction is None:
         raise ConfigError(
             f"metric {quoted(key)} cannot be used to choose: neither larger nor smaller values are "
-            f"known to be better; use another, such as {names.metric('valid', names.MRR)}"
+            f"known to be better; use another metric, such as {names.metric('valid', names.MRR)}"
         )
     return direction == "larger"

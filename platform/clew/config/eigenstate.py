@@ -46,7 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_seq_len": 32768,
     },
 }
-"""Keys of this section that a preset sets if they are not given."""
+"""Preset to the keys of this section that it sets if they are not given."""
 
 _LONG_WINDOWS: dict[str, dict[str, Any]] = {
     "training": {"batch_size": 4, "gradient_accumulation": 4},
@@ -57,7 +57,7 @@ PRESET_COMPANIONS: dict[str, dict[str, dict[str, Any]]] = {
     "medium_32k": _LONG_WINDOWS,
     "large_32k": _LONG_WINDOWS,
 }
-"""Keys of other sections that a preset sets if they are not given."""
+"""Preset to the keys of other sections that it sets if they are not given."""
 
 
 class EigenstateLMModel(Section):
@@ -75,9 +75,9 @@ class EigenstateLMModel(Section):
     num_eigenstates: int = Field(default=64, ge=1)
     """Number of complex eigenstates in each layer."""
     transition: Literal["fixed", "gated"] = "fixed"
-    """`fixed`: an eigenstate decays and turns by the same amount in every step. `gated`: each token
-    decides how far each eigenstate moves: from not at all, which keeps the past and ignores the
-    token, to so far that the past is forgotten."""
+    """`fixed`: an eigenstate decays and rotates by the same amount in every step. `gated`: each
+    token decides how much each eigenstate changes. With no change, the state keeps the past and
+    ignores the token; with the largest change, the state forgets the past."""
     chunk_size: int = Field(default=32, ge=1)
     """Time steps per chunk of the scan; changes the speed, not the results."""
     max_seq_len: int = Field(default=512, ge=2)
@@ -85,23 +85,25 @@ class EigenstateLMModel(Section):
     longest_time_constant: float | None = Field(default=None, ge=1)
     """Longest initial time constant of an eigenstate, in tokens; unset: `max_seq_len`."""
     num_gates: int | None = Field(default=None, ge=1)
-    """Gates on the readout, each for d_model / num_gates channels; unset: one per channel."""
+    """Number of gates on the readout, each for d_model / num_gates channels; unset: one per
+    channel."""
     num_heads: int = Field(default=4, ge=1)
-    """Blocks of the resonance matrix; only eigenstates of the same block interact."""
+    """Number of blocks of the resonance matrix; only eigenstates of the same block interact."""
     resonance: float = Field(default=0.1, ge=0)
     """Strength eps of the resonance R = I + eps M on the readout; 0: none."""
     convolution_width: int = Field(default=1, ge=1)
-    """Tokens that a filter before each mixer and each MLP sees, in every channel; 1: no filters."""
+    """Width, in tokens, of a convolution in every channel before each mixer and each MLP; 1: no
+    convolution."""
     reset_at_documents: bool = False
-    """Read each document separately: state and filters start again after an end-of-text token, in
-    training, evaluation and generation. Only the first token of a document is predicted from what
-    came before. Otherwise the model reads on across documents and sees their ends as a token. In
-    both cases windows and segments may cut documents anywhere."""
+    """Read each document separately: state and convolutions are reset after an end-of-text token,
+    in training, evaluation and generation. Only the first token of a document is predicted from
+    earlier text. If false, the model keeps its state from one document to the next and sees the
+    end of a document as a token. In both cases, windows and segments can cut documents anywhere."""
     mlp_ratio: int = Field(default=4, ge=1)
     """Hidden width of the MLP, as a multiple of d_model."""
     further_tokens: int = Field(default=0, ge=0)
-    """Number of tokens after the next one that training predicts too, each through its own matrix
-    `(d_model, d_model)`, which is used for nothing else."""
+    """Number of tokens after the next one that training also predicts, each with its own matrix
+    `(d_model, d_model)`, which is used only for this."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the embedding and on the output of each half block."""
 
@@ -115,13 +117,13 @@ class EigenstateLMModel(Section):
     @model_validator(mode="before")
     @classmethod
     def _drop_scales(cls, values: Any) -> Any:
-        """Read runs of versions that had time scales, if they used the ordinary one alone."""
+        """Accept runs of earlier versions that had time scales, if they used only the scale 1."""
         if not isinstance(values, dict) or "scales" not in values:
             return values
         if values["scales"] not in ([1], (1,)):
             raise ValueError(
-                f"scales is {quoted(values['scales'])}, which this version of Clew has no more; "
-                "leave it out and train again, or use the run with the version that trained it"
+                f"scales is {quoted(values['scales'])}, but this version of Clew does not support "
+                "scales; leave it out and train again, or use the version that trained the run"
             )
         return {key: value for key, value in values.items() if key != "scales"}
 
@@ -145,6 +147,6 @@ class EigenstateLMModel(Section):
         if self.further_tokens >= self.max_seq_len:
             raise ValueError(
                 f"further_tokens is {self.further_tokens}, but max_seq_len is {self.max_seq_len}; "
-                "no window is that long, choose fewer further tokens"
+                "set further_tokens below max_seq_len"
             )
         return self

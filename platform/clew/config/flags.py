@@ -31,7 +31,7 @@ class FlaggedField:
 def flagged_fields(verb: str) -> tuple[FlaggedField, ...]:
     """Return the fields that have an option in a command, in the order of the schema.
 
-    A field that several classes of one section share is one option.
+    A field that several classes of a section share becomes one option.
     """
     found: dict[str, FlaggedField] = {}
     for section in RunConfig.model_fields:

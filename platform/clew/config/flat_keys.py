@@ -1,8 +1,8 @@
 """Short top-level keys of an image-sequence configuration, and the section that each belongs to.
 
-`batch_size: 20` at the top means `training.batch_size: 20`; `memory_optimized: true` halves the
-channels. A file with one of these keys is taken to be about image sequences unless it says
-otherwise.
+`batch_size: 20` at the top level means `training.batch_size: 20`; `memory_optimized: true` halves
+the channels. In a file with one of these keys, the kinds of `data` and `model` default to those of
+image sequences.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a raw configuration with its short keys moved into their sections.
 
     Raises:
-        ConfigError: If a key is given both ways, or if its value or its section is invalid.
+        ConfigError: If a setting is given by both keys, or if its value or its section is invalid.
     """
     spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
     flat = {name: spread.pop(name) for name in FLAT_KEYS if name in spread}
@@ -42,7 +42,7 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
         target = _section(spread, section, name=name)
         if key in target:
             raise ConfigError(
-                f"{name} and {section}.{key} are both given; they mean the same, remove one of them"
+                f"{name} and {section}.{key} are both given and mean the same; remove one of them"
             )
         if name == "memory_optimized":
             if not isinstance(value, bool):
@@ -56,5 +56,5 @@ def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, Any]:
     target = content.setdefault(section, {})
     if not isinstance(target, dict):
-        raise ConfigError(f"{section}: is {quoted(target)}, expected keys because {name} is given")
+        raise ConfigError(f"{section} is {quoted(target)}; expected keys, because {name} is given")
     return target

@@ -1,4 +1,4 @@
-"""Section `model` of link prediction: graph models, checked before anything is built.
+"""Section `model` of link prediction: the settings of the graph models.
 
 To add a graph model, add a class here, list it in `GraphModelConfig`, and put its network into
 `clew.link_prediction.models`, in a file named after its `kind`.
@@ -12,22 +12,25 @@ from clew.config.base import TRAIN_FLAG, Section
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 MAX_EMBEDDING_DIM = 2**20
-"""No table of such rows fits anywhere; larger numbers would take long to factor."""
+"""Upper limit: larger tables do not fit into memory, and larger numbers take long to factor."""
 
 
 class GraphModelSettings(Section):
-    """Settings of every graph model; query vectors and rows of the entity table have one length."""
+    """Settings of all graph models.
+
+    Query vectors and rows of the entity table have the same length.
+    """
 
     kind: str
-    """Which model; also the name of its file."""
+    """Name of the model, and of the file of its network."""
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=1, le=MAX_EMBEDDING_DIM)
     """Length of the embedding of an entity or a relation."""
     entity_bias: bool = True
     """Whether to add a bias to each entity's score."""
     warm_start: str | None = None
     """Start from the parameters of this run (its id, `models:/name@alias` or a checkpoint folder)
-    instead of random ones. Entities and relations are matched by name; new ones start at random.
-    Influence covers the steps of the new run alone."""
+    instead of random ones. Entities and relations are matched by name; new ones start with random
+    parameters. Influence covers only the steps of the new run."""
 
     @property
     def normalises_batches(self) -> bool:
@@ -36,7 +39,7 @@ class GraphModelSettings(Section):
 
     @property
     def relation_size(self) -> int:
-        """Numbers in a relation's row."""
+        """Length of a relation's row."""
         return self.embedding_dim
 
 
@@ -57,9 +60,9 @@ class ConvEModel(GraphModelSettings):
     kernel_width: int = Field(default=3, ge=1)
     """Columns of the convolution kernel."""
     activation: Literal["relu", "silu"] = "relu"
-    """What follows the normalisation of the feature maps and of the projection. `relu` is the
-    published model; `silu`, x sigmoid(x), has no kinks, at which `influence.score=unrolled` loses
-    precision."""
+    """Activation after the normalisation of the feature maps and of the projection. `relu` is the
+    published model. `silu`, x sigmoid(x), is smooth; `influence.score=unrolled` loses precision at
+    the kink of `relu`."""
     input_dropout: Probability = 0.2
     """Dropout on the stacked image of head and relation."""
     feature_map_dropout: Probability = 0.2
@@ -78,7 +81,7 @@ class ConvEModel(GraphModelSettings):
 
     @property
     def height(self) -> int:
-        """Rows of one embedding's image."""
+        """Rows of the image of one embedding."""
         if self.embedding_height is not None:
             return self.embedding_height
         if self.embedding_width is not None:
@@ -88,12 +91,12 @@ class ConvEModel(GraphModelSettings):
 
     @property
     def width(self) -> int:
-        """Columns of one embedding's image."""
+        """Columns of the image of one embedding."""
         return self.embedding_width or self.embedding_dim // self.height
 
     @property
     def num_features(self) -> int:
-        """Inputs of the fully connected layer: channels x output rows x output columns."""
+        """Number of inputs of the fully connected layer: channels x output rows x columns."""
         rows = 2 * self.height - self.kernel_height + 1
         columns = self.width - self.kernel_width + 1
         return self.output_channels * rows * columns
@@ -118,7 +121,7 @@ class ConvEModel(GraphModelSettings):
 
 
 class PlainModel(GraphModelSettings):
-    """Settings of the models without a network between embeddings and scores."""
+    """Settings of models that compute scores from embeddings without a network."""
 
     entity_bias: bool = False
     """Whether to add a bias to each entity's score."""
@@ -129,7 +132,7 @@ class PlainModel(GraphModelSettings):
 
 
 class FactorizationSettings(PlainModel):
-    """Settings of the models whose score is linear in each of head, relation and tail."""
+    """Settings of models whose score is linear in each of head, relation and tail."""
 
     relation_dropout: Probability | None = None
     """Dropout on the embedding of the relation; unset: `input_dropout`."""
@@ -151,7 +154,7 @@ class ComplExModel(FactorizationSettings):
     """ComplEx (Trouillon et al., 2016, arXiv 1606.06357): DistMult over complex numbers."""
 
     kind: Literal["complex"] = "complex"
-    """Products of complex numbers; a relation may be antisymmetric."""
+    """Products of complex numbers; a relation can be antisymmetric."""
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
         default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
     )
@@ -162,7 +165,7 @@ class CPModel(FactorizationSettings):
     """CP decomposition (Lacroix et al., 2018, arXiv 1806.07297), with inverse relations."""
 
     kind: Literal["cp"] = "cp"
-    """A product of three vectors; an entity has one row as head and another one as tail."""
+    """A product of three vectors; an entity has one row as head and another row as tail."""
 
 
 class RESCALModel(FactorizationSettings):
@@ -191,7 +194,7 @@ class TuckERModel(GraphModelSettings):
     input_dropout: Probability = 0.3
     """Dropout on the head."""
     relation_dropout: Probability = 0.4
-    """Dropout on the matrix that a relation makes of the core."""
+    """Dropout on the product of a relation and the core tensor, which is a matrix."""
     projection_dropout: Probability = 0.5
     """Dropout on the product of head and matrix."""
 
@@ -202,21 +205,21 @@ class TuckERModel(GraphModelSettings):
 
     @property
     def relation_size(self) -> int:
-        """`relation_dim`, if it is set."""
+        """`relation_dim` if it is set, else `embedding_dim`."""
         return self.relation_dim or self.embedding_dim
 
 
 class TransEModel(PlainModel):
-    """TransE (Bordes et al., 2013): a relation moves the head near the tail."""
+    """TransE (Bordes et al., 2013): a relation translates the head to the tail."""
 
     kind: Literal["transe"] = "transe"
     """Squared distances of head + relation to the tails."""
     entity_bias: bool = True
-    """Whether to add a bias to each entity's score; a distance alone is never positive."""
+    """Whether to add a bias to each entity's score; the score of a distance is never positive."""
 
 
 class RotatEModel(PlainModel):
-    """RotatE (Sun et al., 2019, arXiv 1902.10197): a relation turns the head towards the tail."""
+    """RotatE (Sun et al., 2019, arXiv 1902.10197): a relation rotates the head to the tail."""
 
     kind: Literal["rotate"] = "rotate"
     """Squared distances of the rotated head to the tails."""
@@ -224,11 +227,11 @@ class RotatEModel(PlainModel):
         default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
     )
     """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
-    parts; a relation has one angle for each of them."""
+    parts. A relation has one angle for each complex number."""
     entity_bias: bool = True
-    """Whether to add a bias to each entity's score; a distance alone is never positive."""
+    """Whether to add a bias to each entity's score; the score of a distance is never positive."""
     input_dropout: Probability = 0.0
-    """Dropout on the turned head."""
+    """Dropout on the rotated head."""
 
     @property
     def relation_size(self) -> int:
@@ -237,17 +240,17 @@ class RotatEModel(PlainModel):
 
 
 class RotEModel(PlainModel):
-    """RotE (Chami et al., 2020, arXiv 2005.00545): a relation turns the head and moves it."""
+    """RotE (Chami et al., 2020, arXiv 2005.00545): a relation rotates and translates the head."""
 
     kind: Literal["rote"] = "rote"
-    """Squared distances of the rotated and moved head to the tails."""
+    """Squared distances of the rotated and translated head to the tails."""
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
         default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
     )
     """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
-    parts; a relation has one angle for each of them and a translation of this length."""
+    parts. A relation has one angle for each complex number, and a translation of this length."""
     entity_bias: bool = True
-    """Whether to add a bias to each entity's score; a distance alone is never positive."""
+    """Whether to add a bias to each entity's score; the score of a distance is never positive."""
 
     @property
     def relation_size(self) -> int:

@@ -12,7 +12,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class ImageSequenceData(Section):
-    """Ordered frames with scalars and a target: HDF5, a Zarr store or a folder of NumPy arrays."""
+    """Ordered frames with scalars and a target, from HDF5, a Zarr store or NumPy arrays."""
 
     paths: ClassVar[tuple[str, ...]] = ("path",)
     kind: Literal["image_sequences"] = "image_sequences"
@@ -22,25 +22,24 @@ class ImageSequenceData(Section):
     path: str | None = None
     """Instead of `name`: an HDF5 file (`.h5`, `.hdf5`), a Zarr store or a folder of arrays."""
     channels: Literal["first", "last"] | None = None
-    """Which axis of a frame holds its channels: `first` (channel, height, width) or `last` (height,
-    width, channel). Unset: the axis that is at most a quarter of both others; if there is none, set
-    this. Frames with two axes have one channel."""
+    """Which axis of a frame is the channel axis: `first` (channel, height, width) or `last`
+    (height, width, channel). Unset: the axis that is at most a quarter as long as both others; if
+    there is no such axis, set this. Frames with two axes have one channel."""
     temporal_frames: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=1)
-    """Frames in a window."""
+    """Number of frames in a window."""
     max_gap: float | None = Field(default=None, gt=0)
-    """Largest difference of `time` between two frames of a window; unset: one and a half times
-    the file's median difference. A time that is not a number is a gap before and after its
-    frame."""
+    """Largest difference of `time` between consecutive frames of a window; unset: 1.5 times the
+    file's median difference. A time that is NaN is a gap before and after its frame."""
     windows_cross_groups: bool = False
-    """Let a window begin in another group than that of its last frame. Frames may then be seen on
-    both sides of a split."""
+    """Let a window start in a different group than its last frame. A frame can then be in windows
+    of two splits."""
     embargo: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """How far targets lie ahead of their windows' last frames, in units of `time`, or in frames if
-    the data has no time. A window whose target lies in or beyond frames of another split is left
-    out, so that no split learns from what another one is tested on. Unset: the data's own
-    `target_ahead`, 0 if it names none; 0: every window stays."""
+    """Time from a window's last frame to its target, in units of `time`, or in frames if the data
+    has no time. A window is left out if its target is in or beyond frames of another split, so that
+    training does not use what another split is tested on. Unset: `target_ahead` of the data, or 0
+    if the data does not give it; 0: no window is left out."""
     scalars: tuple[str, ...] | None = None
-    """Names of the scalars to use; unset: all in the file."""
+    """Names of the scalars to use; unset: all scalars in the file."""
     azimuth_scalars: tuple[str, ...] = ()
     """Scalars that are directions in degrees: the model gets their sine and cosine, and a
     horizontal flip mirrors them."""
@@ -49,26 +48,28 @@ class ImageSequenceData(Section):
     target_range: tuple[float, float] | None = None
     """Smallest and largest possible target; a value outside is an error."""
     nan_pixels: Literal["refuse", "mean", "mask"] = "refuse"
-    """How to treat pixels that are not finite: raise an error, use the training mean, or use the
-    training mean and add a channel that marks the valid pixels."""
+    """How to treat pixels that are not finite: raise an error (`refuse`), replace them by the
+    training mean (`mean`), or also add channels that mark the finite pixels (`mask`)."""
     num_blocks: int | None = Field(default=None, ge=2)
-    """Split the frames into this many blocks and use these instead of the file's own groups."""
+    """Split the frames into this many blocks and use the blocks instead of the file's groups."""
     test_group: str | None = None
-    """Group held out for the test; unset: the last one."""
+    """Group held out for the test; unset: the last group."""
     validation_group: str | None = None
-    """Group held out for validation; unset: the one before the test group."""
+    """Group held out for validation; unset: the group before the test group."""
     hold_out_validation: bool = True
-    """Hold a group out for validation. Without one, training sees all groups except the test
-    group, and `valid/` metrics are those of the test group. They must not choose anything then,
-    so `evaluation.every_epochs` must be `training.num_epochs` or more."""
+    """Hold out a group for validation. If false, training uses all groups except the test group,
+    and `valid/` metrics are computed on the test group. These metrics must not choose anything, so
+    `evaluation.every_epochs` must be `training.num_epochs` or more."""
     leave_one_group_out: bool = False
-    """Train one model per group, with that group as the test group, and report all together."""
+    """Train one model per group, with that group as the test group, and report all groups
+    together."""
     horizontal_flip: bool = False
     """Mirror half of the training windows left to right, including their azimuths."""
     shown_windows: int = Field(default=0, ge=0)
-    """Number of test windows shown in the report, with the places where the network looked."""
+    """Number of test windows shown in the report, with the network's attention maps."""
     pixel_noise: float = Field(default=0.0, ge=0)
-    """Standard deviation of the noise added to training pixels, in units of the pixels' own."""
+    """Standard deviation of the noise added to training pixels, in units of the channel's standard
+    deviation."""
 
     @property
     def source(self) -> str:
@@ -92,8 +93,8 @@ class ImageSequenceData(Section):
             )
         if self.test_group is not None and self.test_group == self.validation_group:
             raise ValueError(
-                f"group {quoted(self.test_group)} is both test_group and validation_group; a model "
-                "chosen by its test group has no honest test: name another group"
+                f"group {quoted(self.test_group)} is both test_group and validation_group, but the "
+                "test group must not choose the model; name two different groups"
             )
         if self.validation_group is not None and not self.hold_out_validation:
             raise ValueError(
@@ -109,40 +110,42 @@ class ImageSequenceData(Section):
 
 
 class SequenceRegressionModel(Section):
-    """A convolutional network for each frame, scalars by FiLM, and a head over time."""
+    """A convolutional network for each frame, FiLM by the scalars, and a head over time."""
 
     kind: Literal["sequence_regression"] = "sequence_regression"
     """Regression from a short sequence of frames."""
     architecture: ArchitectureName = "transformer"
     """The head over time: attention between frames (`transformer`), the mean over frames (`cnn`),
-    or one of two experimental ones: eigenstate layers (`ssm`), attention over a graph of patches
-    and times (`gnn`)."""
+    or one of two experimental heads: eigenstate layers (`ssm`), or attention over a graph of
+    patches and times (`gnn`)."""
     channels: tuple[Size, ...] = Field(default=(64, 128, 256), min_length=1)
     """Number of feature maps of each convolution; each halves height and width."""
     normalization: Literal["group", "batch"] = "group"
     """Normalisation after each convolution. Batch statistics are computed over the frames that go
     through the network together (`frames_per_checkpoint`)."""
     norm_groups: int = Field(default=8, ge=1)
-    """Groups of channels that are normalised together."""
+    """Number of groups of channels; each group is normalised together."""
     film: bool = True
-    """Let scalars modulate the feature maps: x (1 + gamma) + beta. Otherwise they are not used."""
+    """Let scalars modulate the feature maps: x (1 + gamma) + beta. If false, scalars are not
+    used."""
     film_hidden: int = Field(default=64, ge=1)
-    """Hidden width of the network that makes gamma and beta."""
+    """Hidden width of the network that computes gamma and beta."""
     spatial_attention: bool = True
     """Pool feature maps with learned attention instead of their mean."""
     temporal_layers: int = Field(default=2, ge=1, le=64)
-    """Layers of the head over time; `cnn` has none."""
+    """Number of layers of the head over time; `cnn` has none."""
     heads: int = Field(default=4, ge=1)
     """Number of attention heads, and of blocks of the eigenstate layers' resonance matrix."""
     patch_grid: tuple[Size, Size] = (4, 4)
-    """Rows and columns of patches that `gnn` divides a frame into."""
+    """Rows and columns of patches into which `gnn` divides a frame."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout in the head."""
     predicts: Literal["value", "change"] = "value"
-    """Predict the target, or its difference from the present value given in the data."""
+    """Predict the target (`value`), or its difference from the `present` value in the data
+    (`change`)."""
     frames_per_checkpoint: int | None = Field(default=None, ge=1)
-    """Frames that go through the convolutions together in training, and are recomputed together
-    with gradient checkpointing; unset: one frame of each window."""
+    """Number of frames that go through the convolutions together in training, and that gradient
+    checkpointing recomputes together; unset: the number of windows in the batch."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Which kinds of the sections `data`, `model` and `loss` belong together."""
+"""Which kinds of the sections `data`, `model` and `loss` fit together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class TaskKind:
     metrics: tuple[str, ...]
     """Names of the validation metrics, without the split."""
     sizes: tuple[str, ...]
-    """Sizes that stand for the data where memory is planned without them."""
+    """Sizes that describe the data when memory is planned without reading them."""
 
 
 TASK_KINDS = {
@@ -45,16 +45,16 @@ TASK_KINDS = {
 
 
 def fitting_kinds(content: Mapping[str, Any]) -> TaskKind | None:
-    """Return the kinds that fit the data of a raw configuration; None if it has no such data."""
+    """Return the kinds that fit the data of a raw configuration; None if the data are unknown."""
     data = content.get("data")
     return TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
 
 
 def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration, completed with what its data and its model preset imply.
+    """Return a raw configuration with the missing values that its data and model preset imply.
 
-    Only missing values are added: the sections `model` and `loss`, `evaluation.metric`, and the
-    keys of other sections that a preset of the model sets.
+    These are the sections `model` and `loss`, `evaluation.metric`, and the keys of other sections
+    that a preset of the model sets.
     """
     filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
     if (fitting := fitting_kinds(filled)) is not None:
@@ -75,7 +75,11 @@ def _fill(content: dict[str, Any], section: str, values: dict[str, Any]) -> None
 
 
 def check_kinds(data: str, model: str, loss: str, metric: str) -> None:
-    """Refuse sections that do not fit together, before anything is read or built."""
+    """Refuse sections that do not fit together.
+
+    Raises:
+        ValueError: If the model, the loss or the metric does not fit the data.
+    """
     fitting = TASK_KINDS[data]
     for section, given, valid in (("model", model, fitting.models), ("loss", loss, fitting.losses)):
         if given not in valid:

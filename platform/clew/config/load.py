@@ -1,4 +1,4 @@
-"""Turns YAML and overrides into a checked `RunConfig`; every error is one readable line."""
+"""Converts YAML and overrides into a checked `RunConfig`; every error is one readable line."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=Section)
 
 SHOWN_PROBLEMS = 8
 GRAPH_FILES = tuple(name for name in TripleData.paths if name not in {"packed", "train"})
-"""Keys of `data` that belong to one set of training triples."""
+"""Keys of `data` for files that belong to one set of training triples."""
 
 
 def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
@@ -41,7 +41,11 @@ def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
 def from_mapping(
     content: Mapping[str, Any], overrides: Overrides | None = None, *, source: str = "configuration"
 ) -> RunConfig:
-    """Check a nested mapping with overrides applied, as `load` does for a file."""
+    """Return the configuration of a nested mapping with overrides applied.
+
+    Raises:
+        ConfigError: If a key is unknown, a value is invalid, or values do not fit together.
+    """
     merged = apply_overrides(spread_flat_keys(content), overrides or {})
     fitting = fitting_kinds(merged)
     for section in RunConfig.model_fields.keys() & merged.keys():
@@ -52,13 +56,13 @@ def from_mapping(
         problems = [_describe(dict(p), first=not i) for i, p in enumerate(error.errors())]
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        # What an override brought is not blamed on the file.
+        # If every problem comes from an override, the message does not name the file.
         is_of_file = not all(_path(dict(p)) in (overrides or {}) for p in error.errors())
         raise ConfigError(f"{source}: {shown}" if is_of_file else shown) from None
 
 
 def read_section(section: type[S], path: Path, *, source: str) -> S:
-    """Read a YAML file that holds a section of its own, such as a study.
+    """Read a YAML file that contains a single section, such as a study.
 
     Raises:
         ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.
@@ -78,10 +82,10 @@ def read_section(section: type[S], path: Path, *, source: str) -> S:
 def with_settings(
     config: RunConfig, settings: Overrides, *, source: str = "configuration"
 ) -> RunConfig:
-    """Return a configuration with some settings changed, checked as a whole.
+    """Return a checked configuration with some settings changed.
 
     Raises:
-        ConfigError: If a key is unknown, a value is invalid, or they do not fit together.
+        ConfigError: If a key is unknown, a value is invalid, or values do not fit together.
     """
     return from_mapping(config.model_dump(mode="json"), settings, source=source)
 
@@ -101,7 +105,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Turn `section.key=value` texts into overrides.
+    """Convert `section.key=value` texts into overrides.
 
     Raises:
         ConfigError: If an assignment has no `=` or no section.
@@ -116,7 +120,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_value(text: str) -> Any:
-    """Read a list in YAML notation; any other value is converted later, by its field."""
+    """Return a list in YAML notation as a list; other values are converted later by their field."""
     if not text.startswith("["):
         return text
     try:
@@ -130,12 +134,15 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
 
     If the `kind` of a section is overridden, only the file's keys that the new kind has are kept.
     Training triples or text given as a file replace a named data set, and vice versa.
+
+    Raises:
+        ConfigError: If a section is unknown, or a section or an override has no keys.
     """
     merged = {
         name: dict(values) if isinstance(values, Mapping) else values
         for name, values in content.items()
     }
-    # A kind removes keys that it does not have, but never one that was given beside it.
+    # A kind removes the file's keys that it does not have, but never a key of another override.
     kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
     for key, value in kinds_first:
         section, _, name = key.partition(".")
@@ -145,18 +152,18 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
             raise ConfigError(
-                f"{section}: is {quoted(target)}, expected keys such as {quoted(name)}"
+                f"{section} is {quoted(target)}; expected keys such as {quoted(name)}"
             )
         if not name:
             raise ConfigError(
-                f"{section} is given as {quoted(value)}; give each setting by its own key, such as "
+                f"{section} is {quoted(value)}; give each setting with its own key, such as "
                 f"{section}.{_example_key(section)}"
             )
         if name == "kind":
             _keep_common_keys(target, section, value)
         _replace_source(target, key, overrides)
         target[name] = None if value in ("null", "None") else value
-    # Path options may come in any order, so this restores what `data.train` has cleared.
+    # Overrides can be in any order, so this restores the keys that `data.train` has removed.
     for key, value in overrides.items():
         if key.startswith("data."):
             merged["data"][key.partition(".")[2]] = None if value in ("null", "None") else value
@@ -164,7 +171,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
 
 
 def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> None:
-    """Remove what a newly given source of the data stands for instead; a name wins."""
+    """Remove the source of the data that an override replaces; a name has precedence."""
     if key != "data.name" and "data.name" in overrides:
         return
     is_graph = overrides.get("data.kind", target.get("kind", "triples")) == "triples"
@@ -180,7 +187,7 @@ def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> N
 
 
 def _fill_kind(target: Any, section: str, fitting: TaskKind | None) -> None:
-    """Give a section without a `kind` the one that fits the data, or the default, its first."""
+    """Set the missing `kind` of a section to one that fits the data, or to the section's first."""
     classes = _classes_or_none(section)
     if not isinstance(target, dict) or "kind" in target or not classes:
         return
@@ -194,7 +201,7 @@ def _kind_of(choice: type[BaseModel]) -> str:
 
 
 def _keep_common_keys(target: dict[str, Any], section: str, kind: str) -> None:
-    """Drop keys that the section's new kind does not have."""
+    """Remove the keys that the section's new kind does not have."""
     for choice in section_classes(section):
         if _kind_of(choice) == kind:
             for name in [n for n in target if n not in choice.model_fields]:
@@ -222,9 +229,10 @@ def _model_classes(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _describe(problem: dict[str, Any], *, first: bool) -> str:
-    """Return a problem in one line.
+    """Return a problem as one line.
 
-    An unknown key is followed by the valid ones, if it is the `first` problem: sections have many.
+    For an unknown key, the valid keys are listed only if it is the `first` problem, because
+    sections have many keys.
     """
     location = [quoted(str(part))[1:-1] for part in problem["loc"]]
     kinds, path = _kinds_of(problem["loc"]), _path(problem)
@@ -246,7 +254,7 @@ def _describe(problem: dict[str, Any], *, first: bool) -> str:
 
 
 def _path(problem: dict[str, Any]) -> str:
-    """Return where a problem is as `section.key`, without the kind that a union adds to it."""
+    """Return the location of a problem as `section.key`, without the kind that a union adds."""
     parts = [quoted(str(part))[1:-1] for part in problem["loc"]]
     if problem["type"].startswith("union_tag"):
         parts.append("kind")

@@ -1,4 +1,4 @@
-"""Section `loss`: how the model's output is compared with the targets."""
+"""Section `loss`: how the output of the model is compared with the targets."""
 
 from typing import Annotated, Literal
 
@@ -8,22 +8,23 @@ from clew.config.base import TRAIN_FLAG, Section
 
 
 class EntityLoss(Section):
-    """Fields that both losses over all entities share."""
+    """Fields of both losses over all entities."""
 
     function: Literal["binary_cross_entropy", "softmax_cross_entropy"] = "binary_cross_entropy"
     """Binary cross entropy for each entity, or softmax cross entropy over all of them (KL)."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1), TRAIN_FLAG] = 0.1
     """Share eps of the labels that is spread over all entities: y = (1-eps) y + eps / entities."""
     implementation: Literal["auto", "plain", "fused"] = "auto"
-    """`plain` keeps all scores, `fused` processes entities in chunks and keeps what `chunk_mib`
-    allows, `auto` selects the one that suits the sizes; the choice is recorded on the run."""
+    """`plain` keeps all scores. `fused` processes entities in chunks and keeps as many scores as
+    `chunk_mib` allows. `auto` selects one of them by the sizes; the run records the choice."""
     chunk_mib: float = Field(default=64.0, gt=0)
-    """Memory budget of the fused loss for its chunks, in MiB. Softmax cross entropy may use as much
-    again for scores that it needs a second time; it computes again what does not fit."""
+    """Memory budget of the fused loss for its chunks, in MiB. Softmax cross entropy needs all
+    scores twice, so it can use the same amount again to keep them; it recomputes scores that do not
+    fit."""
     regularizer: Literal["n3", "dura"] | None = None
-    """Penalty on the embeddings of each training triple. `n3`: cubes of the sizes of its numbers
-    (Lacroix et al., 2018). `dura`: squared lengths of the query vector and of the tail (Zhang et
-    al., 2020). For complex, cp, distmult and rescal."""
+    """Penalty on the embeddings of each training triple. `n3`: sum of the cubed absolute values
+    (Lacroix et al., 2018). `dura`: squared norms of the query vector and of the tail (Zhang et al.,
+    2020). For complex, cp, distmult and rescal."""
     regularizer_weight: float = Field(default=0.01, gt=0)
     """Factor of the regularizer."""
     relation_prediction_weight: float = Field(default=0.0, ge=0)
@@ -31,31 +32,33 @@ class EntityLoss(Section):
     inverse ones included (Chen et al., 2021). For complex, cp, distmult and rescal."""
 
     negatives: int | None = Field(default=None, ge=1)
-    """Number of entities that a batch is compared with, instead of all: one sample for the whole
-    batch, corrected so that it estimates the loss over all entities. For large graphs, or to train
-    faster. Unset: all entities. With `optimizer.kind=adagrad` and `optimizer.row_wise=true`
-    only the rows that a batch touches are updated."""
+    """Number of sampled entities that a batch is compared with, instead of all entities. All rows
+    of a batch share one sample, and the loss is corrected so that it estimates the loss over all
+    entities. For large graphs, or to train faster. Unset: all entities. With
+    `optimizer.kind=adagrad` and `optimizer.row_wise=true`, only the rows that a batch uses are
+    updated."""
     negative_sampling: Literal["uniform", "degree"] = "uniform"
-    """How a sample is drawn: every entity with the same probability (`uniform`), or in proportion
-    to (1 + number of its training triples)^0.75 (`degree`)."""
+    """How the entities are sampled: all with the same probability (`uniform`), or in proportion to
+    (1 + number of training triples of the entity)^0.75 (`degree`)."""
 
     @property
     def needs_factorization(self) -> str | None:
-        """The key of a term that only tensor factorizations have, if one is in force."""
+        """The key of an active loss term that needs a tensor factorization; None if none is."""
         if self.regularizer is not None:
             return "regularizer"
         return "relation_prediction_weight" if self.relation_prediction_weight else None
 
 
 class OneVsAllLoss(EntityLoss):
-    """One row per training triple; its tail is the only positive."""
+    """One row per training triple; the triple's tail is the only positive."""
 
     kind: Literal["one_vs_all"] = "one_vs_all"
     """One row per triple."""
     triples_per_row: int = Field(default=1, ge=1)
     """Largest number of training triples with the same query (head, relation) that share a row.
-    Their query is encoded and scored once: the same loss for less work. `training.batch_size` is
-    then a number of rows. More than 1 needs softmax cross entropy."""
+    The query is encoded and scored only once, which gives the same loss with less computation.
+    `training.batch_size` is then the number of rows. A value above 1 needs softmax cross entropy.
+    """
 
     @model_validator(mode="after")
     def _groups_need_softmax(self) -> "OneVsAllLoss":
@@ -68,7 +71,7 @@ class OneVsAllLoss(EntityLoss):
 
 
 class KvsAllLoss(EntityLoss):
-    """One row per query (head, relation); all its training tails are positive."""
+    """One row per query (head, relation); all training tails of the query are positive."""
 
     kind: Literal["kvs_all"] = "kvs_all"
     """One row per query."""
@@ -80,13 +83,13 @@ class LanguageLoss(Section):
     kind: Literal["language"] = "language"
     """Next-token prediction."""
     implementation: Literal["plain", "chunked"] = "chunked"
-    """`plain` keeps the logits of all tokens, `chunked` only those of one chunk and computes the
-    gradients together with the loss."""
+    """`plain` keeps the logits of all tokens. `chunked` keeps only the logits of one chunk and
+    computes the gradients together with the loss."""
     chunk_mib: float = Field(default=64.0, gt=0)
     """Memory budget for the logits of a chunk, in MiB."""
     further_weight: float = Field(default=0.3, gt=0)
-    """Weight of the loss of each token after the next one; `model.further_tokens` is their number.
-    `train/loss` is the whole sum; validation and test use the next token only."""
+    """Weight of the loss of each token after the next one; `model.further_tokens` sets their
+    number. `train/loss` is the sum of all; validation and test use only the next token."""
 
 
 class MaeLoss(Section):
@@ -104,7 +107,7 @@ class MseLoss(Section):
 
 
 class HuberLoss(Section):
-    """Squared error where it is small, absolute error where it is large (Huber, 1964)."""
+    """Squared error if it is small, absolute error if it is large (Huber, 1964)."""
 
     kind: Literal["huber"] = "huber"
     """Huber's loss."""
@@ -113,7 +116,10 @@ class HuberLoss(Section):
 
 
 class WeightedHuberMaeLoss(Section):
-    """alpha * huber * under_weight + (1 - alpha) * |error|^gamma."""
+    """alpha * huber * under_weight + (1 - alpha) * |error|^gamma.
+
+    The factor under_weight applies only to predictions below the target.
+    """
 
     kind: Literal["weighted_huber_mae"] = "weighted_huber_mae"
     """Huber's loss, with a higher weight below the target, mixed with a power of the error."""
@@ -122,9 +128,9 @@ class WeightedHuberMaeLoss(Section):
     delta: float = Field(default=1.0, gt=0)
     """Error above which the loss is no longer squared, in standard deviations of the targets."""
     under_weight: float = Field(default=1.5, gt=0)
-    """Weight of Huber's loss where the prediction is below the target."""
+    """Weight of Huber's loss if the prediction is below the target."""
     gamma: float = Field(default=1.0, ge=1)
-    """Power of the absolute error; 1 is the mean absolute error."""
+    """Power of the absolute error; 1 gives the mean absolute error."""
 
 
 RegressionLoss = MaeLoss | MseLoss | HuberLoss | WeightedHuberMaeLoss

@@ -10,7 +10,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerBase(Section):
-    """Fields that every optimizer has."""
+    """Fields of all optimizers."""
 
     learning_rate: Annotated[float, TRAIN_FLAG] = Field(default=1e-3, gt=0)
     """Peak learning rate; the schedule multiplies it."""
@@ -46,8 +46,9 @@ class Adagrad(OptimizerBase):
     epsilon: float = Field(default=1e-10, gt=0)
     """Added to the root of the accumulated squares."""
     row_wise: bool = False
-    """Keep one accumulator per row of each matrix, the mean square of its gradient, instead of one
-    per element: the state of an entity table is one column instead of a second table."""
+    """Keep one accumulator per row of each matrix (the mean square of the row's gradient) instead
+    of one per element. The state of an entity table is then one column instead of a second
+    table."""
 
 
 class SGD(OptimizerBase):
@@ -63,7 +64,7 @@ OptimizerConfig = Annotated[Adam | AdamW | Adagrad | SGD, Field(discriminator="k
 
 
 class ConstantSchedule(Section):
-    """The peak rate from start to end."""
+    """The peak rate in every step."""
 
     kind: Literal["constant"] = "constant"
     """No change."""
@@ -92,16 +93,16 @@ class ExponentialSchedule(Section):
 
 
 class PlateauSchedule(Section):
-    """The rate falls when the validation metric stops improving."""
+    """The rate decreases when the validation metric stops improving."""
 
     kind: Literal["plateau"] = "plateau"
     """Reduce on plateau of `evaluation.metric`."""
     factor: float = Field(default=0.95, gt=0, lt=1)
     """Factor at each reduction."""
     patience: int = Field(default=5, ge=0)
-    """Evaluations without improvement before a reduction."""
+    """Number of evaluations without improvement before a reduction."""
     minimum_factor: float = Field(default=1e-3, ge=0, le=1)
-    """The rate never falls below the peak rate times this."""
+    """Lower limit of the rate, as a factor of the peak rate."""
 
 
 ScheduleConfig = Annotated[

@@ -1,7 +1,7 @@
-"""Configurations, studies and search spaces that ship with Clew, found by name from any folder.
+"""Finds the configurations, studies and search spaces that ship with Clew by name.
 
-`clew/presets/` links to the project's `experiments/`, and an installed package contains the files
-that the links point to, so a preset and its file in `experiments/` cannot differ.
+The files in `clew/presets/` are links to files in `experiments/`. An installed package contains the
+files that the links point to. So a preset and its file in `experiments/` cannot differ.
 """
 
 import logging
@@ -38,11 +38,11 @@ def spaces() -> dict[str, Path]:
 def find_configuration(given: str | Path) -> Path:
     """Return the file for a path or for the name of a preset.
 
-    If a path does not exist but ends in a preset's file name, the preset is used. Commands written
-    for another folder, such as `--config configs/colab_optimized.yaml`, keep working this way.
+    If a path does not exist but ends with a preset's file name, the preset is used. So commands
+    written for another folder, such as `--config configs/colab_optimized.yaml`, still work.
 
     Raises:
-        ConfigError: If there is neither such a file nor such a name.
+        ConfigError: If there is neither a file nor a preset of that name.
     """
     return _find(given, presets(), "configuration file")
 
@@ -51,7 +51,7 @@ def find_study(given: str | Path) -> Path:
     """Return the file for a path or for the name of a study.
 
     Raises:
-        ConfigError: If there is neither such a file nor such a name.
+        ConfigError: If there is neither a file nor a study of that name.
     """
     return _find(given, studies(), "study")
 
@@ -60,14 +60,14 @@ def find_space(given: str | Path) -> Path:
     """Return the file for a path or for the name of a search space.
 
     Raises:
-        ConfigError: If there is neither such a file nor such a name.
+        ConfigError: If there is neither a file nor a search space of that name.
     """
     return _find(given, spaces(), "search space")
 
 
 def _find(given: str | Path, shipped: dict[str, Path], what: str) -> Path:
     path = expanded(given)
-    if os.path.isfile(path):  # Path.is_file raises for what can be no path
+    if os.path.isfile(path):  # Path.is_file raises for text that cannot be a path
         return path
     said = quoted(str(given))[1:-1]
     name = path.stem if path.suffix in SUFFIXES else path.name

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: ten frozen sections that are checked against each other."""
+"""The complete configuration of a run: ten sections that are checked against each other."""
 
 import hashlib
 import json
@@ -28,28 +28,28 @@ ModelConfig = Annotated[
 
 
 class RunConfig(Section):
-    """Everything that determines a run; the resolved file reproduces it."""
+    """Everything that determines a run; the resolved configuration reproduces the run."""
 
     data: DataConfig
     """The examples."""
     model: ModelConfig = Field(default_factory=ConvEModel)
     """The network."""
     loss: LossConfig = Field(default_factory=OneVsAllLoss)
-    """Which loss."""
+    """The loss."""
     optimizer: OptimizerConfig = Field(default_factory=Adam)
     """How parameters are updated."""
     schedule: ScheduleConfig = Field(default_factory=ConstantSchedule)
     """How the learning rate changes."""
     training: TrainingConfig = Field(default_factory=TrainingConfig)
-    """The loop."""
+    """The training loop."""
     optimizations: OptimizationsConfig = Field(default_factory=OptimizationsConfig)
-    """Memory and speed."""
+    """Options for memory and speed."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-    """Quality."""
+    """How quality is measured."""
     influence: InfluenceConfig = Field(default_factory=InfluenceConfig)
-    """Explanations."""
+    """How predictions are explained."""
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
-    """Records."""
+    """How the run is recorded."""
 
     @model_validator(mode="before")
     @classmethod
@@ -66,7 +66,7 @@ class RunConfig(Section):
         if needs_metric and not self.evaluation.enabled:
             raise ValueError(
                 f"{needs_metric[0]} depends on {self.evaluation.metric}, but evaluation.enabled is "
-                "false; enable evaluation or choose another"
+                "false; enable evaluation, or change this setting"
             )
         if self.training.ema_decay is not None and not self.evaluation.enabled:
             raise ValueError(
@@ -77,7 +77,7 @@ class RunConfig(Section):
         if 0 < self.training.batch_size < self.smallest_batch_size:
             raise ValueError(
                 "training.batch_size is 1, but the model's batch normalisation needs 2 or more "
-                "examples; raise it, or use gradient_accumulation for less memory"
+                "examples; set it to 2 or more"
             )
         if isinstance(self.loss, EntityLoss):
             self._refuse_terms_without_factors(self.loss)
@@ -94,12 +94,12 @@ class RunConfig(Section):
         if loss.needs_factorization and not isinstance(self.model, FactorizationSettings):
             raise ValueError(
                 f"loss.{loss.needs_factorization} is {getattr(loss, loss.needs_factorization)!r}, "
-                f"but model.kind is {self.model.kind!r}; it is defined for complex, cp, distmult "
-                "and rescal"
+                f"but model.kind is {self.model.kind!r}; this loss term is defined only for "
+                "complex, cp, distmult and rescal"
             )
 
     def _refuse_whole_tables(self, loss: EntityLoss) -> None:
-        """Refuse what would touch every row where only those of a batch are to be updated."""
+        """Refuse settings that change every row if a step updates only the rows of its batch."""
         if not self.updates_rows:
             return
         if self.optimizer.weight_decay:
@@ -116,12 +116,12 @@ class RunConfig(Section):
             )
 
     def _refuse_unsharded(self) -> None:
-        """Refuse what needs the whole table of entities in one process."""
+        """Refuse settings that need the whole entity table in one process."""
         data, model = self.data, self.model
         if not (isinstance(data, TripleData) and isinstance(model, GraphModelSettings)):
             raise ValueError(
-                f"training.shard_entities is true, but data.kind is {data.kind!r}; only link "
-                "prediction has a table of entities: set it to false"
+                f"training.shard_entities is true, but data.kind is {data.kind!r}, which has no "
+                "entity table; set it to false"
             )
         unfit = {
             "data.inverse_relations": (data.inverse_relations, True),
@@ -138,7 +138,7 @@ class RunConfig(Section):
                 )
 
     def _refuse_unused_groups(self, data: ImageSequenceData) -> None:
-        """Refuse held-out groups that are never tested, or that both choose and test a model."""
+        """Refuse held-out groups that are never tested, or that choose the model and test it."""
         tested = self.evaluation.enabled and self.evaluation.test_after_training
         if data.leave_one_group_out and not tested:
             raise ValueError(
@@ -153,26 +153,26 @@ class RunConfig(Section):
         once = self.evaluation.every_epochs >= self.training.num_epochs
         if not once or self.schedule.kind == "plateau" or self.training.early_stopping_patience:
             raise ValueError(
-                "data.hold_out_validation is false: the test group must not choose anything; set "
+                "with data.hold_out_validation=false, the test group must not choose a model; set "
                 f"evaluation.every_epochs to training.num_epochs ({self.training.num_epochs}) or "
                 "more, without early stopping and without schedule.kind=plateau"
             )
 
     @property
     def updates_rows(self) -> bool:
-        """Whether a step updates only the rows of the entity table that its batch touches."""
+        """Whether a step updates only the rows of the entity table that its batch uses."""
         sampled = isinstance(self.loss, EntityLoss) and self.loss.negatives is not None
         return sampled and isinstance(self.optimizer, Adagrad) and self.optimizer.row_wise
 
     @property
     def smallest_batch_size(self) -> int:
-        """Smallest microbatch: batch normalisation needs two examples."""
+        """Smallest number of examples in a microbatch; batch normalisation needs two."""
         graph_model = self.model if isinstance(self.model, GraphModelSettings) else None
         return 2 if graph_model and graph_model.normalises_batches else 1
 
     @property
     def config_hash(self) -> str:
-        """Twelve hexadecimal digits over everything except where the run is recorded."""
+        """Hash of all sections except `tracking`, as twelve hexadecimal digits."""
         content = self.model_dump(mode="json", exclude={"tracking"})
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A search space: the settings that `clew tune` tries, and their values."""
+"""Search spaces: the settings that `clew tune` varies, and their values."""
 
 import math
 from pathlib import Path
@@ -13,10 +13,10 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError, printable
 
 Value = bool | int | float | str | None
-"""Of one setting."""
+"""Value of one setting."""
 
 NOT_SEARCHED = ("evaluation", "influence", "tracking")
-"""Sections that do not change what is trained, or that change what trials are compared by."""
+"""Sections that do not change the training, or that change how trials are compared."""
 
 
 class Parameter(Section):
@@ -27,13 +27,12 @@ class Parameter(Section):
     high: float | None = None
     """Largest number."""
     step: float | None = Field(default=None, gt=0)
-    """Try only `low` and what is whole steps above it; unset: any number, or any whole number where
-    the setting is one."""
+    """Try only `low` plus multiples of this step; unset: any number, or any whole number if the
+    setting is a whole number."""
     log: bool = False
-    """Whether factors count instead of differences: from 0.001 to 0.1, as many values below 0.01 as
-    above it."""
+    """Sample the logarithm uniformly: between 0.001 and 0.1, half of the values are below 0.01."""
     choices: tuple[Value, ...] | None = Field(default=None, min_length=2)
-    """Values without an order, such as the kinds of an optimizer."""
+    """Values without an order, such as the kinds of optimizers."""
 
     @model_validator(mode="after")
     def _is_choices_or_range(self) -> "Parameter":
@@ -46,7 +45,7 @@ class Parameter(Section):
         if self.low is None or self.high is None:
             raise ValueError("give low and high, or choices")
         if self.low >= self.high:
-            raise ValueError(f"low {self.low:g} is not below high {self.high:g}: an empty range")
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; raise high")
         if self.log and self.low <= 0:
             raise ValueError(f"low is {self.low:g}, but log needs a number above 0")
         if self.log and self.step is not None:
@@ -66,7 +65,7 @@ class Parameter(Section):
         return self.low, self.high
 
     def samples(self, *, whole: bool) -> list[Value]:
-        """Return values that the schema must accept before any of them is tried."""
+        """Return some values of the range, or all choices, to check them against the schema."""
         if self.choices is not None:
             return list(self.choices)
         low, high = self.ends
@@ -75,10 +74,10 @@ class Parameter(Section):
         return [low, low + self.step if self.step else (low + high) / 2, high]
 
     def check_whole(self, key: str) -> None:
-        """Refuse numbers that a setting of whole numbers cannot have.
+        """Check that the range contains only whole numbers.
 
         Raises:
-            ConfigError: an end or the step has decimals.
+            ConfigError: If `low`, `high` or `step` is not a whole number.
         """
         for name in ("low", "high", "step"):
             number = getattr(self, name)
@@ -87,27 +86,28 @@ class Parameter(Section):
 
 
 class SearchSpace(Section):
-    """What a search varies, and when it may give a trial up."""
+    """The settings that a search varies, and when it can prune a trial."""
 
     parameters: dict[str, Parameter] = Field(min_length=1)
     """Setting, as `section.key`, to its values."""
     unpruned_trials: int = Field(default=5, ge=1)
-    """So many trials are finished before one is pruned: given up because its validation metric is
-    worse than the median of the finished trials after as many epochs."""
+    """Number of trials that must finish before a trial can be pruned. A trial is pruned if its
+    validation metric is worse than the median of the finished trials after the same number of
+    epochs."""
     unpruned_epochs: int = Field(default=0, ge=0)
-    """Epochs that each trial trains before it may be pruned."""
+    """Number of epochs that each trial trains before it can be pruned."""
 
 
 def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
     """Read a search space and check it against the configuration that it varies.
 
     Args:
-        given: YAML file, or the name of a space that ships with Clew; empty: the one for this kind
-            of data.
-        config: What the trials have in common.
+        given: YAML file, or the name of a space that ships with Clew; empty: the space for this
+            kind of data.
+        config: The configuration that the trials share.
 
     Raises:
-        ConfigError: the file, a key, a range or a value is not valid.
+        ConfigError: If the file, a key, a range or a value is not valid.
     """
     path = find_space(given or config.data.kind)
     space = read_section(SearchSpace, path, source=str(path))
@@ -120,9 +120,9 @@ def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
 
 
 def _check(key: str, parameter: Parameter, config: RunConfig) -> None:
-    """Refuse a setting that does not exist, and values that it cannot have."""
+    """Refuse a setting that does not exist, or values that it cannot have."""
     if key.partition(".")[0] in NOT_SEARCHED:
-        raise ConfigError(f"{key}: does not change what is trained; leave it out of the space")
+        raise ConfigError(f"{key} does not change what is trained; leave it out of the space")
     is_whole = takes_whole_numbers(config, key)
     if is_whole:
         parameter.check_whole(key)

@@ -1,4 +1,4 @@
-"""A study: variants of one configuration, run with several seeds, compared with a reference."""
+"""Studies: variants of one configuration, run with several seeds and compared with a reference."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from clew.errors import ConfigError, quoted
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
 MEMORY = {"memory/process_": "process memory", "memory/gpu_": "GPU memory"}
-"""Prefix of a metric to the kind of memory it measures; a claim must name the kind."""
+"""Prefix of a metric to the kind of memory that it measures; a claim's text must name the kind."""
 
 
 def memory_of(metric: str) -> str | None:
@@ -83,7 +83,7 @@ class Study(Section):
     """Name of the study."""
     command: Literal["train", "tracin"] = "train"
     """What a cell runs. `tracin`: each seed's model is trained once, with the base configuration,
-    and every variant explains it; variants may then set only `influence.*`."""
+    and every variant explains it; variants can then set only `influence.*`."""
     tests: str | None = None
     """With `tracin`, the file of triples to explain."""
     base: str
@@ -125,8 +125,8 @@ class Study(Section):
             low, high = claim.at_least, claim.at_most
             if low is not None and high is not None and low > high:
                 raise ValueError(
-                    f"claim {quoted(claim.text)}: at_least {low} is more than at_most {high}, "
-                    "which nothing can hold"
+                    f"claim {quoted(claim.text)}: at_least {low} is more than at_most {high}; "
+                    "correct one of them"
                 )
             memory = memory_of(claim.metric)
             if memory is not None and memory not in claim.text:
@@ -203,8 +203,8 @@ def load_study(
 
     Args:
         path: YAML file, or the name of a study that ships with Clew.
-        seeds: Used instead of the study's.
-        size: One of its sizes; unset: `quick`, if the study has that size.
+        seeds: Seeds to use instead of the study's seeds.
+        size: One of the study's sizes; None: `quick`, if the study has that size.
 
     Raises:
         ConfigError: If the file, a key, or the configuration of a cell is not valid.
@@ -221,7 +221,7 @@ def load_study(
 
 
 def _refuse_twice(seeds: Sequence[int]) -> None:
-    """Refuse a seed that comes twice: its second round would be trained, and count for nothing."""
+    """Refuse a repeated seed; its second round would be trained, but would not count."""
     twice = [seed for seed in seeds if seeds.count(seed) > 1]
     if twice:
         raise ConfigError(f"seeds: {twice[0]} is given twice; each round needs its own seed")

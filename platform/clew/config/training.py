@@ -1,4 +1,4 @@
-"""Sections `training` and `optimizations`: the loop, and what makes it use less memory or time."""
+"""Sections `training` and `optimizations`: the training loop, and options for memory and speed."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from clew.config.base import TRAIN_FLAG, Flag, Section
 
 AUTO_BATCH_SIZE = 0
-"""The number that stands for `training.batch_size: auto`."""
+"""The number that represents `training.batch_size: auto`."""
 DEFAULT_BATCH_SIZE = 256
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 
@@ -28,54 +28,60 @@ class TrainingConfig(Section):
     num_epochs: Annotated[int, TRAIN_FLAG] = Field(default=20, ge=1)
     """Number of passes over the training examples."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Stop after this many optimizer steps, whatever `num_epochs` is."""
+    """Stop after this many optimizer steps, even before `num_epochs` epochs."""
     batch_size: Annotated[
         int, BeforeValidator(_read_auto), PlainSerializer(_write_auto), TRAIN_FLAG
     ] = Field(default=DEFAULT_BATCH_SIZE, ge=AUTO_BATCH_SIZE)
-    """Examples per microbatch: those that go through the model together, in each process. `auto`:
-    the largest number that fits into memory and divides `effective_batch_size`; this also sets
-    `gradient_accumulation`, and the run records both numbers."""
+    """Examples per microbatch in each process, or `auto`. A microbatch goes through the model at
+    once. `auto`: the largest number that fits into memory and divides `effective_batch_size`;
+    it also sets `gradient_accumulation`, and the run records both numbers."""
     effective_batch_size: int | None = Field(default=None, ge=1)
     """With `batch_size: auto`, examples per optimizer step, in each process; unset: 256."""
     gradient_accumulation: Annotated[int, TRAIN_FLAG] = Field(default=1, ge=1)
-    """Microbatches per optimizer step; an epoch's last, shorter step counts by its examples."""
+    """Microbatches per optimizer step. The last step of an epoch can be shorter; its loss is
+    averaged over its own examples."""
     max_grad_norm: Annotated[float | None, TRAIN_FLAG] = Field(default=None, gt=0)
-    """Largest norm of a step's gradients; larger ones are scaled down; unset: no clipping."""
+    """Largest norm of the gradients in a step, to which larger gradients are scaled down; unset: no
+    clipping."""
     seed: Annotated[int, TRAIN_FLAG] = Field(default=0, ge=0, lt=2**32)
     """Seed for the initial weights, dropout and the order of examples."""
     shuffle_block: int | None = Field(default=None, ge=1)
-    """Shuffle in blocks of this many consecutive examples, 256 blocks or more at a time, so that
-    data on the disk is read in pieces and the whole order of an epoch is never in memory. Unset:
-    all examples are shuffled together."""
+    """Shuffle in blocks of this many consecutive examples, at least 256 blocks at a time. Data on
+    the disk is then read in pieces, and the whole order of an epoch is never in memory. Unset: all
+    examples are shuffled together."""
     deterministic: bool = False
     """Use only deterministic algorithms of torch; slower on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses the GPU if there is one."""
     num_threads: int | None = Field(default=None, ge=1)
-    """Threads of torch on the CPU; unset: what `OMP_NUM_THREADS` says, else one for each core that
-    the process may use (by its affinity and its control group's quota)."""
+    """Number of torch threads on the CPU. Unset: the value of `OMP_NUM_THREADS`, else one thread
+    for each core that the process can use (by its affinity and its control group's quota)."""
     shard_entities: bool = False
-    """Spread the rows of the entity table over the processes of `torchrun`: each holds its rows,
-    their optimizer state and their part of the loss. For link prediction with inverse relations."""
+    """Distribute the rows of the entity table over the processes of `torchrun`. Each process keeps
+    its rows, their optimizer state and their part of the loss. For link prediction with inverse
+    relations."""
     peer_timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, gt=0)
-    """Under `torchrun`, how long a process waits for the others before it stops and names the one
-    that died or hangs. Make it longer than an evaluation, because the others wait for that."""
+    """Under `torchrun`, how long a process waits for the others before it stops and names the
+    process that died or hangs. It must be longer than an evaluation, because the other processes
+    wait while the main process evaluates."""
     checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
-    """Epochs between two checkpoints; 0: only the last one. TracIn sums over these."""
+    """Epochs between two checkpoints; 0: only the last checkpoint. TracIn sums over the
+    checkpoints."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
-    """Also save a checkpoint after every this many optimizer steps."""
+    """Also save a checkpoint each time after this many optimizer steps."""
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     """Decay per optimizer step of a moving average of the parameters. Validation, the best
-    checkpoint and the test use the average; the other checkpoints, which TracIn and a resumed run
+    checkpoint and the test use the average. The other checkpoints, which TracIn and resumed runs
     use, contain the parameters themselves. Unset: no average."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
     """Stop after this many evaluations without a better `evaluation.metric`."""
     log_every_steps: int = Field(default=50, ge=1)
     """Optimizer steps between two logged values of loss, learning rate and gradient norm."""
     max_skipped_steps: int = Field(default=25, ge=1)
-    """Number of float16 steps in a row that may be skipped for overflow before training stops."""
+    """Number of consecutive float16 steps skipped because of overflow after which training
+    stops."""
     num_workers: Annotated[int, TRAIN_FLAG] = Field(default=0, ge=0)
-    """Number of worker processes that prepare batches; 0: the training process does it."""
+    """Number of worker processes that prepare batches; 0: the training process prepares them."""
     pin_memory: bool = False
     """Prepare batches in page-locked memory, with or without workers (GPU only)."""
     persistent_workers: bool = False
@@ -83,7 +89,7 @@ class TrainingConfig(Section):
     prefetch_factor: int | None = Field(default=None, ge=1)
     """Number of batches that each worker prepares in advance."""
     multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = None
-    """How workers are started; unset: the system's default."""
+    """How worker processes are started; unset: the default of the system."""
 
     @model_validator(mode="after")
     def _workers_fit(self) -> "TrainingConfig":
@@ -107,17 +113,17 @@ class TrainingConfig(Section):
         if automatic and self.effective_batch_size is None and self.gradient_accumulation > 1:
             raise ValueError(
                 f"batch_size is auto and gradient_accumulation is {self.gradient_accumulation}; "
-                "give effective_batch_size, the examples in one optimizer step"
+                "give effective_batch_size, the number of examples in one optimizer step"
             )
         return self
 
 
 class OptimizationsConfig(Section):
-    """Options with measured effects on time, memory and precision."""
+    """Options that change time, memory and precision, with measured effects."""
 
     use_mixed_precision: Annotated[bool, TRAIN_FLAG] = False
-    """Run forward and backward passes in half precision: float16 with a loss scaler on a GPU,
-    bfloat16 on the CPU; the run records which."""
+    """Run forward and backward passes in half precision: float16 with a loss scaler on a GPU, or
+    bfloat16 on the CPU. The run records which type."""
     mixed_precision_dtype: Literal["auto", "float16", "bfloat16"] = "auto"
     """Half-precision type, instead of the automatic choice."""
     use_gradient_checkpointing: Annotated[bool, TRAIN_FLAG] = False
@@ -125,7 +131,7 @@ class OptimizationsConfig(Section):
     enable_memory_cleanup: Annotated[bool, Flag(TRAIN_FLAG.verbs, off="disable_memory_cleanup")] = (
         True
     )
-    """Drop references early and return cached memory to the driver regularly."""
+    """Delete references early and return cached memory to the driver regularly."""
     memory_cleanup_interval_steps: int = Field(default=8, ge=1)
     """Optimizer steps between two returns of cached memory to the driver."""
     torch_compile: Annotated[bool, TRAIN_FLAG] = False

@@ -1,4 +1,4 @@
-"""Reads YAML that anybody may have written: plain values only, and no more than a person writes."""
+"""Reads YAML from untrusted files: only plain values, and with a limit on the size."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,15 @@ from clew.errors import ConfigError, described, printable, quoted
 
 MAX_CHARACTERS = 2**20
 MAX_NODES = 100_000
-"""Values, lists and mappings, with every alias written out."""
+"""Limit on the number of values, lists and mappings, with every alias expanded."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds one mapping."""
+    """Read a YAML file that contains one mapping.
+
+    Raises:
+        ConfigError: If the file is missing, is not valid YAML, or does not contain a mapping.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
@@ -32,39 +36,39 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a YAML text says.
+    """Return the content of a YAML text.
 
     Raises:
-        ConfigError: it is not valid, too large, or holds a value that is none.
+        ConfigError: If the text is not valid YAML, is too large, or contains an invalid value.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ConfigError(f"more than {MAX_CHARACTERS:,} characters, which no configuration has")
+        raise ConfigError(f"has more than {MAX_CHARACTERS:,} characters; expected a configuration")
     try:
         loader = _UniqueKeyLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         if _size(node, {}) > MAX_NODES:
-            raise ConfigError(f"aliases (*name) stand for more than {MAX_NODES:,} values")
+            raise ConfigError(f"aliases (*name) expand to more than {MAX_NODES:,} values")
         return loader.construct_document(node)
     except RecursionError:
-        raise ConfigError("not valid YAML (brackets within brackets without end)") from None
+        raise ConfigError("not valid YAML (brackets are nested too deeply)") from None
     except yaml.YAMLError as error:
         said = printable(" ".join(str(error).split()))
         raise ConfigError(f"not valid YAML ({said[:300]})") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
-        # How the constructors of dates, numbers and tags say that a text is none.
+        # The constructors of dates, numbers and tags raise these for a text that is not one.
         raise ConfigError(
-            f"not valid YAML (a value is none of its kind: {described(error)})"
+            f"not valid YAML (a value does not fit its type: {described(error)})"
         ) from None
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many nodes there are when every alias is written out."""
+    """Return the number of nodes with every alias expanded."""
     if id(node) not in known:
-        known[id(node)] = MAX_NODES  # one that holds itself has no end
+        known[id(node)] = MAX_NODES  # a node that contains itself would expand forever
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         inner = (
             part for child in children for part in (child if type(child) is tuple else [child])
@@ -74,14 +78,14 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys, and keys that are lists or mappings."""
+    """A YAML loader that refuses repeated keys and keys that are lists or mappings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"line {line}: a key is a list or a mapping; give it a name")
+                raise ConfigError(f"line {line}: a key is a list or a mapping; expected a name")
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = key_node.value

@@ -1,12 +1,14 @@
-"""What a network for image sequences has to beat: mean, persistence and ridge regression.
+"""Baselines for image sequences: mean, persistence and ridge regression.
 
-They see what the network sees: fitted on the training windows, applied to those for the test, with
-the scalars of all frames, and with the present value where the network adds to it. A pixel that is
-missing becomes its mean over the training frames, for ridge as for the network.
+The baselines use the same data as the network. They are fitted on the training windows and applied
+to the test windows, with the scalars of all frames, and with the present value if the network
+predicts a change from it. For ridge regression, a missing pixel becomes the mean of this pixel over
+the training frames.
 
-Persistence predicts that the target's quantity stays at its present value. This is the column
-`present`; else a scalar with the target's name; else, where targets lie ahead, the target of the
-frame that lies so far back: its time is the present one.
+Persistence predicts that the target's quantity stays at its present value. The present value is the
+column `present`, if there is one. Otherwise it is a scalar with the target's name. Otherwise, if
+targets are ahead of their frames, it is the target of an earlier frame whose target time is the
+time of the present frame.
 """
 
 import logging
@@ -21,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 RIDGE_PENALTIES: tuple[float, ...] = tuple(10.0 ** (power / 2) for power in range(13))
 RIDGE_PIXELS = 2048
-"""Most pixels of a frame that ridge regression sees; larger frames are averaged in blocks."""
+"""Largest number of pixels per frame for ridge regression; larger frames are averaged in blocks."""
 RIDGE_WINDOWS = 4096
-"""Most training windows of ridge regression; of more, evenly spread ones are taken."""
+"""Largest number of training windows for ridge regression; more windows are sampled evenly."""
 WINDOWS_AT_ONCE = 64
 
 
@@ -33,7 +35,7 @@ def baseline_predictions(
     """Return the predictions of each baseline for the test windows.
 
     Args:
-        train: Windows to fit on.
+        train: Windows to fit.
         test: Windows to predict.
         change: Whether the network predicts differences from the present value.
     """
@@ -47,7 +49,7 @@ def baseline_predictions(
 
 
 def known_values(table: FrameTable) -> np.ndarray | None:
-    """Return each frame's present value, `(frame,)`, NaN where none is known; None: nowhere."""
+    """Return each frame's present value, `(frame,)`, NaN if unknown; None if all are unknown."""
     if table.present is not None:
         return table.present
     if table.target_name in table.scalar_names:
@@ -58,24 +60,24 @@ def known_values(table: FrameTable) -> np.ndarray | None:
 
 
 def source_of(table: FrameTable) -> str:
-    """Say in one line where present values are from, or why there are none."""
+    """Return a line that says where present values come from, or why there are none."""
     if table.present is not None:
         return "persistence predicts the last value of present"
     if table.target_name in table.scalar_names:
         return f"persistence predicts the last value of scalar {table.target_name!r}"
     if known_values(table) is not None:
         return (
-            "persistence predicts the last target whose time has come at a window's last frame "
-            f"(targets lie {table.target_ahead:g} ahead)"
+            "persistence predicts the target whose time is that of a window's last frame "
+            f"(targets are {table.target_ahead:g} ahead)"
         )
     return (
         "no persistence baseline: the data have neither present nor a scalar named "
-        f"{table.target_name!r}, and no target's time has come at a later frame of its group"
+        f"{table.target_name!r}, and no target's time is that of a later frame of its group"
     )
 
 
 def _past_targets(table: FrameTable) -> np.ndarray:
-    """Return the target that was to come true at each frame's time, within a recording."""
+    """Return for each frame the target, from the same recording, whose time is that frame's."""
     values = np.full(len(table.target), np.nan)
     time = np.arange(len(values), dtype=np.float64) if table.time is None else table.time
     changes = np.flatnonzero(table.recording[1:] != table.recording[:-1]) + 1
@@ -92,7 +94,7 @@ def _past_targets(table: FrameTable) -> np.ndarray:
 
 
 def _last_known(windows: SequenceWindows, present: np.ndarray, *, otherwise: float) -> np.ndarray:
-    """Return the last present value that is known in each window; of none, `otherwise`."""
+    """Return the last known present value in each window, or `otherwise` if there is none."""
     values = np.full(len(windows), otherwise)
     for age in reversed(range(windows.num_frames)):
         known = present[windows.ends - age]
@@ -103,11 +105,11 @@ def _last_known(windows: SequenceWindows, present: np.ndarray, *, otherwise: flo
 def ridge_predictions(
     train: SequenceWindows, test: SequenceWindows, *, change: bool = False
 ) -> np.ndarray:
-    """Return ridge regression from all pixels and scalars of a window.
+    """Return predictions of ridge regression from all pixels and scalars of a window.
 
-    The penalty is the one with the least absolute error when each training group is left out in
-    turn; features are standardised by the training windows. With `change` it predicts, as the
-    network does, the difference from the present value.
+    The penalty is the one with the smallest absolute error when each training group is left out in
+    turn. Features are standardised with the training windows. With `change`, the regression
+    predicts the difference from the present value, as the network does.
     """
     pixel_means = None if train.refuse_nan else _pixel_means(train)
     if len(train) > RIDGE_WINDOWS:
@@ -137,9 +139,9 @@ def _present(windows: SequenceWindows) -> np.ndarray:
 
 
 def _pixel_means(windows: SequenceWindows) -> np.ndarray:
-    """Return each pixel's mean over the frames where it is finite, `(channel, height, width)`.
+    """Return each pixel's mean over the frames in which it is finite, `(channel, height, width)`.
 
-    A pixel that no frame has gets the mean of its channel.
+    A pixel that is finite in no frame gets the mean of its channel.
     """
     total = np.zeros(windows.table.images.shape[1:])
     count = np.zeros(total.shape)
@@ -154,7 +156,7 @@ def _pixel_means(windows: SequenceWindows) -> np.ndarray:
 
 
 def _choose_penalty(kernel: np.ndarray, targets: np.ndarray, groups: np.ndarray) -> float:
-    """Return the penalty with the least error over groups left out; of one group, the middle."""
+    """Return the penalty with the smallest leave-one-group-out error; the middle if one group."""
     names = np.unique(groups)
     if len(names) < 2:
         return RIDGE_PENALTIES[len(RIDGE_PENALTIES) // 2]
@@ -174,13 +176,13 @@ def _choose_penalty(kernel: np.ndarray, targets: np.ndarray, groups: np.ndarray)
 def _features(windows: SequenceWindows, pixel_means: np.ndarray | None) -> np.ndarray:
     """Return scalars and pixels of all frames, `(window, feature)`, float64.
 
-    Where pixels may be missing, also the share of each channel's pixels that are there: a network
-    may see which ones are.
+    If pixels can be missing, the share of finite pixels in each channel is also a feature, because
+    a network can see which pixels are finite.
 
     Args:
-        windows: To read.
-        pixel_means: What a pixel that is not finite becomes, `(channel, height, width)`; None
-            where there is none.
+        windows: Windows to read.
+        pixel_means: Values that replace pixels that are not finite, `(channel, height, width)`;
+            None if all pixels are finite.
     """
     parts = []
     for start in range(0, len(windows), WINDOWS_AT_ONCE):
@@ -197,9 +199,9 @@ def _features(windows: SequenceWindows, pixel_means: np.ndarray | None) -> np.nd
 
 
 def _averaged(images: np.ndarray) -> np.ndarray:
-    """Return images averaged in square blocks, so that a frame has at most `RIDGE_PIXELS`.
+    """Return images averaged in square blocks, so that a frame has at most `RIDGE_PIXELS` pixels.
 
-    Blocks at the lower and right edge are smaller where the sides are no multiple.
+    Blocks at the lower and right edges are smaller if the sides are not multiples of the block.
     """
     height, width = images.shape[-2:]
     block = 1

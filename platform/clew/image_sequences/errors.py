@@ -1,4 +1,4 @@
-"""Quality of a regression in physical units: errors, their quantiles, intervals with coverage."""
+"""Quality of a regression in the target's unit: errors, quantiles, intervals and coverage."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ BASELINE_PREFIX = "baseline_"
 QUANTILES = (0.5, 0.9, 0.95)
 """Quantiles of the absolute error that are reported."""
 CONFIDENCE = 0.9
-"""Share of targets that an interval is meant to hold."""
+"""Default share of targets that the intervals should contain."""
 
 
 @dataclass(frozen=True, eq=False)
 class RegressionResult:
-    """Predictions and the truth, one entry for each window, in the target's unit."""
+    """Predictions and targets, one entry for each window, in the target's unit."""
 
     prediction: np.ndarray
     target: np.ndarray
     group: np.ndarray
     last_frame: np.ndarray
     baselines: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Name of a baseline to its predictions."""
+    """Name of each baseline to its predictions."""
     interval: np.ndarray | None = None
-    """Half width of each prediction's interval."""
+    """Half width of the interval of each prediction."""
 
     @property
     def errors(self) -> np.ndarray:
@@ -72,7 +72,7 @@ class RegressionResult:
 
     @classmethod
     def read(cls, path: Path) -> "RegressionResult":
-        """Read predictions that `write` has written, without their intervals."""
+        """Read predictions from a file of `write`, without their intervals."""
         table = pq.read_table(path).to_pandas()
         known = [name for name in table.columns if name.startswith(BASELINE_PREFIX)]
         return cls(
@@ -85,7 +85,10 @@ class RegressionResult:
 
     @classmethod
     def together(cls, parts: Sequence["RegressionResult"]) -> "RegressionResult":
-        """Join predictions out of fold; each group's intervals come from the others' errors."""
+        """Join the results of several folds.
+
+        The intervals of each group are computed from the errors of the other groups.
+        """
         joined = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in ("prediction", "target", "group", "last_frame")
@@ -128,13 +131,13 @@ def quality(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
 
 
 def conformal_half_width(errors: np.ndarray, confidence: float = CONFIDENCE) -> float:
-    """Return the half width that holds a share of exchangeable errors, infinite if there are few.
+    """Return the half width of a split-conformal interval; infinite if there are too few errors.
 
-    The ceil((n + 1) confidence)-th smallest absolute error (Vovk et al., 2005; Lei et al., 2018,
-    arXiv 1604.04173, section 2). Windows in a row are not exchangeable: look at the coverage that
-    was measured.
+    It is the ceil((n + 1) confidence)-th smallest absolute error (Vovk et al., 2005; Lei et al.,
+    2018, arXiv 1604.04173, section 2), which assumes exchangeable errors. Consecutive windows are
+    not exchangeable, so check the measured coverage.
     """
-    # As it is written: the binary number next to 0.55, times 100, lies above 55.
+    # Exact decimal arithmetic: the binary number nearest to 0.55, times 100, is above 55.
     rank = math.ceil((len(errors) + 1) * Fraction(str(confidence)))
     if rank > len(errors):
         return math.inf
@@ -142,7 +145,7 @@ def conformal_half_width(errors: np.ndarray, confidence: float = CONFIDENCE) -> 
 
 
 def group_half_widths(errors: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return half widths for predictions out of fold: each group's from the others' errors."""
+    """Return the half width of each prediction, from the errors of the other groups."""
     widths = np.empty(len(errors))
     for name in np.unique(group):
         widths[group == name] = conformal_half_width(errors[group != name])
@@ -160,7 +163,7 @@ class HeldOutErrors:
         """Return the half width of split-conformal intervals, from the validation errors.
 
         Raises:
-            ConfigError: there are too few for this confidence.
+            ConfigError: If there are too few validation windows for this confidence.
         """
         width, number = conformal_half_width(self.valid, confidence), len(self.valid)
         if not np.isfinite(width):
@@ -171,19 +174,19 @@ class HeldOutErrors:
         return width
 
     def coverage(self, half_width: float) -> float:
-        """Return the share of test errors that intervals of a half width hold."""
+        """Return the share of test errors within a half width."""
         return float((abs(self.test) <= half_width).mean())
 
     def describe(self) -> str:
-        """Return what intervals of the usual confidence are, for people."""
+        """Return a readable line about the intervals with the default confidence."""
         width = self.half_width(CONFIDENCE)
         return (
             f"intervals of {CONFIDENCE:.0%}: +- {width:.4g} from {len(self.valid):,} validation "
-            f"windows; of {len(self.test):,} test windows they hold {self.coverage(width):.1%}"
+            f"windows; of {len(self.test):,} test windows, they contain {self.coverage(width):.1%}"
         )
 
     def tags(self) -> dict[str, str]:
-        """Return the half width of these intervals as a tag."""
+        """Return the half width of intervals with the default confidence as a tag."""
         return {names.TAG_HALF_WIDTH: f"{self.half_width(CONFIDENCE):.6g}"}
 
     def write(self, path: Path) -> None:
@@ -194,10 +197,10 @@ class HeldOutErrors:
 
     @classmethod
     def read(cls, path: Path) -> "HeldOutErrors":
-        """Read what `write` has written.
+        """Read errors from a file of `write`.
 
         Raises:
-            DataError: it is no such file.
+            DataError: If the file cannot be read or is not a file of errors.
         """
         types = {"split": pa.string(), "error": pa.float64()}
         table = read_columns(path, types, "a file of errors")

@@ -1,17 +1,18 @@
-"""Frames with what belongs to each, from HDF5, a Zarr store, or a folder of NumPy arrays.
+"""Reads frames and their columns from HDF5, a Zarr store, or a folder of NumPy arrays.
 
     images   (frame, height, width), (frame, channel, height, width) or (frame, height, width,
              channel), read when they are needed; in a folder also `images/` with one array file
              for each frame, in order of names
-    target   (frame,), NaN where there is none
-    group    (frame,), whole numbers or text: what a split holds out together; one group if absent
+    target   (frame,), NaN for a frame without a target
+    group    (frame,), whole numbers or text: frames that a split holds out together; one group if
+             absent
     scalars  (frame, scalar), optional
-    time     (frame,), optional: numbers that grow within a group; a jump or NaN is a gap
-    present  (frame,), optional: the target's quantity as it is known at the frame
+    time     (frame,), optional: numbers that increase within a group; a jump or NaN is a gap
+    present  (frame,), optional: the target's quantity as known at the frame
 
-Names and units are attributes of the HDF5 file or of the Zarr group, or are in `sequences.json`
-of the folder: `unit`, `target_name`, `scalar_names`, and `target_ahead`: how far a target lies
-ahead of its frame.
+Names and units are attributes of the HDF5 file or of the Zarr group, or keys of `sequences.json` in
+the folder: `unit`, `target_name`, `scalar_names`, and `target_ahead`, the time from a frame to its
+target.
 """
 
 import hashlib
@@ -42,11 +43,11 @@ COLUMNS = ("target", "group", "scalars", "time", "present")
 MAX_METADATA_BYTES = 2**20
 MAX_GROUP = 2**53
 FINGERPRINT_FRAMES = 64
-"""Frames whose pixels enter the fingerprint; all other columns enter whole."""
+"""Number of frames whose pixels are part of the fingerprint; all other columns are complete."""
 
 
 class FrameStore(Protocol):
-    """Pixels of frames, read when they are asked for; picklable for worker processes."""
+    """Pixels of frames, read on demand; picklable for worker processes."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -65,11 +66,11 @@ class FrameTable:
     source: str
     images: FrameStore
     target: np.ndarray
-    """`(frame,)`, float64, NaN where a frame has none."""
+    """`(frame,)`, float64, NaN for a frame without a target."""
     group: np.ndarray
-    """What is held out together, `(frame,)`, text."""
+    """Group that a split holds out together, `(frame,)`, text."""
     recording: np.ndarray
-    """The file's own groups, `(frame,)`: time starts again in each."""
+    """Groups of the file, `(frame,)`; time starts again in each group."""
     scalars: np.ndarray
     """`(frame, scalar)`, float64."""
     scalar_names: tuple[str, ...]
@@ -78,7 +79,7 @@ class FrameTable:
     unit: str = ""
     target_name: str = "target"
     target_ahead: float = 0.0
-    """How far a target lies ahead of its frame: in units of `time`, in frames without one."""
+    """Time from a frame to its target, in units of `time`, or in frames if there is no `time`."""
 
     @property
     def fingerprint(self) -> str:
@@ -93,10 +94,10 @@ class FrameTable:
 
 
 def find_frames(config: ImageSequenceData) -> Path:
-    """Return the file or folder that a configuration means.
+    """Return the file or folder of a configuration.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: If the file or folder does not exist.
     """
     if config.path is not None:
         path = expanded(config.path)
@@ -108,7 +109,9 @@ def find_frames(config: ImageSequenceData) -> Path:
         return path
     root = data_folder()
     if root is None:
-        raise ConfigError(f"data.name is {config.name!r}; set {DATA_VARIABLE} to its folder")
+        raise ConfigError(
+            f"data.name is {config.name!r}; set {DATA_VARIABLE} to the folder of data sets"
+        )
     name = check_data_name(str(config.name))
     candidates = [root / f"{name}{s}" for s in ("", *HDF5_SUFFIXES, ZARR_SUFFIX)]
     found = next((path for path in candidates if path.exists()), None)
@@ -123,15 +126,15 @@ def find_frames(config: ImageSequenceData) -> Path:
 def read_frames(
     path: Path, channels: ChannelAxis | None = None, *, needs_target: bool = True
 ) -> FrameTable:
-    """Read everything but the pixels, and check that the columns fit together.
+    """Read everything except the pixels, and check that the columns fit together.
 
     Args:
-        path: HDF5 file or folder.
-        channels: Which axis of a frame holds the channels; None: as the shape says.
-        needs_target: Whether there must be targets; otherwise they may be missing.
+        path: HDF5 file, Zarr store or folder of arrays.
+        channels: Which axis of a frame is the channel axis; None: determined by the shape.
+        needs_target: Whether targets are required.
 
     Raises:
-        DataError: a column is missing, malformed or of another length.
+        DataError: If a column is missing, is malformed or has a wrong length.
     """
     read = _read_hdf5
     if path.is_dir():
@@ -165,7 +168,7 @@ def _target_ahead(path: Path, value: Any) -> float:
     except (TypeError, ValueError):
         ahead = -1.0
     if not 0 <= ahead < math.inf:
-        raise DataError(f"{path}: target_ahead is {quoted(value)}; expected a number from 0 on")
+        raise DataError(f"{path}: target_ahead is {quoted(value)}; expected a number, at least 0")
     return ahead
 
 
@@ -183,7 +186,7 @@ def _check_lengths(path: Path, columns: dict[str, np.ndarray], num_frames: int) 
 
 
 def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
-    """Return the names that the file gives, or numbered ones."""
+    """Return the names of the scalars in the file, or numbered names."""
     names = metadata.get("scalar_names")
     if names is None:
         return tuple(f"scalar_{i}" for i in range(count))
@@ -213,7 +216,7 @@ def _read_folder(
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
-    """Return the names and units of a folder; none if it has none."""
+    """Return the names and units of a folder; empty if the file does not exist."""
     if not path.is_file():
         return {}
     if path.stat().st_size > MAX_METADATA_BYTES:
@@ -223,7 +226,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({described(error)})") from None
     if not isinstance(metadata, dict):
-        raise DataError(f'{path}: holds {type(metadata).__name__}; expected names, {{"unit": "K"}}')
+        raise DataError(f'{path}: is a {type(metadata).__name__}; expected keys, {{"unit": "K"}}')
     return metadata
 
 
@@ -238,7 +241,7 @@ def _read_hdf5(
 def _read_zarr(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    images = ZarrFrames(path, channels)  # first, for what follows relies on their shape
+    images = ZarrFrames(path, channels)  # first, because the columns are compared with its shape
     columns, metadata = zarr_store.read_columns(path, COLUMNS)
     return images, _all_plain(path, columns), metadata
 
@@ -248,7 +251,7 @@ def _all_plain(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(path: Path, value: Any) -> Any:
-    """Return text for byte strings."""
+    """Return a value with byte strings decoded to text."""
     try:
         if isinstance(value, bytes):
             return value.decode("utf-8")
@@ -277,7 +280,7 @@ def _groups(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarra
             "number or a text for each frame"
         )
     if column.dtype.kind == "f":
-        column = column.astype(np.float64)  # half precision does not reach MAX_GROUP
+        column = column.astype(np.float64)  # MAX_GROUP is too large for half precision
         broken = np.flatnonzero(~(np.abs(column) < MAX_GROUP) | (column != np.trunc(column)))
         if len(broken):
             raise DataError(
@@ -289,7 +292,7 @@ def _groups(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarra
 
 
 def _scalars(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarray:
-    """Return scalars as a table; a missing value names its frame."""
+    """Return scalars as a table `(frame, scalar)`; all values must be finite."""
     if column is None:
         return np.zeros((num_frames, 0))
     if column.dtype.kind not in "fiub":

@@ -1,10 +1,14 @@
-"""The network that looks at one frame: convolutions, FiLM by scalars, pooling by attention.
+"""The network for a single frame: convolutions, FiLM by scalars, pooling by attention.
 
-Notable choices: GroupNorm, so that a frame's features do not depend on its batch; FiLM as
-x (1 + gamma) + beta with gamma and beta zero at first (Perez et al., 2018, arXiv 1709.07871); every
-convolution halves height and width, so that nothing as large as the frame is kept; channels last.
-Normalisation takes the level of a frame away, which for temperatures says most: the mean of the
-pixels and of their squares therefore reaches the feature vector on a separate path.
+Notable choices:
+
+- GroupNorm, so that the features of a frame do not depend on its batch.
+- FiLM as x (1 + gamma) + beta, with gamma and beta initially zero (Perez et al., 2018, arXiv
+  1709.07871).
+- Every convolution halves height and width, so that no tensor as large as the frame is kept.
+- Channels last.
+- Normalisation removes the level of a frame, which is the most important feature for temperatures.
+  So the mean of the pixels and of their squares is added to the feature vector on a separate path.
 """
 
 import itertools
@@ -45,15 +49,15 @@ class FrameBlock(nn.Module):
 
 
 class SpatialAttention(nn.Module):
-    """Weights over positions, softmax of a linear score: where the network looks."""
+    """Attention over positions: the softmax of a linear score."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # A bias would shift all scores of a frame by the same amount, which softmax does not see.
+        # No bias: it would shift all scores of a frame equally, which does not change the softmax.
         self.score = nn.Conv2d(channels, 1, 1, bias=False)
 
     def weights(self, x: Maps) -> Float[Tensor, "frame row column"]:
-        """Return the weight of each position; they add up to one in each frame."""
+        """Return the weight of each position; the weights of a frame add up to one."""
         scores = self.score(x).flatten(1)
         return torch.softmax(scores, dim=1).view(x.shape[0], *x.shape[2:])
 
@@ -63,12 +67,12 @@ class SpatialAttention(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """Feature vectors of frames: one for each frame, or one for each patch of it.
+    """Computes feature vectors of frames: one for each frame, or one for each patch of a frame.
 
     Args:
-        num_channels: Channels of a frame.
-        num_scalars: Scalars beside each frame.
-        config: Sizes, validated.
+        num_channels: Number of channels of a frame.
+        num_scalars: Number of scalars of a frame.
+        config: Validated settings.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class FrameEncoder(nn.Module):
             self.attention = SpatialAttention(config.width)
 
     def forward(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
-        """Return the feature vectors of each frame's patches; one patch unless there is a grid."""
+        """Return the feature vectors of each frame's patches; one patch if there is no grid."""
 
         def encode(x: Frames) -> Float[Tensor, "frame patch map"]:
             return self._encode(x, scalars)
@@ -110,7 +114,7 @@ class FrameEncoder(nn.Module):
         return pooled.unsqueeze(1) + level
 
     def _level(self, frames: Frames) -> Float[Tensor, "frame patch map"]:
-        """Return what the pixels' mean and mean square in each patch add to its vector."""
+        """Return the contribution of the pixels' mean and mean square to each patch's vector."""
         grid = self.patches or (1, 1)
         moments = torch.cat(
             [F.adaptive_avg_pool2d(x, grid).flatten(2) for x in (frames, frames.square())], dim=1
@@ -118,7 +122,7 @@ class FrameEncoder(nn.Module):
         return self.level(moments.mT)  # type: ignore[no-any-return]
 
     def maps(self, frames: Frames, scalars: Scalars) -> Maps:
-        """Return the last feature maps."""
+        """Return the feature maps of the last convolution."""
         modulations: tuple[Tensor | None, ...] = (None,) * len(self.blocks)
         if self.film is not None:
             modulations = torch.split(self.film(scalars), self.widths, dim=1)

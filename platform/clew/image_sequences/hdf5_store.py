@@ -1,4 +1,4 @@
-"""Frames and their columns in an HDF5 file: data sets of one row for each frame, and attributes."""
+"""Reads frames and their columns from the data sets and attributes of an HDF5 file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from clew.image_sequences.stores import ChannelAxis, FrameLayout, StoredFrames, 
 from clew.processes import ends_within
 
 MAX_PROCESSOR_SECONDS = 10.0
-"""For the columns and attributes of a file; a whole one takes milliseconds."""
+"""Time limit for the columns and attributes of a file; an undamaged file takes milliseconds."""
 PROBLEMS = (OSError, RuntimeError, KeyError, TypeError, ValueError, MemoryError)
-"""What h5py raises for a damaged file."""
+"""Errors that h5py raises for a damaged file."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class HDF5Frames(StoredFrames):
         with extra("images"):
             import h5py
 
-        # HDF5 reads ascending indices, each once.
+        # h5py needs ascending indices without repetitions.
         ordered, place = np.unique(frames, return_inverse=True)
         try:
             if self._file is None:
@@ -51,21 +51,21 @@ class HDF5Frames(StoredFrames):
             raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the open file behind: each process opens its own."""
+        """Leave out the open file; each process opens the file itself."""
         return self.__dict__ | {"_file": None}
 
 
 def read_columns(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the columns of a file that are there, whole, and its attributes.
+    """Return the columns that exist in a file, and the file's attributes.
 
-    They are first read in a copy of this process: in a damaged heap of texts HDF5 searches for ever
-    (https://github.com/HDFGroup/hdf5/issues/1707), and nothing can interrupt it.
+    They are first read in a fork of this process. With a damaged heap of texts, HDF5 loops forever
+    and cannot be interrupted (https://github.com/HDFGroup/hdf5/issues/1707).
 
     Raises:
-        DataError: one cannot be read.
+        DataError: If a column or an attribute cannot be read.
     """
     if not ends_within(MAX_PROCESSOR_SECONDS, lambda: _read_columns(path, names)):
-        raise DataError(f"{path}: HDF5 fails to read it; expected a whole file, copy it once more")
+        raise DataError(f"{path}: HDF5 cannot read the file; it is damaged, copy it again")
     return _read_columns(path, names)
 
 
@@ -77,7 +77,7 @@ def _read_columns(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], d
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a file; what h5py raises meanwhile becomes a DataError."""
+    """Open a file; errors of h5py within the block become a DataError."""
     with extra("images"):
         import h5py
 
@@ -95,10 +95,10 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _data_sets(path: Path, file: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the data sets that are there."""
+    """Return the data sets that exist in a file."""
     import h5py
 
-    links = set(file)  # a link that leads nowhere among them
+    links = set(file)  # includes links whose target does not exist
     found = {name: file.get(name) for name in names if name in links}
     for name, data_set in found.items():
         if not isinstance(data_set, h5py.Dataset):

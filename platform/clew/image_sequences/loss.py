@@ -15,11 +15,11 @@ Errors = Float[Tensor, "example"]
 
 
 def regression_losses(errors: Errors, config: RegressionLoss) -> Errors:
-    """Return the loss of each example from its error, prediction minus target, in float32.
+    """Return the loss of each example, in float32 or the precision of `errors` if that is higher.
 
     Args:
-        errors: In standard deviations of the training targets.
-        config: Which loss.
+        errors: Prediction minus target, in standard deviations of the training targets.
+        config: Settings of the loss.
     """
     errors = errors.float() if errors.dtype.itemsize < 4 else errors
     match config:

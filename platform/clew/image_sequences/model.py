@@ -1,12 +1,13 @@
-"""Regression from a short sequence of frames and the scalars beside them.
+"""The regression model for a short sequence of frames and their scalars.
 
-Frames of all windows are folded into one batch for the convolutions. In training they go through
-in groups of `frames_per_checkpoint`; with gradient checkpointing only the frames of a group and
-its feature vectors are kept, and its activations are computed again in the backward pass. The
-groups are the same with and without it, so that every number is.
+The frames of all windows are folded into one batch for the convolutions. In training they go
+through the convolutions in groups of `frames_per_checkpoint`. With gradient checkpointing, only the
+frames and the feature vectors of a group are kept, and the activations are recomputed in the
+backward pass. The groups are the same with and without gradient checkpointing, so the results are
+the same too.
 
-Pixels and scalars enter in their own units: the scalers are buffers of the model, so that a
-checkpoint holds them. Outputs are in standard deviations of the training targets.
+Inputs are pixels and scalars in their own units. The scalers are buffers of the model, so that a
+checkpoint contains them. Outputs are in standard deviations of the training targets.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ WindowScalars = Float[Tensor, "window time scalar"]
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """What the data determines of the network."""
+    """The sizes of the network that the data determine."""
 
     num_frames: int
     num_channels: int
@@ -39,8 +40,8 @@ class SequenceRegressor(nn.Module):
     """Scalers, a network for each frame, a head over time, and a linear readout.
 
     Args:
-        shape: Sizes that the data gives.
-        config: Every other size, validated.
+        shape: Sizes that the data determine.
+        config: Validated settings with all other sizes.
     """
 
     image_mean: Tensor
@@ -75,7 +76,7 @@ class SequenceRegressor(nn.Module):
     def attention_maps(
         self, images: Images, scalars: WindowScalars
     ) -> Float[Tensor, "window time row column"]:
-        """Return where the network looks in each frame; uniform without spatial attention."""
+        """Return the attention weights in each frame; uniform without spatial attention."""
         maps = self.encoder.maps(self._scaled(images), self._scaled_scalars(scalars))
         if self.encoder.attention is None:
             weights = maps.new_full((len(maps), *maps.shape[2:]), 1 / maps[0, 0].numel())
@@ -84,25 +85,25 @@ class SequenceRegressor(nn.Module):
         return weights.reshape(*images.shape[:2], *weights.shape[1:])
 
     def enable_gradient_checkpointing(self) -> None:
-        """Keep only the input of each group of frames, and run it again in the backward pass."""
+        """Keep only the input of each group of frames, and recompute it in the backward pass."""
         self.encoder.recomputes = True
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the networks of a group of frames and of time, as `nn.Module.compile` does.
+        """Compile the encoder of a group of frames and the head, as `nn.Module.compile` does.
 
-        The loop over groups stays as it is. As one graph with the rest, each of its rounds would be
-        compiled for itself: a quarter of an hour and more for twenty groups.
+        The loop over groups is not compiled. In one graph, every iteration of the loop would be
+        compiled separately, which takes 15 minutes or more for twenty groups.
         """
         self.encoder.compile(*args, **kwargs)
         self.head.compile(*args, **kwargs)
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
-        """Return scales, biases, positions and eigenvalues: decay is for matrices."""
+        """Return the parameters without weight decay: scales, biases, positions and eigenvalues."""
         positions = [p for n, p in self.head.named_parameters() if n in ("time", "place")]
         return [p for p in self.parameters() if p.dim() == 1] + positions
 
     def _scaled(self, images: Images) -> Float[Tensor, "frame input height width"]:
-        """Return standardised frames of all windows; what is not finite becomes the mean."""
+        """Return standardised frames of all windows; pixels that are not finite become the mean."""
         frames = images.flatten(0, 1)
         scaled = (frames - self.image_mean[:, None, None]) / self.image_std[:, None, None]
         if not self.shape.mask_channels:
@@ -114,7 +115,7 @@ class SequenceRegressor(nn.Module):
         return (scalars.flatten(0, 1) - self.scalar_mean) / self.scalar_std
 
     def _encode(self, frames: Tensor, scalars: Tensor) -> Float[Tensor, "frame patch map"]:
-        """Run the convolutions, in training in groups of frames."""
+        """Run the convolutions; in training, in groups of frames."""
         if not self.training:
             return self.encoder(frames, scalars)  # type: ignore[no-any-return]
         size = self.config.frames_per_checkpoint or len(frames) // self.shape.num_frames

@@ -1,11 +1,11 @@
-"""What is enough to predict new frames: a checkpoint, and what its data were.
+"""The files needed to predict new frames: a checkpoint and a record of its training data.
 
     model.safetensors  manifest.json      the checkpoint; scalers are buffers of the model
-    sequences.json                        shape, unit and names of the data it was trained on
-    held_out_errors.parquet               errors on validation and test windows, where it was
-                                          promoted: intervals come from them
+    sequences.json                        shape, unit and names of the training data
+    held_out_errors.parquet               errors on validation and test windows, for intervals;
+                                          written when the model is promoted
 
-A run keeps the second beside its checkpoints, so that its data need not be there.
+A run keeps `sequences.json` next to its checkpoints, so the training data are not needed.
 """
 
 import shutil
@@ -31,7 +31,7 @@ Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 
 
 class SequencesRecord(BaseModel):
-    """What a run says of the data that it was trained on."""
+    """The record of a run's training data."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -46,7 +46,7 @@ class SequencesRecord(BaseModel):
         """Read the record of a run.
 
         Raises:
-            DataError: it is none.
+            DataError: If the file cannot be read or is not a record.
         """
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -59,13 +59,13 @@ class SequencesRecord(BaseModel):
 def write_model_folder(
     folder: Path, *, checkpoint: Path, record: Path, errors: HeldOutErrors | None
 ) -> Path:
-    """Copy a checkpoint and everything else that predicting needs into a new folder.
+    """Copy a checkpoint and all other files that predictions need into a new folder.
 
     Args:
-        folder: Must not exist.
+        folder: The new folder, which must not exist.
         checkpoint: The checkpoint's folder.
         record: The folder with the run's `sequences.json`.
-        errors: On held-out windows; None: there are none.
+        errors: Errors on held-out windows; None if there are none.
     """
     folder.mkdir(parents=True)
     copy_weights(checkpoint, folder)
@@ -76,10 +76,10 @@ def write_model_folder(
 
 
 def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
-    """Load the model of a checkpoint, ready to predict.
+    """Load the model of a checkpoint in evaluation mode.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another task or other data, or is incomplete.
+        CheckpointError: If the checkpoint belongs to another task or other data, or is incomplete.
     """
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))

@@ -1,4 +1,4 @@
-"""Predictions for windows of frames, with intervals from the errors of held-out windows."""
+"""Predicts windows of frames, with intervals from the errors of held-out windows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +30,11 @@ def predict_windows(
     """Return predictions in the target's unit, `(window,)`, float64.
 
     Args:
-        model: In evaluation mode, on `device`.
-        windows: To predict.
-        batch_size: Windows that go through the model at once.
-        device: Where the model is.
-        progress: Called with the number of windows done and in total.
+        model: The model, in evaluation mode, on `device`.
+        windows: Windows to predict.
+        batch_size: Number of windows that go through the model at once.
+        device: Device of the model.
+        progress: Called with the number of finished windows and of all windows.
     """
     parts = []
     for start in range(0, len(windows), batch_size):
@@ -52,17 +52,17 @@ def predict_windows(
 def windows_to_predict(
     table: FrameTable, record: SequencesRecord, config: ImageSequenceData, *, needs_present: bool
 ) -> SequenceWindows:
-    """Return all complete windows of new frames, which must be such as the model was trained on.
+    """Return all complete windows of new frames, after checking that the frames fit the model.
 
     Args:
-        table: New frames; their targets, if any, are not looked at.
-        record: What the training data were.
+        table: New frames; their targets, if any, are ignored.
+        record: Record of the training data.
         config: Section `data` of the training.
-        needs_present: Whether the model predicts a change of the present value.
+        needs_present: Whether the model predicts a change from the present value.
 
     Raises:
-        DataError: frames have another size or unit, a scalar or a present value is missing, or no
-            window is complete.
+        DataError: If frames have another size or unit, if a scalar or a present value is missing,
+            or if no window is complete.
     """
     own, trained = table.images.shape[1:], record.frames[1:]
     if own != trained:
@@ -87,7 +87,7 @@ def windows_to_predict(
     if not len(ends):
         raise DataError(
             f"{table.source}: {table.images.shape[0]} frames, but no {config.temporal_frames} "
-            "consecutive ones without a gap, which a window of the model needs"
+            "consecutive frames without a gap, which a window of the model needs"
         )
     if needs_present:
         _check_present(table, ends)
@@ -105,10 +105,11 @@ def write_predictions(
     half_width: float | None,
     metadata: dict[str, str],
 ) -> None:
-    """Write a row for each window as Parquet, whole or not at all; without intervals, nulls.
+    """Write a Parquet file with a row for each window, completely or not at all.
 
-    The columns are `last_frame`, `group`, `time` where the frames have it, and in the target's unit
-    `prediction`, `lower` and `upper`. `metadata` goes to the file's schema.
+    The columns are `last_frame`, `group`, `time` (if the frames have it), and, in the target's
+    unit, `prediction`, `lower` and `upper`. Without intervals, `lower` and `upper` are null.
+    `metadata` is written to the file's schema.
     """
     table = windows.table
     columns = {
@@ -126,11 +127,11 @@ def write_predictions(
 
 
 def _check_present(table: FrameTable, ends: np.ndarray) -> None:
-    """Refuse windows whose present value is not known."""
+    """Refuse windows without a present value."""
     if table.present is None:
         raise DataError(
-            f"{table.source}: no present, to which the model adds the change that it predicts; "
-            "give the target's quantity at each frame"
+            f"{table.source}: no present, which the model needs because it predicts the change "
+            "from it; give the target's quantity at each frame"
         )
     missing = ends[~np.isfinite(table.present[ends])]
     if len(missing):

@@ -1,6 +1,6 @@
-"""The files of an evaluated regression: predictions, errors by group, pictures.
+"""Writes the files of an evaluated regression: predictions, errors by group, and pictures.
 
-Pictures show predicted against true, errors by group, and where the network looked.
+Pictures show predictions against targets, errors by group, and attention maps.
 """
 
 import json
@@ -19,7 +19,7 @@ def predictions_file(split: str) -> str:
 
 
 def write_regression_report(result: RegressionResult, split: str, unit: str, folder: Path) -> None:
-    """Write Parquet, JSON and two pictures into a folder that exists."""
+    """Write Parquet, JSON and two pictures into an existing folder."""
     result.write(folder / predictions_file(split))
     text = json.dumps(result.by_group(), indent=1) + "\n"
     (folder / f"{split}_groups.json").write_text(text, encoding="utf-8")
@@ -28,7 +28,7 @@ def write_regression_report(result: RegressionResult, split: str, unit: str, fol
 
 
 def draw_predictions(result: RegressionResult, unit: str, path: Path) -> None:
-    """Draw predictions against targets, with the diagonal on which they would be equal."""
+    """Draw predictions against targets, with the diagonal on which both are equal."""
     figure = _figure((5.0, 5.0))
     axes = figure.subplots()
     for group in dict.fromkeys(result.group.tolist()):
@@ -42,7 +42,7 @@ def draw_predictions(result: RegressionResult, unit: str, path: Path) -> None:
 
 
 def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
-    """Draw the mean absolute error of each group beside those of the baselines."""
+    """Draw the mean absolute errors of the network and the baselines for each group."""
     rows = result.by_group()
     series = {"network": [row[names.MAE] for row in rows]}
     series |= {name: [row[f"{name}_mae"] for row in rows] for name in result.baselines}
@@ -59,13 +59,13 @@ def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
 
 
 def draw_attention(images: np.ndarray, maps: np.ndarray, titles: list[str], path: Path) -> None:
-    """Draw frames above where the network looked in them, one row of each for each window.
+    """Draw frames above their attention maps, with one row of each for every window.
 
     Args:
         images: First channel of each frame, `(window, time, height, width)`.
         maps: Attention of each frame, `(window, time, row, column)`.
-        titles: One for each window.
-        path: Where to write the picture.
+        titles: Title of each window.
+        path: File of the picture.
     """
     num_windows, num_frames = images.shape[:2]
     size = (1.8 * num_frames, 3.2 * num_windows)
@@ -87,8 +87,8 @@ def draw_windows(images: np.ndarray, titles: list[str], path: Path) -> None:
 
     Args:
         images: First channel of each frame, `(window, time, height, width)`.
-        titles: One for each window.
-        path: Where to write the picture.
+        titles: Title of each window.
+        path: File of the picture.
     """
     num_windows, num_frames = images.shape[:2]
     figure = _figure((1.8 * num_frames, 1.7 * num_windows))
@@ -106,7 +106,7 @@ def _with_unit(text: str, unit: str) -> str:
 
 
 def _figure(size: tuple[float, float]) -> Any:
-    """Return an empty figure; matplotlib takes 30 MiB, so it comes when there is one to draw."""
+    """Return an empty figure; matplotlib is imported here because it takes 30 MiB of memory."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained")

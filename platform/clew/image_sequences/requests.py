@@ -1,4 +1,4 @@
-"""Answers requests that hold a window of frames as nested lists, as they come over HTTP."""
+"""Predicts a window of frames given as nested lists, as in HTTP requests."""
 
 import math
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ class WindowPredictor:
     """Predicts one window at a time, on the CPU.
 
     Args:
-        model: In evaluation mode.
-        record: What the training data were.
+        model: The model, in evaluation mode.
+        record: Record of the training data.
         config: Section `data` of the training.
-        errors: On held-out windows, for intervals; None: there are none.
+        errors: Errors on held-out windows, for intervals; None if there are none.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WindowPredictor:
         """Load a model folder.
 
         Raises:
-            UsageError: it cannot be read; the message says what is wrong.
+            UsageError: If the folder cannot be read; the message says what is wrong.
         """
         record = SequencesRecord.read(folder / SEQUENCES_FILE)
         config = from_mapping(read_manifest(folder).config, source=str(folder)).data
@@ -69,13 +69,14 @@ class WindowPredictor:
 
         Args:
             images: Pixels, `(time, channel, height, width)`.
-            scalars: In the order of the training data, `(time, scalar)`.
-            present: The target's quantity at the last frame, for a model of its change.
-            confidence: Share of targets that the intervals are meant to hold.
+            scalars: Scalars in the order of the training data, `(time, scalar)`.
+            present: The target's quantity at the last frame, for a model that predicts its change.
+            confidence: Share of targets that the intervals should contain.
 
         Raises:
-            DataError: a shape is not that of the training data, or a value is missing.
-            ConfigError: a confidence asks for more held-out windows than there were.
+            DataError: If a shape differs from the training data, if a value is missing, or if the
+                prediction is not finite.
+            ConfigError: If there are too few held-out windows for the confidence.
         """
         shape = (self._model.shape.num_frames, *self._record.frames[1:])
         pixels = self._array("images", images, shape, finite=self._refuses_nan)
@@ -91,8 +92,8 @@ class WindowPredictor:
         if self._errors is None:
             if confidence != CONFIDENCE:
                 raise ConfigError(
-                    f"confidence is {confidence:g}, but too few windows were held out for "
-                    "intervals of this model; leave confidence out"
+                    f"confidence is {confidence:g}, but this model has too few held-out windows "
+                    "for intervals; leave confidence out"
                 )
             return {"prediction": value}
         width = self._errors.half_width(confidence)
@@ -102,7 +103,7 @@ class WindowPredictor:
     def _array(
         name: str, values: Sequence[Any], shape: tuple[int, ...], *, finite: bool = True
     ) -> np.ndarray:
-        """Return numbers of a request as an array of a shape."""
+        """Return numbers of a request as an array of the given shape."""
         if 0 in shape:
             return np.zeros(shape)
         try:
@@ -113,7 +114,7 @@ class WindowPredictor:
         too_large = is_finite & (np.abs(found) > np.finfo(np.float32).max)
         if found.shape != shape or too_large.any() or (finite and not is_finite.all()):
             raise DataError(
-                f"{name} is no array of {' x '.join(map(str, shape))} finite numbers, which the "
-                "model was trained on"
+                f"{name} is not an array of {' x '.join(map(str, shape))} finite numbers, which "
+                "the model needs"
             )
         return found

@@ -1,4 +1,4 @@
-"""Scalars as a network can use them: directions as sine and cosine, zenith angles as cosine."""
+"""Encodes scalars for a network: directions as sine and cosine, zenith angles as cosine."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from clew.errors import ConfigError
 
 @dataclass(frozen=True)
 class ScalarEncoding:
-    """Which scalars of the file are used, and how each one enters."""
+    """Which scalars of the file are used, and how each scalar is encoded."""
 
     columns: tuple[int, ...]
     """Column of each used scalar in the file."""
@@ -23,10 +23,10 @@ class ScalarEncoding:
     def from_config(
         cls, names: tuple[str, ...], config: ImageSequenceData, source: str
     ) -> "ScalarEncoding":
-        """Choose among a file's scalars by name.
+        """Select the scalars of a file by name.
 
         Raises:
-            ConfigError: the file has no scalar of a name.
+            ConfigError: If the configuration names a scalar that the file does not have.
         """
         used = names if config.scalars is None else config.scalars
         for key, valid in (("scalars", names), ("azimuth_scalars", used), ("zenith_scalars", used)):
@@ -63,7 +63,7 @@ class ScalarEncoding:
         return np.stack(parts, axis=-1).astype(np.float32)
 
     def encode_tensor(self, scalars: Tensor) -> Tensor:
-        """Return what `encode` returns, in operators of torch; `scalars` are float64."""
+        """Return the same as `encode`, with torch operators, for `scalars` in float64."""
         parts = []
         for column, kind in zip(self.columns, self.kinds, strict=True):
             value = scalars[..., column]
@@ -79,8 +79,8 @@ class ScalarEncoding:
     def mirrored(self, encoded: Tensor) -> Tensor:
         """Return encoded scalars of images mirrored left to right.
 
-        A direction a, clockwise from the top of the image, becomes 360 degrees - a: its sine
-        changes sign, its cosine and everything else stay.
+        A direction a, clockwise from the top of the image, becomes 360 degrees - a. Its sine
+        changes sign; its cosine and all other scalars stay the same.
         """
         signs = [
             sign for kind in self.kinds for sign in ((-1.0, 1.0) if kind == "azimuth" else (1.0,))

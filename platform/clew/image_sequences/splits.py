@@ -1,4 +1,4 @@
-"""From the configuration to windows for training, validation and test, and their scalers."""
+"""Splits a data set into windows for training, validation and test, and fits their scalers."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ FRAMES_AT_ONCE = 64
 
 @dataclass(frozen=True, eq=False)
 class SequenceSplits:
-    """Windows of each split, by whole groups."""
+    """Windows of each split; a group is in one split only."""
 
     table: FrameTable
     encoding: ScalarEncoding
@@ -31,7 +31,7 @@ class SequenceSplits:
 
 @dataclass(frozen=True, eq=False)
 class Scalers:
-    """Mean and standard deviation of pixels, scalars and targets, from training windows alone."""
+    """Mean and standard deviation of pixels, scalars and targets of the training windows."""
 
     image_mean: np.ndarray
     image_std: np.ndarray
@@ -45,8 +45,8 @@ def load_sequences(config: ImageSequenceData) -> SequenceSplits:
     """Read a data set and split it by groups.
 
     Raises:
-        DataError: the data cannot be used; the message names file and frame.
-        ConfigError: a group or scalar is named that does not exist.
+        DataError: If the data cannot be used; the message names the file and the frame.
+        ConfigError: If the configuration names a group or a scalar that does not exist.
     """
     table = load_table(config)
     encoding = ScalarEncoding.from_config(table.scalar_names, config, table.source)
@@ -75,14 +75,14 @@ def load_sequences(config: ImageSequenceData) -> SequenceSplits:
     for name, own in windows.items():
         if not len(own):
             raise DataError(
-                f"{table.source}: no {name} window is left: with targets {ahead:g} ahead, all of "
-                "them reach into another split; make larger groups, or lower data.embargo"
+                f"{table.source}: no {name} window is left, because with targets {ahead:g} ahead "
+                "all windows reach into another split; make larger groups, or lower data.embargo"
             )
     return SequenceSplits(table, encoding, windows, table.fingerprint)
 
 
 def load_table(config: ImageSequenceData) -> FrameTable:
-    """Read everything but the pixels; check targets, and make blocks where they are asked for."""
+    """Read everything except the pixels; check targets, and make blocks if they are configured."""
     table = read_frames(find_frames(config), config.channels)
     if config.num_blocks is not None:
         table = replace(table, group=blocks(len(table.target), config.num_blocks))
@@ -102,10 +102,10 @@ def blocks(num_frames: int, num_blocks: int) -> np.ndarray:
 
 
 def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, str | None]:
-    """Return the test group and the validation group, the latter None if there is none.
+    """Return the test group and the validation group (None if no group is for validation).
 
     Raises:
-        ConfigError: a group does not exist, or too few groups are left to train on.
+        ConfigError: If a group does not exist, or too few groups are left for training.
     """
     groups = group_names(table)
     for key in ("test_group", "validation_group"):
@@ -128,7 +128,11 @@ def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, 
 
 
 def check_range(table: FrameTable, smallest: float, largest: float) -> None:
-    """Refuse targets outside their declared range; the message names the first one."""
+    """Check that all targets are in their declared range.
+
+    Raises:
+        DataError: If a target is outside; the message names the first one.
+    """
     outside = np.flatnonzero((table.target < smallest) | (table.target > largest))
     if len(outside):
         frame = int(outside[0])
@@ -139,11 +143,11 @@ def check_range(table: FrameTable, smallest: float, largest: float) -> None:
 
 
 def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
-    """Return scalers of training windows, every frame counted once.
+    """Return scalers of training windows, with every frame counted once.
 
     Args:
-        windows: Of training groups only.
-        change: Whether the target is its difference from the present value.
+        windows: Windows of training groups only.
+        change: Whether the model predicts the target's difference from the present value.
     """
     table, frames = windows.table, windows.frames
     mean, std = _pixel_moments(table, frames, refuse_nan=windows.refuse_nan)
@@ -165,7 +169,7 @@ def present_values(table: FrameTable) -> np.ndarray:
     """Return the present value of every frame.
 
     Raises:
-        DataError: the data has none, or one is missing where there is a target.
+        DataError: If the data has no present values, or a frame with a target has none.
     """
     if table.present is None:
         raise DataError(
@@ -196,5 +200,5 @@ def _pixel_moments(
 
 
 def _positive(deviation: np.ndarray) -> np.ndarray:
-    """Return standard deviations, one where nothing varies."""
+    """Return standard deviations, with 1 in place of 0."""
     return np.where(deviation > 1e-12, deviation, 1.0)

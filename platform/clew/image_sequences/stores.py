@@ -1,4 +1,4 @@
-"""Pixels of frames in their files: read when they are asked for, in any order."""
+"""Reads pixels of frames from files, on demand and in any order."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,26 +13,26 @@ FrameShape = tuple[int, int, int, int]
 """(frame, channel, height, width)."""
 
 SIDES_OVER_CHANNELS = 4
-"""How many times longer than the channel axis both sides of a frame must be to know it by that."""
+"""Smallest ratio of both sides of a frame to an axis that is recognised as the channel axis."""
 
 
 def open_array(path: Path) -> np.ndarray:
-    """Map a `.npy` file of plain values into memory; a size that is not the file's is refused.
+    """Map a `.npy` file of plain values into memory.
 
     Raises:
-        DataError: it is no such file.
+        DataError: If the file is not a plain NumPy array, or its size does not fit its header.
     """
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # NumPy raises nearly everything for a header that is none
+    except Exception as error:  # NumPy raises many error types for an invalid header
         raise DataError(f"{path}: not a plain NumPy array ({described(error)})") from None
 
 
 def check_pixels(path: Path, dtype: np.dtype) -> None:
-    """Refuse pixels that are no real numbers.
+    """Check that pixels are real numbers.
 
     Raises:
-        DataError: they are not.
+        DataError: If they are not real numbers.
     """
     if dtype.kind not in "fiub":
         raise DataError(f"{path}: images have type {dtype}; expected real numbers")
@@ -40,17 +40,18 @@ def check_pixels(path: Path, dtype: np.dtype) -> None:
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """The shape of frames, and where the channels are in their file."""
+    """The shape of frames, and the position of the channel axis in their file."""
 
     shape: FrameShape
     channels: ChannelAxis = "first"
 
     @classmethod
     def of(cls, path: Path, shape: tuple[int, ...], channels: ChannelAxis | None) -> "FrameLayout":
-        """Read the layout off a file's shape; frames without a channel axis have one channel.
+        """Determine the layout from a file's shape; frames without a channel axis have one channel.
 
         Raises:
-            DataError: these are no frames, or the shape does not say which axis is the channels'.
+            DataError: If the shape is not one of frames, or does not show which axis is the channel
+                axis.
         """
         if len(shape) not in {3, 4} or not all(shape):
             raise DataError(
@@ -121,7 +122,7 @@ class ArrayFrames(StoredFrames):
         return self._array
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the mapping behind: each process opens its own."""
+        """Leave out the mapping; each process opens the file itself."""
         return self.__dict__ | {"_array": None}
 
 
@@ -134,7 +135,11 @@ class FileFrames(StoredFrames):
 
     @classmethod
     def of_folder(cls, folder: Path, channels: ChannelAxis | None = None) -> "FileFrames":
-        """Find the frames of a folder, in order of their names, all of one size."""
+        """Find the frames of a folder in the order of their names.
+
+        Raises:
+            DataError: If there are no frames, or they do not have the same size.
+        """
         paths = tuple(sorted(folder.glob("*.npy")))
         if not paths:
             raise DataError(f"{folder}: no .npy files; expected one for each frame")

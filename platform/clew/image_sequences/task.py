@@ -1,4 +1,4 @@
-"""Image-sequence regression: windows of frames, a network for frames and time, errors in units."""
+"""The task of image-sequence regression: its examples, model, loss, metrics and report."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class SequenceRegression:
-    """Predict a physical quantity from a short sequence of images and the scalars beside them."""
+    """Predicts a physical quantity from a short sequence of images and their scalars."""
 
     kind = names.TASK_SEQUENCE_REGRESSION
 
@@ -65,7 +65,7 @@ class SequenceRegression:
         return self.data_config.hold_out_validation
 
     def describe(self) -> dict[str, str]:
-        """Say the unit of the errors and which groups were held out."""
+        """Return tags with the unit of the errors and the held-out groups."""
         groups = {
             split: ", ".join(dict.fromkeys(windows.groups.tolist()))
             for split, windows in self.splits.windows.items()
@@ -89,7 +89,7 @@ class SequenceRegression:
         return model
 
     def load(self, checkpoint: Path, device: torch.device) -> SequenceRegressor:
-        """Return the model of a checkpoint, ready to predict."""
+        """Return the model of a checkpoint, in evaluation mode."""
         return read_model(checkpoint, self.build_model).to(device).eval()
 
     def train_examples(self) -> SequenceWindows:
@@ -97,7 +97,7 @@ class SequenceRegression:
         return self.splits.windows["train"]
 
     def loss(self, model: nn.Module, batch: SequenceBatch) -> LossSum:
-        """Return the summed loss; in training windows are augmented first."""
+        """Return the summed loss; in training, windows are augmented first."""
         return LossSum(self.example_losses(model, batch).sum(), batch.count)
 
     def example_losses(self, model: nn.Module, batch: SequenceBatch) -> Tensor:
@@ -111,7 +111,7 @@ class SequenceRegression:
         return regression_losses(errors, self._loss)
 
     def augmented(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return the batch as training sees it: mirrored by chance, with noise on the pixels."""
+        """Return the batch with random mirroring and with noise on the pixels, as configured."""
         images, scalars = batch.images, batch.scalars
         if self.data_config.horizontal_flip:
             flip = torch.rand(len(images)).to(images.device) < 0.5
@@ -139,7 +139,7 @@ class SequenceRegression:
         return HeldOutErrors(*(self.predict(model, w, device) - w.targets for w in held_out))
 
     def evaluate(self, model: nn.Module, split: str, device: torch.device) -> RegressionResult:
-        """Return predictions of a split beside those of the baselines."""
+        """Return the predictions of the model and the baselines for a split."""
         windows = self.splits.windows[split]
         if not self._baselines:
             logger.info("%s", source_of(windows.table))
@@ -161,7 +161,10 @@ class SequenceRegression:
 
     @torch.no_grad()
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
-        """Return errors in the target's unit beside the baselines'; for the test, coverage too."""
+        """Return errors of the model and the baselines in the target's unit.
+
+        For the test split, the coverage of intervals is included.
+        """
         result = self.evaluate(model, split, device)
         if split == "test" and self._validates:
             held_out = self.evaluate(model, "valid", device)
@@ -177,7 +180,7 @@ class SequenceRegression:
     def looks(
         self, model: nn.Module, split: str, device: torch.device
     ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Return frames, attention maps and titles of evenly spread windows of a split."""
+        """Return frames, attention maps and titles of evenly spaced windows of a split."""
         windows = self.splits.windows[split]
         count = min(self.data_config.shown_windows, len(windows))
         batch = windows.batch(np.linspace(0, len(windows) - 1, count).astype(int)).to(device)
@@ -186,7 +189,7 @@ class SequenceRegression:
         return batch.images[:, :, 0].cpu().numpy(), maps.cpu().numpy(), titles
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write what the data is: shape, unit, scalars, groups, and the scalers."""
+        """Write the shape, unit, names, splits and target scaler of the data to a JSON file."""
         table = self.splits.table
         content = {
             "source": Path(table.source).name,
@@ -217,7 +220,11 @@ class SequenceRegression:
 
 
 def as_regressor(model: nn.Module) -> SequenceRegressor:
-    """Return a model of this task as what it is."""
+    """Return a model with its type checked.
+
+    Raises:
+        TypeError: If the model is not a SequenceRegressor.
+    """
     if not isinstance(model, SequenceRegressor):
         raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
     return model

@@ -1,9 +1,10 @@
 """Heads over time: from the feature vectors of a window's frames to one vector for the window.
 
-`transformer`  attention between all frames, positions learned
+`transformer`  attention between all frames, with learned positions
 `ssm`          the eigenstate layers of the language model, read out after the last frame
-`gnn`          attention along the edges of a graph: a patch sees its neighbours in its frame and
-               itself one frame earlier and later (after Velickovic et al., 2018, arXiv 1710.10903)
+`gnn`          attention along the edges of a graph: a patch sees its neighbours in the same frame,
+               and the same patch one frame earlier and later (after Velickovic et al., 2018, arXiv
+               1710.10903)
 `cnn`          the mean over frames
 """
 
@@ -36,7 +37,7 @@ class AttentionBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Nodes, edges: Bool[Tensor, "node node"] | None = None) -> Nodes:
-        """Return the residual stream after the block; without `edges` every node sees every."""
+        """Return the residual stream after the block; without `edges`, all nodes see each other."""
         parts = self.project(self.attention_norm(x)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=edges)
@@ -50,8 +51,8 @@ class AttentionHead(nn.Module):
     """Attention over frames, or over the graph of patches and times.
 
     Args:
-        num_frames: Frames of a window.
-        config: Sizes, validated.
+        num_frames: Number of frames of a window.
+        config: Validated settings.
     """
 
     edges: Tensor | None
@@ -78,7 +79,7 @@ class AttentionHead(nn.Module):
 
 
 class EigenstateHead(nn.Module):
-    """Eigenstate layers over the frames; the last frame's vector is the summary."""
+    """Eigenstate layers over the frames; the output is the vector of the last frame."""
 
     def __init__(self, num_frames: int, config: SequenceRegressionModel) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class MeanHead(nn.Module):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, steps: Steps) -> Summary:
-        """Return the mean."""
+        """Return the normalised mean over frames."""
         normed: Tensor = self.norm(steps.flatten(1, 2).mean(1))
         return normed
 
@@ -131,9 +132,9 @@ def build_head(num_frames: int, config: SequenceRegressionModel) -> nn.Module:
 
 
 def graph_edges(num_frames: int, rows: int, columns: int) -> Bool[Tensor, "node node"]:
-    """Return which node sees which: neighbours in a frame, and the same patch a frame away.
+    """Return which nodes see each other: neighbours in a frame, and a patch one frame apart.
 
-    Nodes are numbered by time, then row, then column; every node sees itself.
+    Nodes are numbered by time, then row, then column. Every node sees itself.
     """
     time, row, column = torch.meshgrid(
         torch.arange(num_frames), torch.arange(rows), torch.arange(columns), indexing="ij"

@@ -1,4 +1,4 @@
-"""Windows of consecutive frames: what a model of sequences is trained on."""
+"""Windows of consecutive frames, the examples of image-sequence regression."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class SequenceBatch:
     scalars: Float[Tensor, "window time scalar"]
     target: Float[Tensor, "window"]
     present: Float[Tensor, "window"]
-    """The target's quantity as known at the window's end; NaN where the data does not say."""
+    """The target's quantity as known at the window's last frame; NaN if unknown."""
     last_frame: Int[Tensor, "window"]
 
     @property
@@ -31,11 +31,11 @@ class SequenceBatch:
 
     @property
     def count(self) -> int:
-        """What the summed loss is divided by: windows."""
+        """Divisor of the summed loss: the number of windows."""
         return len(self.target)
 
     def to(self, device: torch.device) -> "SequenceBatch":
-        """Return the batch on a device; from page-locked memory the copy does not wait."""
+        """Return the batch on a device; from page-locked memory, the copy is asynchronous."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "SequenceBatch":
@@ -46,11 +46,11 @@ class SequenceBatch:
         return SequenceBatch(**{name: change(tensor) for name, tensor in vars(self).items()})
 
     def units(self) -> dict[str, int]:
-        """Return windows and frames."""
+        """Return the number of windows and of frames."""
         return {"examples": len(self.target), "frames": self.images.shape[:2].numel()}
 
     def describe(self) -> str:
-        """Return which windows these are."""
+        """Return a text that identifies the windows of the batch."""
         shown = self.last_frame[:8].tolist()
         more = f" and {len(self.target) - 8} more" if len(self.target) > 8 else ""
         return f"windows that end at frames {shown}{more}"
@@ -58,7 +58,7 @@ class SequenceBatch:
 
 @dataclass(frozen=True, eq=False)
 class SequenceWindows:
-    """Windows addressed by index; pixels are read when a batch is asked for."""
+    """Windows addressed by index; the pixels are read with each batch."""
 
     table: FrameTable
     encoding: ScalarEncoding
@@ -85,22 +85,22 @@ class SequenceWindows:
 
     @property
     def frames(self) -> np.ndarray:
-        """Every frame that occurs in a window, once, `(frame,)`."""
+        """Indices of all frames in the windows, without repetitions, `(frame,)`."""
         return np.unique(self.ends[:, None] - np.arange(self.num_frames))
 
     def only(self, chosen: np.ndarray) -> "SequenceWindows":
-        """Return some of the windows, by index or by truth value."""
+        """Return some of the windows, selected by indices or by a boolean mask."""
         return replace(self, ends=self.ends[chosen])
 
     def batch(self, indices: np.ndarray) -> SequenceBatch:
         """Return the windows at `indices`.
 
         Raises:
-            DataError: a pixel is not finite and the configuration refuses that.
+            DataError: If a pixel is not finite and the configuration does not allow this.
         """
         ends = self.ends[indices]
         frames = ends[:, None] + np.arange(1 - self.num_frames, 1)
-        # Windows overlap: each frame is read once.
+        # Windows overlap, so each distinct frame is read only once.
         distinct, place = np.unique(frames, return_inverse=True)
         pixels = read_checked(self.table, distinct, refuse_nan=self.refuse_nan)
         present = self.table.present
@@ -114,7 +114,11 @@ class SequenceWindows:
 
 
 def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> np.ndarray:
-    """Return pixels of frames, `(frame, channel, height, width)`, finite where asked for."""
+    """Return pixels of frames, `(frame, channel, height, width)`.
+
+    Raises:
+        DataError: If `refuse_nan` is true and a pixel is not finite.
+    """
     pixels = table.images.read(frames)
     if refuse_nan and not np.isfinite(pixels).all():
         place, *pixel = np.argwhere(~np.isfinite(pixels))[0].tolist()
@@ -131,7 +135,7 @@ def complete_window_ends(
     """Return the last frames of all windows that cross no gap and, unless allowed, no group.
 
     Raises:
-        DataError: time does not grow.
+        DataError: If time does not increase within a group.
     """
     breaks = _breaks(table, max_gap=max_gap, cross_groups=cross_groups)
     starts = np.maximum.accumulate(np.where(breaks, np.arange(len(breaks)), 0))
@@ -145,7 +149,7 @@ def find_window_ends(
     """Return the last frames of the complete windows that end at a target.
 
     Raises:
-        DataError: a group has no window, or time does not grow.
+        DataError: If a group has no window, or time does not increase within a group.
     """
     complete = complete_window_ends(
         table, num_frames=num_frames, max_gap=max_gap, cross_groups=cross_groups
@@ -176,13 +180,13 @@ def _breaks(table: FrameTable, *, max_gap: float | None, cross_groups: bool) -> 
         limit = max_gap
         if limit is None:
             limit = 1.5 * float(np.median(steps[grows])) if grows.any() else 0.0
-        # A step from or to a time that is not a number neither grows nor stays within the limit.
+        # For NaN times, both comparisons are false, so there is a break on both sides.
         breaks[1:] |= ~(grows & (steps <= limit))
     return breaks
 
 
 def _check_times(table: FrameTable, *, recordings: np.ndarray) -> None:
-    """Refuse times that do not grow within a recording; those that are not numbers are no times."""
+    """Refuse times that do not increase within a recording; NaN times are ignored."""
     assert table.time is not None
     known = np.flatnonzero(np.isfinite(table.time))
     backward = (np.diff(table.time[known]) <= 0) & (np.diff(recordings[known]) == 0)
@@ -190,29 +194,29 @@ def _check_times(table: FrameTable, *, recordings: np.ndarray) -> None:
         before, frame = known[np.flatnonzero(backward)[0] :][:2].tolist()
         raise DataError(
             f"{table.source}: time[{frame}] is {table.time[frame]:g} after "
-            f"{table.time[before]:g}; expected times that grow within a group"
+            f"{table.time[before]:g}; expected times that increase within a group"
         )
 
 
 def reaches_another_split(
     table: FrameTable, ends: np.ndarray, split: np.ndarray, *, ahead: float
 ) -> np.ndarray:
-    """Return for each window whether its target lies in, or beyond, frames of another split.
+    """Return for each window whether its target is in or beyond frames of another split.
 
-    A target lies `ahead` of its window's last frame, in units of `time`, or in frames where the
-    data has no time. Frames are looked at in order, up to the target's time and as long as time
-    grows: where it begins again, so does another recording. A window whose last frame has no time
-    has a target at no known time, and counts as reaching.
+    A target is `ahead` after its window's last frame, in units of `time`, or in frames if the data
+    has no time. The frames after a window are checked in order, up to the target's time and as long
+    as time increases; if time decreases, another recording starts. If the last frame of a window
+    has no time, the time of the target is unknown, and the window counts as reaching another split.
 
     Args:
         table: All frames.
         ends: Last frame of each window, `(window,)`.
-        split: Number of the split that each frame belongs to, `(frame,)`.
-        ahead: Distance of the targets, above 0.
+        split: Split of each frame, `(frame,)`.
+        ahead: Time from a window's last frame to its target, above 0.
     """
     time = table.time if table.time is not None else np.arange(len(split), dtype=np.float64)
     reaches: np.ndarray = ~np.isfinite(time[ends])
-    # Last known time on the way from each window's end, and whether the way is still open.
+    # Last known time after each window's end, and whether the check of its frames continues.
     latest, going = time[ends].copy(), ~reaches
     for frames_ahead in range(1, len(split)):
         going &= ends + frames_ahead < len(split)

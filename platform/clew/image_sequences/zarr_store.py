@@ -1,7 +1,7 @@
-"""Frames and their columns in a Zarr store: a folder with a group of arrays, format 2 or 3.
+"""Reads frames and their columns from a Zarr store: a folder with a group of arrays, format 2 or 3.
 
-Arrays and attributes have the names that an HDF5 file gives its data sets. A codec that unpickles
-is refused before anything is read; what consolidated metadata say is not looked at.
+Arrays and attributes have the same names as the data sets and attributes of an HDF5 file. A codec
+that unpickles is refused before anything is read. Consolidated metadata are ignored.
 """
 
 import json
@@ -22,7 +22,7 @@ MAX_METADATA_BYTES = 2**20
 
 
 def is_zarr(path: Path) -> bool:
-    """Whether a folder is a Zarr store, or is called one."""
+    """Return whether a folder is a Zarr store, by its files or by its name."""
     return path.suffix == ZARR_SUFFIX or any((path / name).is_file() for name in GROUP_FILES)
 
 
@@ -47,7 +47,7 @@ class ZarrFrames(StoredFrames):
             pixels = self._open().get_orthogonal_selection((ordered,))
         except DataError:
             raise
-        except Exception as error:  # codecs raise what they like for chunks that are damaged
+        except Exception as error:  # codecs raise many error types for damaged chunks
             raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
         return self.layout.frames(np.asarray(pixels)[place])
 
@@ -57,15 +57,15 @@ class ZarrFrames(StoredFrames):
         return self._array
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the open array behind: each process opens its own."""
+        """Leave out the open array; each process opens the array itself."""
         return self.__dict__ | {"_array": None}
 
 
 def open_arrays(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arrays of a store that are there, and its attributes.
+    """Return the arrays that exist in a store, and the store's attributes.
 
     Raises:
-        DataError: it is no such store, it has no `images`, or what it has cannot be used.
+        DataError: If the store cannot be read, has no array `images`, or contains pickled chunks.
     """
     with extra("zarr"):
         import zarr
@@ -75,7 +75,7 @@ def open_arrays(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], dic
         group = zarr.open_group(str(path), mode="r", use_consolidated=False)
         arrays = {name: group[name] for name in names if name in group}
         attributes = dict(group.attrs)
-    except Exception as error:  # the library raises many kinds for metadata that are none
+    except Exception as error:  # Zarr raises many error types for invalid metadata
         raise DataError(f"{path}: not a readable Zarr group ({described(error)})") from None
     wrong = [name for name, found in arrays.items() if not isinstance(found, zarr.Array)]
     if wrong or "images" not in arrays:
@@ -85,16 +85,16 @@ def open_arrays(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], dic
 
 
 def read_columns(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the columns of a store that are there, whole, and its attributes.
+    """Return the columns that exist in a store, and the store's attributes.
 
     Raises:
-        DataError: one cannot be read, or has not a row for each frame.
+        DataError: If a column cannot be read, or does not have one row for each frame.
     """
     arrays, attributes = open_arrays(path, ("images", *names))
     num_frames = arrays.pop("images").shape[:1]
     columns = {}
     for name, array in arrays.items():
-        # Before it is read: an array takes no space for chunks that were never written.
+        # Checked before reading, because an array of any size needs no space for missing chunks.
         if array.shape[:1] != num_frames or array.ndim > 2:
             raise DataError(
                 f"{path}: {name} has shape {array.shape}, images has {num_frames[0]} frames; "
@@ -110,7 +110,7 @@ def read_columns(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], di
 
 
 def _refuse_pickle(array: Path) -> None:
-    """Refuse an array whose chunks would be unpickled."""
+    """Refuse an array with pickled chunks."""
     for name in ARRAY_FILES:
         file = array / name
         if not file.is_file():
@@ -122,11 +122,11 @@ def _refuse_pickle(array: Path) -> None:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{file}: not valid JSON ({described(error)})") from None
         if any("pickle" in text.lower() for text in texts):
-            raise DataError(f"{file}: its chunks are pickled, which is never read; write numbers")
+            raise DataError(f"{file}: the chunks are pickled, which is not allowed; store numbers")
 
 
 def _texts(content: object) -> list[str]:
-    """Return all texts within JSON values but those of attributes."""
+    """Return all texts in JSON values, except those of attributes."""
     if isinstance(content, str):
         return [content]
     if isinstance(content, dict):

@@ -1,1 +1,1 @@
-"""The test of explanations: train again without facts, and compare with what the scores said."""
+"""Tests influence scores: trains without some facts and compares the results with the scores."""

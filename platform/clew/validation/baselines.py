@@ -1,4 +1,4 @@
-"""Scores that know the graph but no model: what an influence score has to beat."""
+"""Baseline scores that use only the graph and no model; influence scores should be better."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Scores = Float[np.ndarray, "test fact"]
 
 
 def random_scores(graph: KnowledgeGraph, tests: Triples) -> Scores:
-    """Return independent normal numbers, the same at each call."""
+    """Return independent normal random numbers, the same in each call."""
     return np.random.default_rng(0).standard_normal((len(tests), len(graph.train)))
 
 
@@ -25,7 +25,7 @@ def touching(graph: KnowledgeGraph, tests: Triples) -> Scores:
 
 
 def siblings(graph: KnowledgeGraph, tests: Triples) -> Scores:
-    """Return 1 for facts with the test triple's relation and its head or its tail, else 0."""
+    """Return 1 for facts with the test triple's relation and its head or tail, else 0."""
     train = graph.train
     same = train[:, RELATION] == tests[:, RELATION, None]
     near = (train[:, HEAD] == tests[:, HEAD, None]) | (train[:, TAIL] == tests[:, TAIL, None])
@@ -34,10 +34,10 @@ def siblings(graph: KnowledgeGraph, tests: Triples) -> Scores:
 
 
 def adamic_adar(graph: KnowledgeGraph, tests: Triples) -> Scores:
-    """Return 1 / log(degree) of the middle for facts on a path of two steps from head to tail.
+    """Return 1 / log(degree) of the middle entity for facts on two-step paths from head to tail.
 
-    As in Adamic and Adar (2003, equation 2): a neighbour that two ends have in common says the
-    more, the fewer neighbours it has. Directions do not matter; other facts get 0.
+    As in Adamic and Adar (2003, equation 2), a common neighbour of head and tail counts more if it
+    has fewer neighbours. Edge directions are ignored. Other facts get 0.
     """
     train, count = graph.train, graph.num_entities
     ends = np.concatenate([train[:, HEAD], train[:, TAIL]])

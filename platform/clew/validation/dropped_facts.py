@@ -1,9 +1,9 @@
-"""Training without some facts, each of which keeps its place.
+"""Training without some facts, without a change in the order of the examples.
 
 A dropped fact is no longer a positive of its query, and a query without positives adds nothing to
-the loss. Its row still passes through the network, and the loss is divided by as many rows as
-before: with the same seed, order, dropout masks and batch statistics are those of the whole graph.
-The change of the loss is the one whose gradient the influence scores take.
+the loss. The row of the query still passes through the network, and the loss is divided by the same
+number of rows. So, with the same seed, the order, the dropout masks and the batch statistics are
+those of the whole graph. Influence scores use the gradient of exactly this change of the loss.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
 from clew.training.task import LossSum
 
 Facts = Int[np.ndarray, " dropped"]
-"""Places of facts among the training triples."""
+"""Indices of facts in the training triples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +29,12 @@ class FactKeys:
     """Finds the positives of a batch among the training facts, in every trained direction."""
 
     num_relations: int
-    """Relations of the model, inverses included."""
+    """Number of relations of the model, including inverses."""
     num_entities: int
     keys: Int64[np.ndarray, " key"]
-    """Distinct positives (head, relation, tail) as one number, in ascending order."""
+    """Distinct positives (head, relation, tail), each as one number, in ascending order."""
     of_fact: Int64[np.ndarray, "direction fact"]
-    """Place of each fact among the keys; copies of a fact share theirs."""
+    """Index of each fact in `keys`; copies of a fact have the same index."""
 
     @classmethod
     def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> "FactKeys":
@@ -50,20 +50,20 @@ class FactKeys:
         return cls(num_relations, graph.num_entities, keys, places.reshape(directions, -1))
 
     def kept(self, dropped: Facts) -> Bool[np.ndarray, " key"]:
-        """Return which positives stay; all copies of a dropped fact go with it."""
+        """Return which positives are kept; all copies of a dropped fact are dropped."""
         kept = np.ones(len(self.keys), bool)
         kept[self.of_fact[:, dropped]] = False
         return kept
 
     def places(self, batch: TripleBatch) -> Int64[Tensor, " positive"]:
-        """Return the place of each positive of a batch among the keys."""
+        """Return the index in `keys` of each positive of a batch."""
         head, relation = batch.head[batch.row], batch.relation[batch.row]
         key = (head * self.num_relations + relation) * self.num_entities + batch.entity
         return torch.from_numpy(np.searchsorted(self.keys, key.cpu().numpy()))
 
 
 class WithoutFacts(LinkPrediction):
-    """Link prediction on a graph of which some training facts have weight 0.
+    """Link prediction on a graph in which some training facts have weight 0.
 
     Args:
         graph: The whole graph.
@@ -77,7 +77,7 @@ class WithoutFacts(LinkPrediction):
         self._kept = torch.from_numpy(self._facts.kept(dropped))
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
-        """Return the loss summed over rows that keep a positive; `count` is that of all rows."""
+        """Return the loss summed over rows that keep a positive; `count` counts all rows."""
         kept = self._kept[self._facts.places(batch)].to(batch.row.device)
         left = replace(batch, row=batch.row[kept], entity=batch.entity[kept])
         rows, row = torch.unique(left.row, return_inverse=True)

@@ -1,8 +1,8 @@
-"""How well scores say what retraining does: rank correlations, ceiling, intervals.
+"""Measures how well scores predict retraining: rank correlations, ceiling and intervals.
 
-The linear datamodelling score (Park et al., 2023, arXiv 2303.14186, equation 3): for random subsets
-of facts to drop, Spearman's correlation over the subsets between the sum of the dropped facts'
-scores and the rise of a test triple's loss, averaged over test triples.
+The linear datamodelling score (Park et al., 2023, arXiv 2303.14186, equation 3) uses random subsets
+of facts to drop. It is Spearman's correlation over the subsets between the sum of the dropped
+facts' scores and the increase of a test triple's loss, averaged over test triples.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Interval:
 
     mean: float
     half_width: float | None
-    """None for a single test triple, which has no interval."""
+    """None if there is only one test triple."""
 
     @classmethod
     def of(cls, values: Float[np.ndarray, " test"]) -> "Interval":
-        """Average over test triples."""
+        """Return the mean of values of test triples, with its interval."""
         count = len(values)
         if count < 2:
             return cls(float(values.mean()), None)
@@ -41,7 +41,7 @@ def rank_correlations(
 ) -> Correlations:
     """Return Spearman's correlation of each pair of rows; ties get their mean rank.
 
-    A row of equal values says nothing, so its correlation counts as 0.
+    The correlation with a row of equal values is not defined and counts as 0.
     """
     ranks = [rankdata(values, axis=1) for values in (first, second)]
     centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
@@ -59,18 +59,18 @@ def datamodelling_scores(
 
     Args:
         scores: Influence of each training fact; positive values lower the test triple's loss.
-        dropped: Which facts each subset does without.
+        dropped: Which facts each subset leaves out.
         losses: Loss of each test triple after training without each subset.
     """
     return rank_correlations(scores @ dropped.T.astype(scores.dtype), losses.T)
 
 
 def ceiling(losses: Float[np.ndarray, "seed subset test"]) -> float | None:
-    """Return the correlation that the true mean effect would reach with the mean of these seeds.
+    """Return the estimated correlation between the true mean effect and the mean of these seeds.
 
-    With r the mean correlation of two seeds' losses over subsets, the mean of n seeds correlates
-    with the truth by the root of its reliability n r / (1 + (n - 1) r) (Spearman and Brown, 1910).
-    None for fewer than two seeds.
+    Let r be the mean correlation over subsets between the losses of two seeds. The reliability of
+    the mean of n seeds is n r / (1 + (n - 1) r) (Spearman and Brown, 1910), and its square root is
+    the correlation with the truth. None for fewer than two seeds.
     """
     count = len(losses)
     if count < 2:
@@ -87,5 +87,5 @@ def ceiling(losses: Float[np.ndarray, "seed subset test"]) -> float | None:
 def strongest(
     scores: Float[np.ndarray, " fact"], count: int, ties: Float[np.ndarray, " fact"]
 ) -> np.ndarray:
-    """Return the facts of largest score; among equal scores those of largest `ties`."""
+    """Return the `count` facts with the largest scores; larger `ties` first for equal scores."""
     return np.lexsort((-ties, -scores))[:count]

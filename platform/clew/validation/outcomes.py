@@ -1,4 +1,4 @@
-"""What a trained model says of test triples: loss, log-probability and rank of each answer."""
+"""Results of a trained model for test triples: loss, log-probability and rank of each answer."""
 
 from dataclasses import dataclass
 
@@ -27,32 +27,32 @@ Answers = Float[np.ndarray, "direction test"]
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """Values of test triples; direction 0 asks for the tail, 1 (inverse relations) for the head."""
+    """Results for test triples. Direction 0 is the tail; 1 (inverse relations) is the head."""
 
     loss: Answers
-    """The training loss without smoothing, the triple's answer its only positive."""
+    """Training loss without smoothing, with the triple's answer as the only positive."""
     log_probability: Answers
-    """Of the answer among all entities, by softmax."""
+    """Log-probability of the answer among all entities, by softmax."""
     rank: Answers
-    """Filtered; ties count half."""
+    """Filtered rank of the answer; ties count half."""
 
     def of(self, direction: Question) -> "Outcomes":
-        """Return the values of the question that is explained; of both for `both`."""
+        """Return the results for the tail, the head or both."""
         asked = {"tail": slice(0, 1), "head": slice(1, None), "both": slice(None)}[direction]
         return Outcomes(self.loss[asked], self.log_probability[asked], self.rank[asked])
 
     @property
     def total_loss(self) -> Float[np.ndarray, " test"]:
-        """Loss summed over directions, as an influence score explains it."""
+        """Loss summed over directions, which is what influence scores explain."""
         total: np.ndarray = self.loss.sum(0)
         return total
 
 
 class Examiner:
-    """Asks models about test triples.
+    """Computes the results of models for test triples.
 
     Args:
-        graph: Its known triples are left out of the ranks.
+        graph: The graph, whose known triples are left out of the ranks.
         config: The training run's configuration.
         tests: Test triples `(test, 3)`.
     """
@@ -68,7 +68,7 @@ class Examiner:
 
     @torch.no_grad()
     def examine(self, model: GraphModel) -> Outcomes:
-        """Return what a model in evaluation mode says of the test triples."""
+        """Return the results of a model, which must be in evaluation mode, for the test triples."""
         starts = range(0, len(self._rows), QUERIES_AT_ONCE)
         parts = [self._part(model, self._rows[s : s + QUERIES_AT_ONCE]) for s in starts]
         loss, log_probability, rank = (
@@ -100,7 +100,7 @@ def _only_answer(tail: Tensor, scores: Tensor) -> Targets:
         tail,
         batch=len(tail),
         entities=scores.shape[1],
-        function="binary_cross_entropy",  # a single positive has the same label in both
+        function="binary_cross_entropy",  # a single positive has the same label in both losses
         label_smoothing=0.0,
         dtype=torch.float64,
     )

@@ -1,7 +1,8 @@
-"""Trains a run again without facts: one model at a time by the product's own trainer.
+"""Trains the model of a run again without some facts, one model at a time, with Clew's trainer.
 
-`clew.validation.stacked` trains many small models at once and gives the same models. What each said
-of the test triples is kept on the disk, one file each: a killed command goes on where it was.
+`clew.validation.stacked` trains many small models at once and gives the same models. The results of
+each model for the test triples are kept on the disk, one file per model, so that a killed command
+can continue.
 """
 
 import hashlib
@@ -36,25 +37,25 @@ FIELDS = ("loss", "log_probability", "rank")
 
 @dataclass(frozen=True, eq=False)
 class Retraining:
-    """One retraining."""
+    """The seed and the dropped facts of one retraining."""
 
     seed: int
     dropped: Facts
-    """In ascending order."""
+    """Dropped facts in ascending order."""
 
     @property
     def key(self) -> str:
-        """Name of the retraining among those of a run, from what is trained."""
+        """Name of the retraining, made from the seed and a hash of the dropped facts."""
         digest = hashlib.sha256(self.dropped.astype("<i8").tobytes()).hexdigest()[:16]
         return f"seed-{self.seed}-{digest}"
 
 
 @dataclass(frozen=True)
 class Retrainer:
-    """Trains models as a run was trained, with other seeds and without some facts.
+    """Trains models like a run, but with other seeds and without some facts.
 
     Raises:
-        ConfigError: validation results steer the run's training.
+        ConfigError: If the training of the run depends on validation results.
     """
 
     graph: KnowledgeGraph
@@ -70,13 +71,14 @@ class Retrainer:
         }
         for setting in (name for name, is_set in steered.items() if is_set):
             raise ConfigError(
-                f"the run was trained with {setting}: its course depends on validation results, "
-                "which change when facts are left out; train a run without it to test explanations"
+                f"the run was trained with {setting}, so its training depends on validation "
+                "results, which change when facts are left out; train a run without this setting "
+                "to test explanations"
             )
 
     @property
     def why_one_at_a_time(self) -> str:
-        """Why models cannot, or should not, be trained together; empty if they are."""
+        """Reason why models are not trained together; empty if they are."""
         if self.device.type != "cpu":
             return f"training runs on {self.device.type}"
         return why_not_stacked(self.config, self.graph.num_entities)
@@ -95,12 +97,12 @@ class Retrainer:
     def train(
         self, seed: int, dropped: Sequence[Facts], *, max_steps: int | None = None
     ) -> Iterator[GraphModel]:
-        """Train a model for each set of dropped facts, and yield it, ready to be evaluated.
+        """Train a model for each set of dropped facts, and yield it in evaluation mode.
 
         Args:
-            seed: Seed of initial weights, order and dropout.
-            dropped: Facts that each model does without.
-            max_steps: Stop after so many optimizer steps.
+            seed: Seed for the initial weights, the order and dropout.
+            dropped: The facts to leave out for each model.
+            max_steps: Stop after this many optimizer steps.
         """
         config = self._configured(seed, max_steps)
         if self.why_one_at_a_time:
@@ -111,7 +113,7 @@ class Retrainer:
             yield from train_stack(self.graph, config, dropped[start : start + STACK_SIZE])
 
     def _configured(self, seed: int, max_steps: int | None) -> RunConfig:
-        """Return the run's configuration without what leaves no trace in its last parameters."""
+        """Return the run's configuration without settings that do not affect its parameters."""
         content = self.config.model_dump(mode="json")
         limits = [n for n in (max_steps, self.config.training.max_steps) if n is not None]
         content["training"] |= {
@@ -127,7 +129,6 @@ class Retrainer:
         return RunConfig.model_validate(content)
 
     def _train_one(self, config: RunConfig, facts: Facts) -> GraphModel:
-        """Train one model with the product's trainer."""
         task = WithoutFacts(self.graph, config, facts)
         with working_folder("retraining") as folder:
             trainer = build_trainer(
@@ -145,14 +146,14 @@ class Retrainer:
 
 
 class KeptRetrainings:
-    """What each retraining said of the test triples.
+    """Results of each retraining for the test triples, in the files of a folder.
 
     Args:
-        folder: Where the files are; it is made with the first of them.
-        identity: What all of them depend on: data, configuration, test triples.
+        folder: Folder of the files; it is created with the first file.
+        identity: Identity of the data, the configuration and the test triples.
 
     Raises:
-        ConfigError: the folder holds retrainings of something else.
+        ConfigError: If the folder contains other files, or retrainings with another identity.
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
@@ -161,26 +162,26 @@ class KeptRetrainings:
         if stated.is_file():
             if stated.read_bytes() != self.identity.encode():
                 raise ConfigError(
-                    f"--output-dir {folder}: holds retrainings of another model, data or choice of "
-                    "test triples; name another folder"
+                    f"--output-dir {folder}: contains retrainings of another model, other data or "
+                    "other test triples; give another folder"
                 )
         elif folder.is_dir() and any(path.suffix != ".tmp" for path in folder.iterdir()):
-            raise ConfigError(f"--output-dir {folder}: holds other files; name a new folder")
+            raise ConfigError(f"--output-dir {folder}: contains other files; give a new folder")
 
     def __contains__(self, retraining: Retraining) -> bool:
         return self._path(retraining).is_file()
 
     def write(self, retraining: Retraining, outcomes: Outcomes) -> None:
-        """Keep a retraining, whole or not at all."""
+        """Write the results of a retraining, completely or not at all."""
         write_whole(self.folder / IDENTITY_FILE, self.identity)
         with replacing(self._path(retraining)) as temporary, temporary.open("wb") as file:
             np.savez(file, **{name: getattr(outcomes, name) for name in FIELDS})
 
     def read(self, retraining: Retraining) -> Outcomes:
-        """Return a finished retraining.
+        """Return the results of a finished retraining.
 
         Raises:
-            DataError: its file cannot be read.
+            DataError: If the file of the retraining cannot be read.
         """
         try:
             with (
@@ -188,10 +189,10 @@ class KeptRetrainings:
                 np.load(file, allow_pickle=False) as stored,
             ):
                 return Outcomes(*(stored[name] for name in FIELDS))
-        except Exception as error:  # zip files and NumPy's headers raise nearly everything
+        except Exception as error:  # damaged zip files and NumPy headers raise many error types
             raise DataError(
-                f"{self._path(retraining)}: cannot be read ({described(error)}); delete it, and "
-                "the command trains that model again"
+                f"{self._path(retraining)}: cannot be read ({described(error)}); delete it to "
+                "train that model again"
             ) from None
 
     def _path(self, retraining: Retraining) -> Path:
@@ -205,7 +206,7 @@ def train_missing(
     examiner: Examiner,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Train what is not there yet, the models of one seed together."""
+    """Train the models that are not in the folder yet, the models of one seed together."""
     distinct = {retraining.key: retraining for retraining in retrainings}
     missing = [retraining for retraining in distinct.values() if retraining not in folder]
     done = len(distinct) - len(missing)

@@ -1,12 +1,12 @@
-"""Trains many small graph models at once: one network, its parameters stacked.
+"""Trains many small graph models at once, as one network with stacked parameters.
 
-Parameters and buffers get a first dimension for the model, the forward pass is `torch.func.vmap`
-over it, and the optimizer, whose steps are element by element, does not notice. All models of a
-stack have one seed: initial weights, order and dropout masks are drawn once, as the product's
-trainer draws them, and shared. They differ in the facts that they do without.
+Parameters and buffers get a first dimension for the model, and the forward pass is
+`torch.func.vmap` over it. The optimizer works element by element, so it needs no change. All models
+of a stack have the same seed: initial weights, order and dropout masks are drawn once, as Clew's
+trainer draws them, and are shared. The models differ in the facts that they leave out.
 
-A small model's step is mostly the overhead of its many operations; a stack pays it once. A network
-with large feature maps is limited by arithmetic instead and is faster by itself.
+A step of a small model is mostly the overhead of its many operations, which a stack has only once.
+A network with large feature maps is limited by arithmetic instead and is faster on its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,18 +36,18 @@ from clew.validation.dropped_facts import FactKeys, Facts
 
 STACK_SIZE = 16
 FOLLOWED = {"kind", "function", "label_smoothing", "implementation", "chunk_mib"}
-"""Settings of the loss that a stack follows, or that change no result."""
+"""Settings of the loss that a stack supports, or that do not change the result."""
 LARGEST_STACKED = 600_000
-"""Numbers that a batch of one model keeps; with more, a stack no longer fits the processor's cache.
+"""Limit on the numbers that a batch of one model keeps, so that a stack fits the processor's cache.
 
-A number of the network counts three times, a score of an entity once. Measured from 130 thousand
-to two million: below, a stack takes .26 to .89 of the time of its models one at a time; above, .69
-to 1.9, and with 8,500 entities 6.6 times as long.
+A number of the network counts three times, the score of an entity once. Measured from 130 thousand
+to two million numbers. Below the limit, a stack takes 0.26 to 0.89 of the time of its models one at
+a time; above it, 0.69 to 1.9, and 6.6 with 8,500 entities.
 """
 
 
 def why_not_stacked(config: RunConfig, num_entities: int) -> str:
-    """Return why models of a configuration are trained one at a time; empty if they need not be."""
+    """Return why models of a configuration cannot be stacked; empty if they can."""
     reasons = {
         "optimizations.use_mixed_precision": config.optimizations.use_mixed_precision,
         "training.gradient_accumulation": config.training.gradient_accumulation > 1,
@@ -72,12 +72,12 @@ def why_not_stacked(config: RunConfig, num_entities: int) -> str:
 def train_stack(
     graph: KnowledgeGraph, config: RunConfig, dropped: Sequence[Facts]
 ) -> Iterator[GraphModel]:
-    """Train a model for each set of dropped facts, all at once, and yield them.
+    """Train models for all sets of dropped facts at once, and yield them.
 
     Args:
         graph: The whole graph.
-        config: A configuration that `why_not_stacked` has no objection to.
-        dropped: Facts that each model does without.
+        config: A configuration for which `why_not_stacked` returns an empty text.
+        dropped: The facts to leave out for each model.
     """
     task = LinkPrediction(graph, config)
     seed_everything(config.training.seed)
@@ -108,7 +108,7 @@ def train_stack(
 
 
 class _Scorer(nn.Module):
-    """The scores of all entities, as the module that `functional_call` asks for."""
+    """The scores of all entities as a module, which `functional_call` needs."""
 
     def __init__(self, model: GraphModel) -> None:
         super().__init__()
@@ -155,11 +155,11 @@ def _targets(
     """Return the smoothed labels of the positives that are kept, as `smoothed_targets` does.
 
     Args:
-        batch: Queries, and all their positives.
+        batch: Queries with all their positives.
         kept: 1 for positives that are kept, else 0, `(positive,)`.
-        positives: How many of each query are kept, `(batch,)`.
+        positives: Number of kept positives of each query, `(batch,)`.
         num_entities: Number of entities.
-        loss: The loss's settings.
+        loss: Settings of the loss.
     """
     smoothing = loss.label_smoothing
     share, mass = (1.0 - smoothing) * kept, (1.0 - smoothing) * positives
@@ -173,7 +173,7 @@ def _targets(
 
 
 def _stacked(scorer: _Scorer, count: int) -> _Scorer:
-    """Return a scorer whose parameters and buffers hold `count` copies, `(model, ...)`."""
+    """Return a scorer whose parameters and buffers are `count` copies, `(model, ...)`."""
     stack = deepcopy(scorer)
     for parameter in stack.parameters():
         parameter.data = parameter.data.expand(count, *parameter.shape).clone()
@@ -185,7 +185,6 @@ def _stacked(scorer: _Scorer, count: int) -> _Scorer:
 
 @torch.no_grad()
 def _unstacked(single: GraphModel, stack: GraphModel, place: int) -> GraphModel:
-    """Return one model of a stack."""
     model = deepcopy(single)
     for own, stacked in zip(model.state_dict().values(), stack.state_dict().values(), strict=True):
         own.copy_(stacked[place])
