@@ -1,1 +1,1 @@
-"""Work on several nodes: who does what, and what happens when one dies."""
+"""Runs work on the nodes of a Ray cluster."""

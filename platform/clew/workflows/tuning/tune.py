@@ -147,10 +147,11 @@ def _counts(records: Sequence[TrialRecord]) -> str:
 
 
 def _check(request: TuneRequest) -> None:
-    """Refuse a configuration that cannot be searched without using the test split.
+    """Refuse a request that cannot be carried out, or only with the test split.
 
     Raises:
-        ConfigError: Evaluation is not enabled, or no group is held out for validation.
+        ConfigError: Evaluation is not enabled, no group is held out for validation, or the output
+            folder cannot be written.
     """
     config = request.config
     check_folder("--output-dir", request.output_dir)
@@ -163,7 +164,7 @@ def _check(request: TuneRequest) -> None:
         config.data.leave_one_group_out or not config.data.hold_out_validation
     ):
         raise ConfigError(
-            "a search needs a validation group, because the test group must not choose; set "
+            "a search needs a validation group, because it must not choose by the test group; set "
             "data.leave_one_group_out=false, data.hold_out_validation=true and "
             "evaluation.every_epochs=1"
         )
