@@ -1,1 +1,1 @@
-"""Runs work on the nodes of a Ray cluster."""
+"""Distributes a command's work over the nodes of a Ray cluster."""
