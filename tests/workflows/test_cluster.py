@@ -206,7 +206,7 @@ def test_a_unit_that_kills_node_after_node_is_lost_and_the_others_are_not(
         ended = dict(cluster.finished())
     assert ended["lives"].result == 4
     assert ended["dies"].is_lost
-    assert re.search(r"^lost, begun again up to 3 times \(.+\); see", str(ended["dies"].error))
+    assert re.search(r"^lost, started again up to 3 times \(.+\); check", str(ended["dies"].error))
 
 
 def test_a_cluster_that_cannot_do_the_work_is_one_line(

@@ -209,6 +209,6 @@ def test_three_promotions_of_one_run_at_once_agree(
     group: dict[str, object] = {"name": "one run", "runs": [trained.strong] * 3}
     outcomes = sorted(run_promotions([group], tmp_path / "outcomes")[0])
     assert [text.split(":")[0] for text in outcomes] == ["nothing to do"] * 2 + ["promoted"]
-    assert "another process promoted it meanwhile" in outcomes[0]
+    assert "another process promoted it in the meantime" in outcomes[0]
     assert aliases("one run") == {"champion": "2", "previous": "1"}
     assert validations("one run") == {"1": "passed", "2": "passed"}

@@ -101,7 +101,7 @@ def test_the_whole_training_is_differentiated(
 @pytest.mark.parametrize(
     ("settings", "more", "message"),
     [
-        ({"influence.search": "index"}, {}, "influence.search=index is given.*leave it out"),
+        ({"influence.search": "index"}, {}, "influence.search=index is given.*that setting out"),
         ({}, {"num_last_layers": 1}, "--num-last-layers is given"),
         ({"influence.use_mixed_precision": True}, {}, "use_mixed_precision is true"),
     ],

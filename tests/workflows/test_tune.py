@@ -332,7 +332,7 @@ def test_a_folder_belongs_to_one_search(folder: Path) -> None:
     ):
         tune(request)
     (folder / STUDY_FILE).write_text("no database")
-    with pytest.raises(ConfigError, match=r"study\.db: no trials of a search"):
+    with pytest.raises(ConfigError, match=r"study\.db: not a file with trials of a search"):
         tune(request)
 
 

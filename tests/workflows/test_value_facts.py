@@ -108,8 +108,8 @@ def test_files_and_run(trained: TrainedStore, tmp_path: Path, capsys: pytest.Cap
     ("content", "message"),
     [
         ("1\n2\n", "expected 3 lines, .* but it has 2"),
-        ("1\nx\n2\n", "line 2: 'x' is no finite number"),
-        ("1\n2\ninf\n", "line 3: 'inf' is no finite number"),
+        ("1\nx\n2\n", "line 2: 'x' is not a finite number"),
+        ("1\n2\ninf\n", "line 3: 'inf' is not a finite number"),
         ("", "expected 3 lines, .* but it has 1"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Work on several nodes: who does what, and what happens when one dies."""
+"""Distributes a command's work over the nodes of a Ray cluster."""

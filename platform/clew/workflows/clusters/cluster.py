@@ -1,9 +1,9 @@
-"""The one file that knows Ray: units of work on the nodes of a cluster.
+"""Units of work on the nodes of a cluster; only this file uses Ray.
 
-A unit is a function of this package with its arguments. It depends on no other unit, and may be
-carried out twice: where a node dies, Ray begins its units again on another one. What a unit returns
-comes here, once; nothing is merged on the nodes. While it works, it may ask this process
-(`Channel`).
+A unit is a function of this package with its arguments. It depends on no other unit, and can run
+twice: if a node dies, Ray starts its units again on another node. The result of a unit is returned
+to this process once, and nothing is merged on the nodes. A running unit can ask this process
+questions (`Channel`).
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from clew.workflows.clusters.nodes import (
 LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS, LOOK_SECONDS, FULL_SECONDS = 10.0, 120.0, 10.0
 NUM_RETRIES = 3
-"""How often a unit is begun again because its node died."""
+"""How often a unit is started again because its node died."""
 LOCAL_STORE_BYTES = 256 * 2**20
 
 R = TypeVar("R")
 
 
 class Desk:
-    """Passes questions and answers on; Ray runs it as an actor beside the process that answers."""
+    """Passes questions and answers on; a Ray actor on the node of the process that answers."""
 
     def __init__(self) -> None:
         self._questions: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
@@ -52,49 +52,49 @@ class Desk:
         self._numbers = itertools.count()
 
     async def ask(self, question: str) -> str:
-        """Return the answer to a question, once it is given."""
+        """Wait for the answer to a question, and return it."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._questions.put((number, question))
         return await self._answers[number]
 
     async def take(self) -> tuple[int, str]:
-        """Return the next question with its number, once there is one."""
+        """Wait for the next question, and return its number and text."""
         return await self._questions.get()
 
     async def answer(self, number: int, text: str) -> None:
-        """Answer a question."""
+        """Give the answer to a question."""
         self._answers.pop(number).set_result(text)
 
 
 class ChannelLine:
-    """A unit's end of the channel; it is handed over with the unit's arguments."""
+    """A unit's end of the channel, which is passed with the unit's arguments."""
 
     def __init__(self, desk: Any) -> None:
         self._desk = desk
 
     def ask(self, question: str) -> str:
-        """Ask, and wait for the answer."""
+        """Ask a question, and return the answer."""
         import ray
 
         return str(ray.get(self._desk.ask.remote(question)))
 
 
 class Channel:
-    """The answering end."""
+    """The end of the channel in the process that answers."""
 
     def __init__(self, ray: Any, desk: Any, answer: Callable[[str], str]) -> None:
         self._ray, self._desk, self._answer = ray, desk, answer
         self.next = desk.take.remote()
-        """Reference of Ray to the next question."""
+        """Ray's reference to the next question."""
 
     @property
     def line(self) -> ChannelLine:
-        """What a unit asks with."""
+        """The end of the channel for units."""
         return ChannelLine(self._desk)
 
     def answer(self) -> None:
-        """Answer the question that came, and wait for the next."""
+        """Answer the question that arrived, and request the next one."""
         number, question = self._ray.get(self.next)
         self._desk.answer.remote(number, self._answer(question))
         self.next = self._desk.take.remote()
@@ -102,39 +102,39 @@ class Channel:
 
 @dataclass(frozen=True)
 class UnitOutcome(Generic[R]):
-    """What became of a unit: its result, or why there is none."""
+    """The result of a unit, or the error that ended it."""
 
     result: R | None
     error: ClewError | None = None
     is_lost: bool = False
-    """Whether its node died, again and again."""
+    """Whether the node of every attempt died."""
 
 
 @dataclass
 class Cluster:
-    """A cluster with room for units, whose nodes all run this code."""
+    """A cluster with room for units, whose nodes all run the same code as this process."""
 
     address: str
     slots: int
-    """Units that run at a time."""
+    """Number of units that can run at the same time."""
     machines: tuple[Machine, ...]
-    """What the nodes are."""
+    """The machines of the nodes."""
     _ray: Any
     _origin: CommandSettings
     _options: dict[str, Any]
     _nodes: dict[str, str]
-    """Node to its address."""
+    """Id of each node to its name for messages."""
     _running: dict[Any, Hashable] = field(default_factory=dict)
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: object) -> None:
-        """Hand over a unit; `finished` yields its outcome under the key."""
+        """Start a unit; `finished` yields its outcome with the key."""
         task = self._ray.remote(carry_out).options(**self._options)
         self._running[task.remote(self._origin, function, arguments)] = key
 
     def finished(self, channel: Channel | None = None) -> Iterator[tuple[Any, UnitOutcome[Any]]]:
-        """Yield the outcomes of units as they end, until none is left.
+        """Yield the keys and outcomes of units as they end, until none is left.
 
-        Units may be submitted meanwhile. A channel's questions are answered while it waits.
+        More units can be submitted meanwhile. Questions on `channel` are answered while waiting.
         """
         while self._running:
             waiting = [*self._running, *([channel.next] if channel else [])]
@@ -145,16 +145,16 @@ class Cluster:
                 yield self._running.pop(reference), self._outcome(reference)
 
     def channel(self, answer: Callable[[str], str]) -> Channel:
-        """Open a channel over which units ask, and this process answers."""
+        """Open a channel on which units ask questions and `answer` answers them in this process."""
         here = self._ray.get_runtime_context().get_node_id()
         desk = self._ray.remote(Desk).options(num_cpus=0, max_concurrency=1000, **_at(here))
         return Channel(self._ray, desk.remote(), answer)
 
     def require_same(self, what: str, function: Callable[..., str], *arguments: object) -> None:
-        """Refuse nodes where a function of this package returns something else than here.
+        """Refuse a cluster if a function of this package returns another value on a node.
 
         Raises:
-            ClusterError: it does; the message names the node.
+            ClusterError: The values differ. The message names the node.
         """
         here = function(*arguments)
         for node, found in self._on_each(function, *arguments).items():
@@ -165,10 +165,10 @@ class Cluster:
                 )
 
     def _on_each(self, function: Callable[..., R], *arguments: object) -> dict[str, R]:
-        """Return what a function returns on each node, without room; nodes that died are left out.
+        """Return what a function returns on each node, without using slots; skip dead nodes.
 
         Raises:
-            ClusterError: a node does not answer, or cannot carry it out.
+            ClusterError: A node does not answer or cannot run the function, or all nodes died.
         """
         task, began = self._ray.remote(carry_out), time.monotonic()
         found: dict[str, Any] = {}
@@ -184,7 +184,7 @@ class Cluster:
                 if time.monotonic() - began > LOOK_SECONDS:
                     raise ClusterError(f"node {node} does not answer: {error}")
             if lost:
-                time.sleep(1)  # a node that died a moment ago is listed for some seconds
+                time.sleep(1)  # Ray lists a dead node for some more seconds
         if not found:
             raise ClusterError(f"all nodes of the cluster {self.address} died; restart it")
         return found
@@ -199,7 +199,7 @@ class Cluster:
         except self._ray.exceptions.RayTaskError as failure:
             reason = described(failure.cause or failure)
             raise ClusterError(
-                f"node {node} cannot run Clew ({reason}); install the same as here"
+                f"node {node} cannot run Clew ({reason}); install the same versions as here"
             ) from None
         if outcome.error is not None and not outcome.is_lost:
             raise ClusterError(f"node {node}: {outcome.error}")
@@ -217,15 +217,15 @@ class Cluster:
             error = failure.cause
         except errors.RayError as failure:
             lost = ClusterError(
-                f"lost, begun again up to {NUM_RETRIES} times ({described(failure)}); see whether "
-                "its node has enough memory"
+                f"lost, started again up to {NUM_RETRIES} times ({described(failure)}); check "
+                "whether its node has enough memory"
             )
             return UnitOutcome(None, lost, is_lost=True)
         return UnitOutcome(None, error)
 
 
 def _at(node_id: str) -> dict[str, object]:
-    """Return the option of a task that is to run on a node."""
+    """Return the Ray option that makes a task run on a certain node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
@@ -233,14 +233,14 @@ def _at(node_id: str) -> dict[str, object]:
 
 @contextmanager
 def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> Iterator[Cluster]:
-    """Connect to a cluster, and make sure that its nodes can do what this process does.
+    """Connect to a cluster, and check that its nodes can run the same work as this process.
 
     Args:
-        request: Which cluster, and what a unit takes.
-        shows_output: Print here what units print.
+        request: The cluster, and the resources that a unit needs.
+        shows_output: Print the output of units here.
 
     Raises:
-        ClusterError: Ray is missing here, the cluster cannot be reached, a node has other code or
+        ClusterError: Ray is not installed, the cluster cannot be reached, a node has other code or
             other folders, or there is no room for one unit.
     """
     ray = _connected(request.address, shows_output=shows_output)
@@ -269,7 +269,7 @@ def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> It
 
 
 def _connected(address: str, *, shows_output: bool) -> Any:
-    """Return Ray, connected; our handlers of signals stay."""
+    """Connect to a cluster and return the module `ray`; signal handlers stay as they are."""
     try:
         import ray
     except ImportError:
@@ -293,9 +293,9 @@ def _connected(address: str, *, shows_output: bool) -> Any:
         ray.init(**settings, log_to_driver=shows_output, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(
-            f"no cluster of Ray at {address} ({described(error)}); give HOST:PORT of its head, on "
-            "one of its nodes (ray start --address HOST:PORT joins this machine to it), or give "
-            "local"
+            f"no Ray cluster at {address} ({described(error)}); give HOST:PORT of its head and run "
+            "this on one of its nodes (ray start --address HOST:PORT joins this machine to it), or "
+            "give local"
         ) from None
     finally:
         for number, handler in handlers.items():
@@ -304,7 +304,7 @@ def _connected(address: str, *, shows_output: bool) -> Any:
 
 
 def _require_reachable(address: str) -> None:
-    """Refuse an address where nothing listens; Ray itself would try for minutes."""
+    """Refuse an address where no server listens, because Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ClusterError(f"--cluster is {address!r}; expected HOST:PORT, {AUTO} or {LOCAL}")
@@ -318,7 +318,7 @@ def _require_reachable(address: str) -> None:
 
 
 def _require_room(ray: Any, address: str, needs: Mapping[str, float]) -> None:
-    """Refuse a cluster that others have filled; units would wait without a word."""
+    """Refuse a cluster that is full with other work, because units would wait silently."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
     group = placement_group([dict(needs)])

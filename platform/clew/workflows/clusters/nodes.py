@@ -1,4 +1,4 @@
-"""What nodes of a cluster must have to do a command's work, and what a unit of it takes."""
+"""The requirements of a command on a cluster's nodes, and the resources that a unit needs."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from clew.runs.hardware import Machine, describe_machine
 from clew.runs.store import SQLITE_PREFIX, tracking_uri
 
 PASSED_ON = (DATA_VARIABLE, "MLFLOW_EXPERIMENT_NAME", "XDG_CACHE_HOME")
-"""Environment variables that units get as the command has them."""
+"""Environment variables that units get from the command."""
 GIB = 2**30
 
 R = TypeVar("R")
@@ -24,20 +24,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ClusterRequest:
-    """Which cluster, and what a unit of work takes of a node."""
+    """A cluster, and the resources that a unit of work needs on a node."""
 
     address: str
-    """HOST:PORT of its head, `auto` for the one that runs here, `local` to start one here."""
+    """HOST:PORT of its head, `auto` for the cluster on this machine, `local` to start one here."""
     cpus: float = 1.0
     gpus: float | None = None
-    """None: one where the cluster has GPUs."""
+    """None: one if the cluster has GPUs, else zero."""
     memory_gib: float | None = None
-    """None: is not reserved."""
+    """None: no memory is reserved."""
 
 
 @dataclass(frozen=True)
 class CommandSettings:
-    """What a unit takes over from the command."""
+    """The folder and the environment variables that a unit gets from the command."""
 
     folder: str
     environment: Mapping[str, str]
@@ -45,14 +45,14 @@ class CommandSettings:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """What a node says of itself."""
+    """The code and the machine of a node."""
 
     code: str
     machine: Machine
 
 
 def needs_of(request: ClusterRequest, nodes: list[dict[str, Any]]) -> dict[str, float]:
-    """Return what a unit takes of a node, under Ray's names."""
+    """Return the resources that a unit needs on a node, by Ray's names."""
     has_gpus = any(node["Resources"].get("GPU", 0) for node in nodes)
     gpus = (1.0 if has_gpus else 0.0) if request.gpus is None else request.gpus
     needs = {"CPU": request.cpus} | ({"GPU": gpus} if gpus else {})
@@ -60,27 +60,27 @@ def needs_of(request: ClusterRequest, nodes: list[dict[str, Any]]) -> dict[str, 
 
 
 def room(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """Return how many units a node takes at a time."""
+    """Return how many units can run on a node at the same time."""
     return min(int(resources.get(kind, 0) / need) for kind, need in needs.items())
 
 
 def shown(resources: Mapping[str, float]) -> str:
-    """Return resources in words."""
+    """Return resources as text for messages."""
     memory = resources.get("memory")
     parts = [f"{resources[kind]:g} {kind}" for kind in ("CPU", "GPU") if kind in resources]
     return ", ".join([*parts, *([f"{memory / GIB:.1f} GiB"] if memory else [])]) or "nothing"
 
 
 def called(node: Mapping[str, Any]) -> str:
-    """Return a node's name, address and the beginning of its id."""
+    """Return a node's name for messages: its host name, address and the start of its id."""
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
 
 
 def require_server(address: str, hosts: set[str]) -> None:
-    """Refuse a tracking store that other machines cannot write.
+    """Refuse a tracking store that other machines cannot use.
 
     Raises:
-        ClusterError: it is a file, and the cluster has several machines.
+        ClusterError: The store is a file, and the cluster has several machines.
     """
     if len(hosts) > 1 and tracking_uri().startswith(SQLITE_PREFIX):
         raise ClusterError(
@@ -90,28 +90,29 @@ def require_server(address: str, hosts: set[str]) -> None:
 
 
 def require_same_code(nodes: Mapping[str, ClusterNode]) -> tuple[Machine, ...]:
-    """Return the machines.
+    """Check that all nodes run the same code as this process, and return their machines.
 
     Raises:
-        ClusterError: a node runs other code than this process.
+        ClusterError: A node runs other code than this process.
     """
     here = describe().code
     for name, node in nodes.items():
         if node.code != here:
             raise ClusterError(
-                f"node {name} runs {node.code}, this command {here}; install the same there"
+                f"node {name} runs {node.code}, this command {here}; install the same versions "
+                "there"
             )
     return tuple(node.machine for node in nodes.values())
 
 
 def origin() -> CommandSettings:
-    """Return what units take over from this process."""
+    """Return the folder and the environment variables that units get from this process."""
     given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return CommandSettings(os.getcwd(), given | {"MLFLOW_TRACKING_URI": tracking_uri()})
 
 
 def describe() -> ClusterNode:
-    """Describe code and machine of this process."""
+    """Return the code and the machine of this process."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -123,17 +124,17 @@ def describe() -> ClusterNode:
 def carry_out(
     origin: CommandSettings, function: Callable[..., R], arguments: tuple[object, ...]
 ) -> R:
-    """Carry out a unit in a process of Ray, from the folder in which the command was given.
+    """Run a unit in a Ray process, in the working directory of the command.
 
     Raises:
-        ClusterError: this node has no such folder.
+        ClusterError: This node does not have that folder.
     """
     try:
         os.chdir(origin.folder)
     except OSError as error:
         raise ClusterError(
-            f"{origin.folder}: {error.strerror} on {socket.gethostname()}; nodes need the folders "
-            "of the command, such as a shared file system"
+            f"{origin.folder}: {error.strerror} on {socket.gethostname()}; nodes need the same "
+            "folders as the command, for example on a shared file system"
         ) from None
     os.environ.update(origin.environment)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

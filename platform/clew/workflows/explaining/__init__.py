@@ -1,1 +1,1 @@
-"""Explanations by training facts and windows, and what they are recorded as."""
+"""Commands that explain predictions by training facts or windows, and their output files."""

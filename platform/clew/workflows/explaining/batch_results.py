@@ -1,12 +1,12 @@
-"""The output folder of `batch_tracin`: one folder for each test triple, a summary, and the whole.
+"""The output folder of `batch_tracin`: one folder per test triple, a summary and a joined report.
 
-settings.json                 what the results are of; other settings are refused
-tests/000012/influence.json   and .csv, .parquet: written under another name and renamed, so
-                              that a test triple is finished or absent
-summary.json                  every test triple: finished, or why not
+settings.json                 the settings of the results; other settings are refused
+tests/000012/influence.json   and .csv, .parquet: written under a temporary name and renamed, so
+                              that a test triple is either finished or absent
+summary.json                  every test triple: finished, or why it failed
 influence/influence.json      and .csv, .parquet: all finished test triples together
 
-The last two cover the whole folder, so that a file of test triples can be explained in parts.
+The last two cover the whole folder, so a file of test triples can be explained in parts.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ SETTINGS_FILE = "settings.json"
 SUMMARY_FILE = "summary.json"
 TESTS_FOLDER = "tests"
 NOTE_FILE = "test.json"
-"""Next to a finished test triple's results: which one it is."""
+"""File next to a finished test triple's results that identifies the triple."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one test triple."""
+    """The outcome of one test triple."""
 
     index: int
     text: str
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Note:
-    """Which test triple a folder is of."""
+    """The test triple that a folder belongs to."""
 
     index: int
     text: str
@@ -67,7 +67,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is read back of a summary."""
+    """The part of `summary.json` that is read back."""
 
     tests: list[Outcome]
 
@@ -77,7 +77,7 @@ _SETTINGS, _NOTES, _SUMMARIES = TypeAdapter(dict[str, Any]), TypeAdapter(Note), 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """Where results go, and what is there already."""
+    """The folder that results are written to, and the results that are already there."""
 
     root: Path
 
@@ -85,7 +85,7 @@ class OutputFolder:
         """Create the folder, or accept one that holds results for the same settings.
 
         Raises:
-            ConfigError: it holds something else; nothing is touched.
+            ConfigError: The folder holds something else. It is left unchanged.
         """
         path = self.root / SETTINGS_FILE
         if path.is_file():
@@ -100,10 +100,10 @@ class OutputFolder:
         _write_json(path, settings)
 
     def finished(self, index: int, text: str) -> Path | None:
-        """Return the results of a test triple, if they are there.
+        """Return the folder with the results of a test triple, or None if it is not finished.
 
         Raises:
-            ConfigError: they are of another triple.
+            ConfigError: The results belong to another triple.
         """
         folder = self._folder(index)
         note = folder / NOTE_FILE
@@ -118,20 +118,20 @@ class OutputFolder:
         return folder
 
     def write(self, index: int, text: str, source: ReportSource, findings: Findings) -> None:
-        """Write the results of one test triple, whole or not at all."""
+        """Write the results of one test triple, all or nothing."""
         with replacing(self._folder(index)) as temporary:
             write_report(temporary, source, findings)
             _write_json(temporary / NOTE_FILE, dataclasses.asdict(Note(index, text)))
 
     def files(self) -> dict[int, dict[str, bytes]]:
-        """Return the files of all finished test triples, by index and name."""
+        """Return the content of the files of all finished test triples, by index and file name."""
         return {
             int(folder.name): {path.name: path.read_bytes() for path in folder.iterdir()}
             for folder in self._finished_folders()
         }
 
     def receive(self, index: int, files: Mapping[str, bytes]) -> None:
-        """Write the results of a test triple that was explained elsewhere, whole or not at all."""
+        """Write the results of a test triple that a cluster node explained, all or nothing."""
         with replacing(self._folder(index)) as temporary:
             temporary.mkdir()
             for name, content in files.items():
@@ -143,7 +143,7 @@ class OutputFolder:
         return Outcome(index, text, "kept", "", found.candidates, found.score, found.rank)
 
     def summarise(self, outcomes: Sequence[Outcome]) -> None:
-        """Write the summary: these outcomes, and what the folder holds of other test triples."""
+        """Write the summary: these outcomes, and the other test triples of the folder."""
         every = self._failed_earlier() | self._kept_earlier({o.index for o in outcomes})
         every |= {outcome.index: outcome for outcome in outcomes}
         counts = {status: 0 for status in ("done", "kept", "failed")}
@@ -153,7 +153,11 @@ class OutputFolder:
         _write_json(self.root / SUMMARY_FILE, {**counts, "tests": tests})
 
     def join(self, frame: InfluenceReport) -> Path:
-        """Put all finished test triples together, in their order, under `frame`'s head."""
+        """Join the results of all finished test triples, in order; `frame` has the common fields.
+
+        Returns:
+            The folder of the joined report.
+        """
         target = self.root / names.ARTIFACT_INFLUENCE
         target.mkdir(exist_ok=True)
         folders = self._finished_folders()
@@ -169,7 +173,7 @@ class OutputFolder:
         return target
 
     def _failed_earlier(self) -> dict[int, Outcome]:
-        """Return the test triples that an earlier summary gives up."""
+        """Return the test triples that failed in an earlier command."""
         path = self.root / SUMMARY_FILE
         if not path.is_file():
             return {}
@@ -177,7 +181,10 @@ class OutputFolder:
         return {outcome.index: outcome for outcome in earlier if outcome.status == "failed"}
 
     def _kept_earlier(self, known: Collection[int]) -> dict[int, Outcome]:
-        """Return the finished test triples but the known ones; a killed run wrote no summary."""
+        """Return the finished test triples except the known ones.
+
+        The folders are read because a killed command wrote no summary.
+        """
         notes = {folder: _read(folder / NOTE_FILE, _NOTES) for folder in self._finished_folders()}
         return {
             note.index: self.kept(note.index, note.text, folder)
@@ -186,7 +193,6 @@ class OutputFolder:
         }
 
     def _finished_folders(self) -> list[Path]:
-        """Return the folders of finished test triples, in the order of their numbers."""
         notes = (self.root / TESTS_FOLDER).glob(f"[0-9]*/{NOTE_FILE}")
         found = (note.parent for note in notes if note.parent.name.isdecimal())
         return sorted(found, key=lambda folder: int(folder.name))
@@ -212,7 +218,7 @@ def _read(path: Path, kind: TypeAdapter[R]) -> R:
 
 
 def _only_test(folder: Path) -> tuple[ExplainedTriple, float]:
-    """Return what is kept of a test triple, and the seconds that it took."""
+    """Return the test triple of a folder, and the seconds that it took."""
     path = folder / names.INFLUENCE_JSON
     report = read_influence_json(path)
     if len(report.tests) != 1:
@@ -240,7 +246,7 @@ def _join_csv(folders: Sequence[Path], target: Path) -> None:
 
 
 def _join_parquet(folders: Sequence[Path], target: Path) -> None:
-    """Join tables, and number test triples again; otherwise each row group would hold one test."""
+    """Join the tables, so that row groups hold many tests, and renumber the test triples."""
     tables = []
     for place, folder in enumerate(folders):
         path = folder / names.INFLUENCE_PARQUET
@@ -258,7 +264,7 @@ def _join_parquet(folders: Sequence[Path], target: Path) -> None:
         return
     try:
         table = pa.concat_tables(tables).unify_dictionaries()
-    except pa.ArrowException as error:  # one has columns that the others do not have
+    except pa.ArrowException as error:  # a table has columns that the others lack
         raise _damaged(target, error) from None
     with replacing(target) as temporary:
         pq.write_table(table, temporary, compression="lz4")

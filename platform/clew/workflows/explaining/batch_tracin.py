@@ -1,11 +1,12 @@
 """Explain many predictions by the training triples near them, and continue after a kill.
 
-Test triples are computed together, a group at a time: the rows of their candidates' union are the
-work, and they are shared. Each test triple has its own result on the disk before the next group
-begins, so a killed run loses at most a group.
+Test triples are explained in groups. The cost of a group is the rows in the union of its tests'
+candidates, which the tests share. The result of each test triple is written before the next group
+begins, so a killed command loses at most one group.
 
-On a cluster, a part of the work is some groups, the same as without one. A node works in a folder
-of its own, whose files come here: one process writes the output folder, each test triple once.
+On a cluster, a part of the work consists of several groups, the same groups as without a cluster.
+A node works in a temporary folder and returns the files. Only this process writes the output
+folder, each test triple once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,21 +41,21 @@ from clew.workflows.outputs import check_folder
 from clew.workflows.shared_table import digest, sharing_the_table
 
 KEPT = "finished test triples are kept: start again to add the others"
-"""What is left when a process is lost."""
+"""What to tell the user when a process is lost."""
 PARTS_PER_SLOT = 4
-"""So that nodes end at about the same time, and little is lost with one that dies."""
+"""Several parts, so that nodes end at about the same time and a dead node loses little work."""
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What became of every test triple."""
+    """The outcome of every test triple."""
 
     outcomes: tuple[Outcome, ...]
     run_id: str | None
     output_dir: Path
     seconds: float
     notes: tuple[str, ...] = ()
-    """What is to be said of all scores."""
+    """Notes that apply to all scores."""
 
     def count(self, status: str) -> int:
         """Return how many test triples have a status."""
@@ -75,7 +76,7 @@ class BatchResult:
         return "\n".join([*lines, *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return the run, the output folder, the counts and the seconds as JSON values."""
         counts = {status: self.count(status) for status in ("done", "kept", "failed")}
         where = {"run_id": self.run_id, "output": str(self.output_dir)}
         return {**where, **counts, "seconds": self.seconds}
@@ -87,18 +88,18 @@ def batch_tracin(
     cluster: ClusterRequest | None = None,
     progress: Progress = lambda done, total: None,
 ) -> BatchResult:
-    """Explain test triples from a file, each by its candidates; record it as a run of kind `trace`.
+    """Explain test triples from a file by their candidates, and record a run of kind `trace`.
 
-    The processes that torchrun started explain together, each with its own rows of the entities;
-    the main one records and writes.
+    Processes that torchrun started explain together, each with its own rows of the entity table.
+    The main process records and writes.
 
     Args:
-        request: What to explain, and where results go.
-        cluster: Where to work; None: in this process.
-        progress: Called with the number of test triples done and in total.
+        request: What to explain, and where the results go.
+        cluster: The cluster to work on; None: work in this process.
+        progress: Called with the number of finished test triples and the total.
 
     Raises:
-        UsageError: the model, the data, the test triples, the output folder or the cluster cannot
+        UsageError: The model, the data, the test triples, the output folder or the cluster cannot
             be used, or no test triple could be explained.
     """
     check_folder("--output-dir", request.output_dir)
@@ -106,16 +107,16 @@ def batch_tracin(
         world = stack.enter_context(sharing_the_table(KEPT))
         if cluster and world.size > 1:
             raise ConfigError(
-                f"--cluster is given, but torchrun started {world.size} processes; leave one of "
-                "them out"
+                f"--cluster is given, but torchrun started {world.size} processes; use only one "
+                "of the two"
             )
         source = stack.enter_context(
             open_trace_source(request.model, request.overrides, files=request.files, world=world)
         )
         if source.tracer.settings.score == "unrolled":
             raise ConfigError(
-                "influence.score is unrolled, which goes through the whole training for every "
-                "group of tests; explain a few triples with clew tracin, or choose raw or cosine"
+                "influence.score is unrolled, which repeats the whole training for every group of "
+                "tests; explain a few triples with clew tracin, or choose raw or cosine"
             )
         graph = request.labelled(source.task.graph)
         tests = request.chosen(read_test_triples(request.test_triples, graph))
@@ -148,10 +149,10 @@ def _record(
     batch: BatchTrace,
     outcomes: Sequence[Outcome],
 ) -> None:
-    """Join what was explained, and record it.
+    """Join the results, and record them with the run.
 
     Raises:
-        DataError: nothing was.
+        DataError: No test triple was explained.
     """
     batch.output.summarise(outcomes)
     if all(outcome.status == "failed" for outcome in outcomes):
@@ -160,7 +161,7 @@ def _record(
     tracker.artifact(batch.output.join(build_report(batch.report, nothing)))
     tracker.artifact(batch.output.root / "summary.json", "influence")
     done = np.array([outcome.candidates for outcome in outcomes if outcome.status == "done"])
-    if len(done):  # of nodes, the seconds are their sum
+    if len(done):  # on a cluster, the seconds are summed over nodes
         measured = speed(done, batch.seconds) | deviation(batch.report.settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
 
@@ -172,21 +173,21 @@ def _none_explained(request: BatchRequest, outcomes: Sequence[Outcome]) -> str:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What became of a part's test triples, with the files of those that were explained."""
+    """The outcomes of a part's test triples, with the files of those that were explained."""
 
     outcomes: tuple[Outcome, ...]
     files: Mapping[int, Mapping[str, bytes]]
-    """Index of a test triple to its files' names and content."""
+    """Index of a test triple to the names and content of its files."""
     seconds: float
 
 
 def explain_part(
     request: BatchRequest, tests: Sequence[GivenTriple], settings: Mapping[str, Any]
 ) -> PartResult:
-    """Explain a part; `settings` are those of the command, for the reports.
+    """Explain a part of the test triples on a node; `settings` are the command's, for the reports.
 
     Raises:
-        UsageError: the model or the data cannot be used here, or are others than the command's.
+        UsageError: The model or the data cannot be used here, or differ from the command's.
     """
     with (
         open_trace_source(request.model, request.overrides, files=request.files) as source,
@@ -218,7 +219,7 @@ def run_on_cluster(
 ) -> list[Outcome]:
     """Return the outcome of every test triple, in order; results are kept as parts end.
 
-    A part that a node refuses, or that is lost with node after node, fails with its test triples.
+    If a node refuses a part, or every node that tries it dies, all its test triples fail.
     """
     outcomes, waiting = batch.look(tests)
     progress(len(outcomes), len(tests))
@@ -242,7 +243,7 @@ def run_on_cluster(
 def _parts(
     tests: Sequence[GivenTriple], group_size: int, slots: int
 ) -> list[tuple[GivenTriple, ...]]:
-    """Divide test triples at the borders of groups."""
+    """Divide test triples into parts of whole groups."""
     num_groups = -(-len(tests) // group_size)
     size = group_size * max(1, -(-num_groups // (slots * PARTS_PER_SLOT)))
     return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]

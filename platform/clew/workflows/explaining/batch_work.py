@@ -1,6 +1,6 @@
-"""A batch explanation: what is asked for, and the work, each result on the disk at once.
+"""The request and the work of a batch explanation; each result is written as soon as it is ready.
 
-Where processes share the entity table, all of them explain every group, and the main one writes.
+If processes share the entity table, all of them explain every group, and the main process writes.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ Waiting = list[tuple[GivenTriple, np.ndarray]]
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What to explain, and where results go."""
+    """What to explain, and where the results go."""
 
     model: str
     test_triples: str
     output_dir: Path | None = None
-    """None: a folder of its own for each model, file of test triples, and settings."""
+    """None: a separate folder for each model, file of test triples, and settings."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     files: GivenFiles | None = None
     start_index: int = 0
@@ -50,10 +50,10 @@ class BatchRequest:
     node_name_dict: str = ""
 
     def chosen(self, tests: list[GivenTriple]) -> list[GivenTriple]:
-        """Return the test triples from `start_index` on, at most `max_triples`.
+        """Return at most `max_triples` test triples, starting at `start_index`.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: One of the two is out of range.
         """
         if self.start_index < 0 or (self.max_triples is not None and self.max_triples < 1):
             raise ConfigError(
@@ -68,13 +68,13 @@ class BatchRequest:
         return tests[self.start_index : stop]
 
     def folder(self, identity: Mapping[str, Any]) -> Path:
-        """Return where results go; `identity` is what they depend on."""
+        """Return the folder for the results; `identity` is what the results depend on."""
         if self.output_dir is not None:
             return self.output_dir
         return DEFAULT_FOLDER / digest([identity, str(Path(self.test_triples).resolve())])[:12]
 
     def labelled(self, graph: KnowledgeGraph) -> KnowledgeGraph:
-        """Return a graph with the labels of other files, where they are given."""
+        """Return the graph with labels from `node_name_dict` and `edge_map`, if they are given."""
         changed: dict[str, Any] = {}
         if self.node_name_dict:
             changed["entities"] = read_labels(Path(self.node_name_dict), graph.entities)
@@ -85,7 +85,7 @@ class BatchRequest:
         return replace(graph, **changed)
 
     def identity(self, report: ReportSource) -> dict[str, Any]:
-        """Return what results depend on: what scores do, and what the files of labels hold."""
+        """Return what the results depend on: `identity` of the report, and the files of labels."""
         files = {"edge_map": self.edge_map, "node_name_dict": self.node_name_dict}
         return identity(report) | {
             f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
@@ -95,7 +95,7 @@ class BatchRequest:
 
 
 class BatchTrace:
-    """Works through test triples in groups."""
+    """Explains test triples in groups."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class BatchTrace:
 
     @property
     def group_size(self) -> int:
-        """Test triples that are computed together."""
+        """Number of test triples that are explained together."""
         return self.source.model.config.influence.tests_per_group
 
     def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
@@ -124,7 +124,7 @@ class BatchTrace:
         return [outcomes[index] for index in sorted(outcomes)]
 
     def _look_together(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
-        """Return what `look` does in the main process; the others learn from it what waits."""
+        """Call `look` in the main process, and share with the others which triples to explain."""
         world = self.source.world
         known, waiting = self.look(tests if world.is_main else [])
         indices = json.dumps([test.index for test, _ in waiting])
@@ -134,7 +134,7 @@ class BatchTrace:
         return known, waiting
 
     def look(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
-        """Return what is known before any computing, by index; and the rest, with candidates."""
+        """Return the outcomes that are already known, by index, and the triples to explain."""
         known: dict[int, Outcome] = {}
         waiting: Waiting = []
         for test in tests:
@@ -146,7 +146,7 @@ class BatchTrace:
         return known, waiting
 
     def _look(self, test: GivenTriple) -> tuple[Outcome | None, np.ndarray]:
-        """Return what is known of a test triple before any computing, and its candidates."""
+        """Return the outcome of a test triple if it is already known, and its candidates."""
         nothing = np.empty(0, np.int64)
         if test.ids is None:
             return unusable(test), nothing
@@ -167,9 +167,10 @@ class BatchTrace:
         return self._neighbourhood.candidates(ids[0], ids[2], self._filtering)
 
     def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
-        """Explain a group together; if that fails, one by one, to find out which fails.
+        """Explain a group together; if that fails, explain its triples one by one.
 
-        Only what fails in all processes alike can be tried again: scores that are not finite.
+        With several processes, only a failure that occurs in all of them alike can be retried:
+        scores that are not finite.
         """
         try:
             return self._explain(group)
@@ -204,7 +205,7 @@ class BatchTrace:
 
 
 def unusable(test: GivenTriple) -> Outcome:
-    """Return the outcome of a line that is no triple of the graph."""
+    """Return the outcome of a line that is not a triple of the graph."""
     return Outcome(test.index, test.text, "failed", test.problem)
 
 

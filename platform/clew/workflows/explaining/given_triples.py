@@ -1,6 +1,6 @@
 """Reads the triples to explain: `head,relation,tail`, or a file of triples.
 
-A line that cannot be used does not hide the others: each triple carries its own problem.
+A line that cannot be used does not stop the reading: each triple has its own problem field.
 """
 
 import os
@@ -19,30 +19,30 @@ from clew.text_blocks import line_blocks
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3
 MAX_PIECES = 32
-"""Between commas; every way to make three fields of them is tried."""
+"""Largest number of pieces between commas; every way to join them to three fields is tried."""
 
 
 @dataclass(frozen=True)
 class GivenTriple:
-    """One line of triples to explain; `ids` are missing where `problem` says why."""
+    """A triple to explain; if it cannot be used, `ids` is None and `problem` says why."""
 
     index: int
-    """Place among the lines, from 0."""
+    """Line number, counted from 0."""
     text: str
     ids: tuple[int, int, int] | None
     problem: str = ""
 
 
 def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
-    """Read a file of triples, or one triple written `head,relation,tail`.
+    """Read a file of triples, or one triple written as `head,relation,tail`.
 
     Raises:
-        DataError: it is neither.
+        DataError: `test` is neither.
     """
     if not test.strip():
         raise DataError("no test triple given; expected head,relation,tail or a file of triples")
     path = Path(test)
-    if os.path.isfile(path):  # Path.is_file raises for what can be no path
+    if os.path.isfile(path):  # Path.is_file raises if the text cannot be a path
         lines = b"".join(line_blocks(path)).decode("utf-8", "replace").split("\n")[:-1]
         return [_of_line(index, line, graph) for index, line in enumerate(lines)]
     if "," not in test:
@@ -54,10 +54,10 @@ def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
 
 
 def usable(triples: Sequence[GivenTriple], source: str) -> Triples:
-    """Return the ids of triples that must all be usable.
+    """Return the ids of triples, all of which must be usable.
 
     Raises:
-        DataError: some are not; the message lists the first few, with near matches.
+        DataError: Some triples cannot be used. The message lists the first few, with near matches.
     """
     wrong = [triple for triple in triples if triple.ids is None]
     if wrong:
@@ -78,7 +78,7 @@ def _of_line(index: int, line: str, graph: KnowledgeGraph) -> GivenTriple:
 
 
 def _of_commas(text: str, graph: KnowledgeGraph) -> GivenTriple:
-    """Split at two of the commas; names may hold commas, so every way is tried."""
+    """Split at two of the commas; names can contain commas, so every way is tried."""
     pieces = text.split(",")
     if len(pieces) > MAX_PIECES:
         problem = f"{quoted(text)} has {len(pieces) - 1:,} commas; give a file with tabs instead"

@@ -1,4 +1,4 @@
-"""Where copies of an explanation's files go; results of something else are never overwritten."""
+"""Copies an explanation's files to the output path; results of something else are kept."""
 
 import shutil
 from pathlib import Path
@@ -25,14 +25,14 @@ WITHOUT_EFFECT = frozenset(
         "use_gradient_checkpointing",
     }
 )
-"""Settings that change time or memory, but no result."""
+"""Settings that change time or memory, but not the results."""
 
 
 def check_place(output: Path | None) -> None:
-    """Refuse a place where no report can be written.
+    """Refuse an output path where no report can be written.
 
     Raises:
-        ConfigError: a folder stands where a file is wanted, or the other way round.
+        ConfigError: The path is a folder instead of a file, or the reverse, or it is not writable.
     """
     if output is not None:
         check = check_file if _is_file_name(output) else check_folder
@@ -40,10 +40,10 @@ def check_place(output: Path | None) -> None:
 
 
 def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
-    """Refuse to write over results of other settings, models or tests, or that do not say of what.
+    """Refuse to overwrite results of other settings, models or tests, or of unknown ones.
 
     Raises:
-        ConfigError: such a file is where the report is to go.
+        ConfigError: Such a file is at the output path.
     """
     existing = [path for path in _targets(output) if path.exists()] if output else []
     said = [path for path in existing if path.suffix == ".json"]
@@ -70,7 +70,7 @@ def check_output(output: Path | None, source: ReportSource, tests: Triples) -> N
 
 
 def identity(report: ReportSource | InfluenceReport) -> dict[str, Any]:
-    """Return what scores depend on: settings that have an effect, the model, its checkpoints."""
+    """Return what the scores depend on: the model, its checkpoints, and settings with an effect."""
     model = report.model
     checkpoints = [[checkpoint.step, checkpoint.weight] for checkpoint in model.checkpoints]
     content = {key: value for key, value in report.settings.items() if key not in WITHOUT_EFFECT}
@@ -79,7 +79,7 @@ def identity(report: ReportSource | InfluenceReport) -> dict[str, Any]:
 
 
 def copy_files(folder: Path, output: Path) -> None:
-    """Copy the three files to a folder, or one of them to a file, each whole or not at all."""
+    """Copy the three files to a folder, or one of them to a file, each all or nothing."""
     for target in _targets(output):
         found = folder / f"influence{target.suffix}"
         if not found.is_file():
@@ -89,7 +89,7 @@ def copy_files(folder: Path, output: Path) -> None:
 
 
 def _targets(output: Path) -> list[Path]:
-    """Return the files that a report is written to: one of the three, or all in a folder."""
+    """Return the files that a report is written to: the given one, or all three in a folder."""
     if _is_file_name(output):
         return [output]
     return [output / name for name in REPORT_FILES]

@@ -1,4 +1,4 @@
-"""Explain a prediction from a sequence of frames: which training windows drive it."""
+"""Explain a prediction from a sequence of frames by the training windows that influence it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ EXPLAINS = (
     "trace-sequence explains image sequences: for link prediction use tracin, for text trace-text"
 )
 DRAWN_WINDOWS = 3
-"""Training windows of each sign whose frames are drawn."""
+"""Number of training windows of each sign whose frames are drawn."""
 
 
 def trace_sequences(
@@ -47,13 +47,13 @@ def trace_sequences(
 
     Args:
         model: A run id or a folder of checkpoints.
-        frames: Last frame of each test window; None: the one with the largest error.
+        frames: Last frame of each test window; None: the window with the largest error.
         overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Count only this many modules from the end; None: all.
-        progress: Called with the number of windows done and in total.
+        num_last_layers: Use only this many modules, counted from the end; None: all.
+        progress: Called with the number of finished windows and the total.
 
     Raises:
-        UsageError: the model is none of image sequences, or a frame ends no test window.
+        UsageError: The model is not an image sequence model, or no test window ends at a frame.
     """
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, SequenceRegression, EXPLAINS)
@@ -110,7 +110,7 @@ def _test_window(
 def _windows(
     windows: SequenceWindows, scored: Scored, parts: tuple[str, ...]
 ) -> tuple[FrameWindow, ...]:
-    """Return the windows of one sign with where they come from."""
+    """Return the windows of one sign with their last frame, group and target."""
     return tuple(
         FrameWindow(
             **vars(score),
@@ -125,7 +125,7 @@ def _windows(
 def _draw(
     windows: SequenceWindows, test: SequenceWindows, report: SequenceInfluenceReport, path: Path
 ) -> None:
-    """Draw the frames of the test window above those of its strongest training windows."""
+    """Draw the frames of the test window above the frames of its strongest training windows."""
     shown = [*report.proponents[:DRAWN_WINDOWS], *report.opponents[:DRAWN_WINDOWS]]
     batch = windows.batch(np.array([window.window for window in shown], dtype=int))
     rows = np.concatenate([test.batch(np.array([0])).images[:, :, 0], batch.images[:, :, 0]])

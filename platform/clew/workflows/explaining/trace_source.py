@@ -39,7 +39,7 @@ NEED_WHOLE_TABLE = {
     "preconditioned": "the optimizer's state of the whole entity table",
     "unrolled": "the whole model, whose training it repeats",
 }
-"""What forms of the score need in one process."""
+"""Forms of the score to what they need in one process."""
 FILES = {"name", "train", "valid", "test", "entity_to_id", "relation_to_id", "exclude"}
 LABELS = {"node_name_dict", "edge_map"}
 MAY_DIFFER: Mapping[str, set[str] | bool] = {
@@ -48,27 +48,27 @@ MAY_DIFFER: Mapping[str, set[str] | bool] = {
     "influence": True,
     "tracking": True,
 }
-"""Settings that do not say what is learned, and the seed. The data's fingerprint says whether files
-in other places hold the same triples."""
+"""Settings that may differ between the runs of an ensemble: the seed, and settings that do not
+affect what is learned. Files at other paths are compared by the data's fingerprint."""
 
 
 @dataclass(frozen=True)
 class GivenFiles:
-    """Files that are said to be the model's own, and are compared with what it was trained on."""
+    """Files that should be the model's own; they are compared with what it was trained on."""
 
     train: str = ""
-    """Training triples; their order may differ."""
+    """Training triples, in any order."""
     entity_to_id: str = ""
     """Dictionary of entities."""
     relation_to_id: str = ""
     """Dictionary of relations."""
 
     def check(self, graph: KnowledgeGraph, model: ModelSource) -> None:
-        """Refuse files other than the model's own.
+        """Refuse files that differ from the model's own.
 
         Raises:
-            DataError: a file cannot be read.
-            CheckpointError: a file says something else than the model's data.
+            DataError: A file cannot be read.
+            CheckpointError: A file differs from the model's data.
         """
         for path, kind, own in (
             (self.entity_to_id, "entity", graph.entities),
@@ -76,8 +76,8 @@ class GivenFiles:
         ):
             if path and read_dictionary(Path(path), own.kind).name_array != own.name_array:
                 raise CheckpointError(
-                    f"{path}: other {kind} names or ids than those of {model.title}, which has "
-                    f"{len(own)}; leave {kind}_to_id out to use the model's own"
+                    f"{path}: its {kind} names or ids differ from those of {model.title}, which "
+                    f"has {len(own)}; leave {kind}_to_id out to use the model's own"
                 )
         if not self.train:
             return
@@ -96,19 +96,19 @@ class TraceSource:
     """A trained model with its checkpoints, ready to explain predictions."""
 
     model: ModelSource
-    """At its last checkpoint; the configuration holds the settings of the explanation."""
+    """The model at its last checkpoint; its configuration has the settings of the explanation."""
     checkpoints: tuple[CheckpointRecord, ...]
-    """Of an ensemble: one for each step, with the mean of its weights over the runs."""
+    """For an ensemble: one for each step, with the mean of its weights over the runs."""
     task: LinkPrediction
     tracer: Tracer
     runs: tuple[str, ...] = ()
-    """Of an ensemble: what each of its runs is called, the first one included."""
+    """For an ensemble: the names of all its runs; empty for a single run."""
     world: World = field(default_factory=World)
-    """The processes that explain together; each has its own rows of the entities."""
+    """The processes that explain together; each has its own rows of the entity table."""
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model as evaluation sees it."""
+        """The model in the form that evaluation needs."""
         return LoadedModel(self.task, self.tracer.models[-1], self.tracer.device)
 
 
@@ -120,17 +120,17 @@ def open_trace_source(
     files: GivenFiles | None = None,
     world: World | None = None,
 ) -> Iterator[TraceSource]:
-    """Find a model's checkpoints, read its data and load it all.
+    """Find a model's checkpoints, and load them with the model's data.
 
     Args:
         reference: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
             separated by commas, are an ensemble.
         overrides: Settings of the explanation, `influence.key` to value.
-        files: Files that must be the model's own.
-        world: The processes that explain together; None: this one alone.
+        files: Files that must match the model's own.
+        world: The processes that explain together; None: only this process.
 
     Raises:
-        UsageError: the checkpoints or the data are missing or do not belong together.
+        UsageError: The checkpoints or the data are missing or do not belong together.
     """
     several = "," in reference and folder_meant(reference) is None
     references = [name.strip() for name in reference.split(",")] if several else [reference]
@@ -164,7 +164,7 @@ def _load(
         checkpoints=runs[0],
         further_runs=runs[1:],
         device=device_of(config, world.local_rank),
-        # Processes that share the entity table each have a part of the moments.
+        # With a shared entity table, each process has only a part of the moments.
         cache=cache_folder("moments") if world.size == 1 else None,
     )
     names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
@@ -174,10 +174,10 @@ def _load(
 def _check_processes(
     world: World, config: RunConfig, task: LinkPrediction, checkpoints: Sequence[Path]
 ) -> None:
-    """Refuse processes that would explain something else, and forms that they cannot compute.
+    """Refuse processes that would explain something else, and scores that they cannot compute.
 
     Raises:
-        ConfigError: a process differs, or the form needs the whole entity table.
+        ConfigError: A process differs, or the score needs the whole entity table.
     """
     score = config.influence.score
     if world.size > 1 and score in NEED_WHOLE_TABLE:
@@ -191,11 +191,11 @@ def _check_processes(
 
 
 def over_all_entities(config: RunConfig) -> RunConfig:
-    """Return a configuration whose loss is over all entities: what a sample is an estimate of."""
+    """Return a configuration whose loss is over all entities, which sampled losses estimate."""
     if not isinstance(config.loss, EntityLoss) or config.loss.negatives is None:
         return config
     logger.info(
-        "trained with samples of %d entities; explained is the loss over all of them, which the "
+        "trained with samples of %d entities; the loss over all entities is explained, which the "
         "samples estimate",
         config.loss.negatives,
     )
@@ -203,10 +203,10 @@ def over_all_entities(config: RunConfig) -> RunConfig:
 
 
 def require_ensemble(models: Sequence[ModelSource]) -> None:
-    """Refuse runs that differ in more than their seed, and a run that is there twice.
+    """Refuse runs that differ in more than their seed, and runs with the same seed.
 
     Raises:
-        ConfigError: they do not belong together.
+        ConfigError: The runs do not belong together.
     """
     first, seeds = models[0], {models[0].config.training.seed: models[0]}
     for other in models[1:]:
@@ -214,20 +214,20 @@ def require_ensemble(models: Sequence[ModelSource]) -> None:
         if ours != theirs:
             raise ConfigError(
                 f"{other.title} was trained on data {theirs}, {first.title} on {ours}; an ensemble "
-                "needs runs of one configuration on the same data"
+                "needs runs of the same configuration on the same data"
             )
         for key, value in _learned(other.config).items():
             own = _learned(first.config).get(key)
             if value != own:
                 raise ConfigError(
                     f"{key} is {value!r} in {other.title} and {own!r} in {first.title}; an "
-                    "ensemble needs runs of one configuration with other seeds"
+                    "ensemble needs runs of the same configuration with different seeds"
                 )
         seed = other.config.training.seed
         if seed in seeds:
             raise ConfigError(
                 f"training.seed is {seed} in {other.title} and in {seeds[seed].title}; an ensemble "
-                "needs runs with other seeds"
+                "needs runs with different seeds"
             )
         seeds[seed] = other
 
@@ -237,7 +237,7 @@ def mean_checkpoints(
 ) -> tuple[CheckpointRecord, ...]:
     """Return one checkpoint for each step of any run, with the mean of its weights over all runs.
 
-    A run that has no checkpoint of that step counts with weight 0, as in `MeanOfRuns`.
+    A run that has no checkpoint at that step counts with weight 0, as in `MeanOfRuns`.
     """
     found = []
     for step in all_steps([[record.step for record in run] for run in runs]):
@@ -248,7 +248,7 @@ def mean_checkpoints(
 
 
 def _learned(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that determine what is learned, by their full key, the seed apart."""
+    """Return the settings that determine what is learned, except the seed, by their full key."""
     content = config.model_dump(mode="json", exclude=MAY_DIFFER)
     return {
         f"{section}.{key}": value

@@ -1,4 +1,4 @@
-"""Explain a continuation: which training windows of a language model made it likely."""
+"""Explain a continuation by the training windows that made it likely for a language model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,22 +33,22 @@ EXPLAINS = (
     "trace-sequence"
 )
 WRITTEN_TOKENS = 64
-"""Length of a continuation that the model writes itself."""
+"""Number of tokens in a continuation that the model generates itself."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Text:
-    """What is to be explained: a continuation of a prompt; empty: what the model writes."""
+    """A continuation of a prompt to explain; if it is empty, the model generates one."""
 
     prompt: str
     continuation: str = ""
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Read a file of JSON objects with `prompt` and, where it is given, `continuation`, one a line.
+    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`.
 
     Raises:
-        DataError: the file or a line of it is something else.
+        DataError: A line is not such an object, or there is none.
     """
     texts = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -58,7 +58,7 @@ def read_texts(path: Path) -> list[Text]:
             except ValidationError as error:
                 raise DataError(
                     f"{path}, line {number}: {described(error)}; expected "
-                    '{"prompt": TEXT, "continuation": TEXT}, the latter if you like'
+                    '{"prompt": TEXT, "continuation": TEXT}, the latter is optional'
                 ) from None
     if not texts:
         raise DataError(f"{path}: holds no prompt; expected a JSON object with `prompt` per line")
@@ -80,13 +80,13 @@ def trace_texts(
 
     Args:
         model: A run id or a folder of checkpoints.
-        texts: Prompts and continuations, one or more.
+        texts: One or more prompts and continuations.
         overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Count only this many modules from the end; None: all.
-        progress: Called with the number of windows done and in total.
+        num_last_layers: Use only this many modules, counted from the end; None: all.
+        progress: Called with the number of finished windows and the total.
 
     Raises:
-        UsageError: the model is none of language, or its checkpoints or text cannot be used.
+        UsageError: The model is not a language model, or its checkpoints or text cannot be used.
     """
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, LanguageModeling, EXPLAINS)
@@ -128,7 +128,7 @@ def trace_texts(
 
 
 def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:
-    """Return the likeliest continuation, token by token."""
+    """Return the model's continuation of a prompt; each token is the most likely one."""
     tokens = task.splits.tokenizer.encode(prompt.encode()).astype(np.int64)
     if not len(tokens):
         raise ConfigError("no prompt given; expected text to continue")

@@ -1,4 +1,4 @@
-"""The unrolled score in `tracin`: prepares the replay, and what the report says of it."""
+"""The unrolled score in `tracin`: prepares the replay, and describes it for the report."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,11 +24,11 @@ def explain_unrolled(
 ) -> list[Explanation]:
     """Explain test triples through the whole training.
 
-    Where the run keeps an average of the parameters, that is the model whose loss is explained, and
-    whose score and rank the report shows.
+    If the run keeps an average of the parameters, the loss of the averaged model is explained. The
+    average is then loaded into the last model, so that the report shows its score and rank.
 
     Raises:
-        UsageError: the run cannot be replayed.
+        UsageError: The run cannot be replayed.
     """
     explanations = prepare(source).explain(tests, progress=progress)
     if source.model.config.training.ema_decay is not None:
@@ -41,7 +41,11 @@ def explain_unrolled(
 
 
 def prepare(source: TraceSource) -> UnrolledTracer:
-    """Return what explains, after everything that can be refused was checked."""
+    """Return the tracer of unrolled scores, after all checks that can refuse the run.
+
+    Raises:
+        UsageError: The run cannot be replayed.
+    """
     if source.runs:
         raise ConfigError(
             f"influence.score is unrolled, which explains one run, but {len(source.runs)} are "
@@ -56,10 +60,10 @@ def prepare(source: TraceSource) -> UnrolledTracer:
 
 
 def require_same_device(model: ModelSource, device: torch.device) -> None:
-    """Refuse to repeat a training on another kind of device than its own.
+    """Refuse to repeat a training on another kind of device than it ran on.
 
     Raises:
-        CheckpointError: the model was trained on another.
+        CheckpointError: The model was trained on another kind of device.
     """
     trained_on, this = model.manifest.device, device_name(device)
     if trained_on != this:
@@ -70,10 +74,11 @@ def require_same_device(model: ModelSource, device: torch.device) -> None:
 
 
 def _refuse_rounding_noise(config: RunConfig) -> None:
-    """Refuse a ConvE whose float32 derivative would be mostly rounding.
+    """Refuse a ConvE model whose float32 derivative would be mostly rounding error.
 
-    Without dropout batch normalisation cancels the gradients of the biases before it. Only rounding
-    is left, which Adam and Adagrad divide by its own size; a penalty in the gradient outweighs it.
+    Without dropout, batch normalisation cancels the gradients of the biases before it. Only the
+    rounding error is left, and Adam and Adagrad scale it up because they divide it by its own
+    size. A penalty in the gradient is larger than the rounding error and avoids this.
     """
     model, optimizer = config.model, config.optimizer
     if not isinstance(model, ConvEModel) or isinstance(optimizer, SGD):
@@ -90,13 +95,13 @@ def _refuse_rounding_noise(config: RunConfig) -> None:
 
 
 def unrolled_settings(source: TraceSource) -> dict[str, Any]:
-    """Return what a report says of how the run was replayed, after it was found to be possible."""
+    """Return the replay settings for a report, after checking that the run can be replayed."""
     prepare(source)
     return replay_settings(source.model.config, source.checkpoints[-1].step)
 
 
 def replay_settings(config: RunConfig, steps: int) -> dict[str, Any]:
-    """Return what a report says of a replay of so many steps."""
+    """Return the replay settings for a report; `steps` is the number of replayed steps."""
     averaged = config.training.ema_decay is not None
     return {
         "steps": steps,

@@ -1,4 +1,4 @@
-"""What explaining a text and explaining a sequence of frames share: open, explain, record, copy."""
+"""Shared steps of explaining texts and frame sequences: open, explain, record and copy."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -45,21 +45,22 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
     Args:
         source: The model.
         kind: The task's class.
-        explains: What the command explains and which commands explain the rest, for people.
+        explains: End of the error message for a model of another task: what the command explains,
+            and which commands explain the other tasks.
 
     Raises:
-        ConfigError: the model's task is another, the form of the score is not defined for it, or
-            more windows are to be kept than are scored.
+        ConfigError: The model is of another task, its task does not support the form of the score,
+            or `influence.top_k` is larger than the number of windows that are scored.
     """
     if source.manifest.task != kind.kind:
         raise ConfigError(f"{source.title} is a {source.manifest.task} model; {explains}")
     score = source.config.influence.score
     if score not in {"auto", "raw", "unrolled"}:
         raise ConfigError(
-            f"influence.score is {score}, but training windows have raw scores, with the cosine "
-            "beside each, or unrolled ones; only graph models have other forms: leave it at raw"
+            f"influence.score is {score}, but training windows have only raw scores, each with its "
+            "cosine, or unrolled ones; other forms need a graph model: leave it at raw"
         )
-    search_settings(source)  # refused before the data are read and a run is open
+    search_settings(source)  # refuses wrong settings before the data are read
     prepare_process(source.config)
     task = own_task(source)
     assert isinstance(task, kind)
@@ -74,26 +75,26 @@ def open_tracer(
     *,
     num_last_layers: int | None,
 ) -> WindowTracer[B]:
-    """Return what explains predictions by training windows, as the settings say.
+    """Return the tracer that explains predictions by training windows.
 
     Args:
         task: The model's task.
-        windows: The training windows; for unrolled scores it is the training examples.
+        windows: The training windows; unrolled scores use the task's training examples instead.
         source: The model.
-        checkpoints: All its checkpoints, in order of their steps.
+        checkpoints: All checkpoints of the model, in order of their steps.
         num_last_layers: Use only this many modules, counted from the end; None: all.
 
     Raises:
-        UsageError: unrolled scores are asked for, and the run cannot be replayed, or another
-            setting rules them out.
+        UsageError: The score is unrolled, and the run cannot be replayed or another setting does
+            not allow unrolled scores.
     """
     settings, device = source.config.influence, device_of(source.config)
     if settings.score == "unrolled":
         if num_last_layers is not None or settings.search != "all":
             given = "influence.search=index" if num_last_layers is None else "--num-last-layers"
             raise ConfigError(
-                f"influence.score is unrolled and {given} is given; the whole training is "
-                "differentiated and every window gets a score: leave it out"
+                f"influence.score is unrolled, but {given} is given; unrolled scores differentiate "
+                "the whole training and score every window: leave that setting out"
             )
         require_same_device(source, device)
         return UnrolledWindowTracer(
@@ -111,10 +112,10 @@ def open_tracer(
 
 
 def search_settings(source: ModelSource) -> SearchSettings | None:
-    """Return how windows are searched; None: all are scored.
+    """Return the settings of the search for windows; None: all windows are scored.
 
     Raises:
-        ConfigError: more windows are to be kept than are scored.
+        ConfigError: `influence.top_k` is larger than the number of windows that are scored.
     """
     settings = source.config.influence
     if settings.search == "all":
@@ -134,7 +135,7 @@ class Explained:
 
     found: WindowExplanation
     said: dict[str, Any]
-    """What its report says of how it was made."""
+    """Fields of its report that say how it was made."""
 
 
 def explain(
@@ -143,7 +144,10 @@ def explain(
     source: ModelSource,
     progress: Callable[[int, int], None],
 ) -> tuple[list[Explained], dict[str, float]]:
-    """Explain test windows, batches of one each, in one pass; return the metrics of speed too."""
+    """Explain test windows in one pass, and return the explanations and the metrics of speed.
+
+    Each item of `tests` is a batch of one window.
+    """
     top_k, num_windows = source.config.influence.top_k, len(tracer.windows)
     how, started = search_settings(source), time.perf_counter()
     found = tracer.explain(tests, top_k=top_k or num_windows, settings=how, progress=progress)
@@ -151,7 +155,7 @@ def explain(
     making = searched.making_seconds if searched else 0.0
     seconds = (time.perf_counter() - started - making) / len(tests)
     deviation = tracer.half_precision_deviation(tests) if tracer.half else None
-    if source.config.influence.score == "unrolled":  # where the run keeps an average, it is of that
+    if source.config.influence.score == "unrolled":  # explains the run's average if it keeps one
         form = {"score": "unrolled"} | replay_settings(source.config, tracer.checkpoints[-1].step)
     else:
         form = {"score": "raw"} | average_setting(source.config)
@@ -196,7 +200,7 @@ class WindowTrace(Generic[R]):
     run_id: str | None
 
     def table(self) -> str:
-        """Return what is explained and its strongest proponents and opponents."""
+        """Return the explained prediction with its strongest proponents and opponents."""
         lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
         for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
             lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
@@ -213,16 +217,18 @@ def record_each(
     report_of: Callable[[Explained, int, Path], R],
     progress: Callable[[int, int], None],
 ) -> list[WindowTrace[R]]:
-    """Explain test windows, and record each explanation as a run; the first holds the memory.
+    """Explain test windows, and record each explanation as a run.
+
+    All tests are explained while the first run is open, so its peak memory includes all the work.
 
     Args:
-        tracer: What explains them.
+        tracer: Computes the explanations.
         tests: Batches of one window each.
         source: The model.
-        loaded: The model as evaluation sees it.
-        command: What the runs are named after.
+        loaded: The model in the form that evaluation needs.
+        command: Name of the command, with which the names of the runs begin.
         report_of: Writes the report of one test into a folder, and returns it.
-        progress: Called with the number of windows done and in total.
+        progress: Called with the number of finished windows and the total.
     """
     explained, metrics, results = list[Explained](), dict[str, float](), []
     for test in range(len(tests)):
@@ -246,7 +252,7 @@ def record_each(
 def keep_indices(
     source: ModelSource, checkpoints: Sequence[CheckpointRecord], searched: Searched
 ) -> None:
-    """Keep indices that were just made beside the checkpoints of a run, in the tracking store."""
+    """Store indices that were just made in the tracking store, next to the run's checkpoints."""
     if not searched.indices_made or source.run_id is None or folder_meant(source.reference):
         return
     for record in checkpoints:
@@ -255,7 +261,7 @@ def keep_indices(
 
 
 def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
-    """Return the windows of one sign; short lists are padded with -1."""
+    """Return the windows of one sign, without the -1 that short lists are padded with."""
     found = []
     for place, index in enumerate(scored.train[0].tolist()):
         if index < 0:
@@ -274,10 +280,10 @@ def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
 
 
 def check_outputs(output: Path | None, count: int) -> None:
-    """Refuse a place where copies of so many reports cannot be written.
+    """Refuse an output path where copies of `count` reports cannot be written.
 
     Raises:
-        ConfigError: it is of the wrong kind, or cannot be written.
+        ConfigError: The path is a folder instead of a file, or the reverse, or it is not writable.
     """
     if count == 1:
         check_file("--output", output)
@@ -286,7 +292,7 @@ def check_outputs(output: Path | None, count: int) -> None:
 
 
 def write_outputs(results: Sequence[WindowTrace[R]], output: Path | None) -> None:
-    """Write copies of reports: one to a file, several to a folder, numbered from 0."""
+    """Write copies of the reports: one to a file, several to a folder, numbered from 0."""
     if output is None:
         return
     if len(results) == 1:

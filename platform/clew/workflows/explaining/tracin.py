@@ -1,4 +1,4 @@
-"""Explain predictions: TracIn of all training triples on some test triples, recorded as a run."""
+"""Explain test triples by all training triples with TracIn, and record it as a run."""
 
 import logging
 import time
@@ -44,15 +44,15 @@ logger = logging.getLogger(__name__)
 
 SHOWN_PROPONENTS = 3
 LARGEST_SHARE = 0.25
-"""Of the training triples that a first answer may be of; more would hold up the whole one."""
+"""Largest share of training triples in a first answer; a larger one would delay the full report."""
 NAME_CHARACTERS = 120
-"""Of a run's name at most; labels may be of any length."""
+"""Largest length of a run's name; labels can have any length."""
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class TraceResult:
-    """An explanation, the run that records it, and where its files are, if they were asked for."""
+    """An explanation, the run that records it, and the path of its files, if one was given."""
 
     report: InfluenceReport
     run_id: str | None
@@ -78,14 +78,14 @@ class TraceResult:
         return "\n".join([*lines, "", self.report.sign, *tested, *notes])
 
     def _agreement(self, entry: InfluenceEntry) -> str:
-        """Return how far the runs of an ensemble agree; nothing for a single run."""
+        """Return how far the runs of an ensemble agree; empty for a single run."""
         if entry.spread is None:
             return ""
         runs = len(self.report.model.runs)
         return f"  +- {entry.spread:.2g}, {entry.runs_agreeing} of {runs} runs agree"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values: the run, where files are, and how long it took."""
+        """Return JSON values: the run, the path of the files, the number of tests, the seconds."""
         return {
             "run_id": self.run_id,
             "output": None if self.output is None else str(self.output),
@@ -106,7 +106,7 @@ def shared_labels(report: InfluenceReport) -> frozenset[str]:
 
 
 def in_words(triple: TripleRecord, shared: Collection[str] = ()) -> str:
-    """Return a triple as people read it, with the ids of entities whose label is shared."""
+    """Return a triple as text for people, with the ids of entities whose label is shared."""
     head, tail = (
         f"{entity.label} ({entity.id})" if entity.label in shared else entity.label
         for entity in (triple.head, triple.tail)
@@ -115,7 +115,7 @@ def in_words(triple: TripleRecord, shared: Collection[str] = ()) -> str:
 
 
 def run_name(graph: KnowledgeGraph, tests: Triples) -> str:
-    """Return what the run of an explanation is called: by its triple, or by how many there are."""
+    """Return the name of an explanation's run, which has the triple, or how many there are."""
     if len(tests) > 1:
         return f"tracin {graph.name}, {len(tests):,} triples"
     head, relation, tail = tests[0]
@@ -135,22 +135,22 @@ def tracin(
 ) -> TraceResult:
     """Explain test triples by all training triples, and record it as a run of kind `trace`.
 
-    The processes that torchrun started explain together, each with its own rows of the entities;
-    the main one records and writes.
+    Processes that torchrun started explain together, each with its own rows of the entity table.
+    The main process records and writes.
 
     Args:
         model: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
             separated by commas, are an ensemble.
-        test: A file of triples, or one `head,relation,tail`.
+        test: A file of triples, or one triple as `head,relation,tail`.
         overrides: Settings of the explanation, `influence.key` to value.
-        files: Files that must be the model's own.
+        files: Files that must match the model's own.
         output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
-        first_answer: JSON file for what the training triples near the test triples say, which is
-            written before all of them are scored.
-        progress: Called with the number of training triples done and in total.
+        first_answer: JSON file for a first report, which covers only the training triples near the
+            test triples and is written before all training triples are scored.
+        progress: Called with the number of scored training triples and the total.
 
     Raises:
-        UsageError: the model, its checkpoints, its data or the triples cannot be used.
+        UsageError: The model, its checkpoints, its data or the triples cannot be used.
     """
     check_place(output)
     with (
@@ -182,14 +182,14 @@ def tracin(
 
 
 def prepare(model: str, overrides: Mapping[str, Any]) -> None:
-    """Estimate and keep what explanations of a model share, so that the first one is sooner there.
+    """Estimate and cache what all explanations of a model share, so that the first one is faster.
 
     Args:
         model: A run id, `models:/name@alias`, or a folder of checkpoints.
         overrides: Settings of the explanations, `influence.key` to value.
 
     Raises:
-        UsageError: the model, its checkpoints or its data cannot be used.
+        UsageError: The model, its checkpoints or its data cannot be used.
     """
     with open_trace_source(model, overrides) as source:
         source.tracer.prepare()
@@ -202,7 +202,7 @@ def explain(
     candidates: np.ndarray | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Findings:
-    """Compute everything that a report of these test triples says."""
+    """Compute all results for the report of these test triples."""
     tracer = source.tracer
     began = time.perf_counter()
     if tracer.settings.score == "unrolled":
@@ -224,10 +224,11 @@ def explain(
 def write_first_answer(
     path: Path, source: TraceSource, described: ReportSource, tests: Triples
 ) -> None:
-    """Write the JSON report of the training triples that share an entity with a test triple.
+    """Write a JSON report of the training triples that share an entity with a test triple.
 
-    Their scores are those of the whole report, which may hold stronger triples; they are few, so it
-    takes little. Where they are many, nothing is written, and the log says so.
+    Their scores are the same as in the full report, which can have stronger triples. These triples
+    are usually few, so this takes little time. If they are too many, nothing is written, and the
+    log says so.
     """
     train = source.task.graph.train
     ends = train[:, [HEAD, TAIL]]
@@ -235,7 +236,7 @@ def write_first_answer(
     share = float(near.any(0).mean())
     if source.tracer.settings.score == "unrolled" or not 0 < share <= LARGEST_SHARE:
         logger.info(
-            "no first answer: %d of %d training triples share an entity with what is explained",
+            "no first answer: %d of %d training triples share an entity with the test triples",
             near.any(0).sum(),
             len(train),
         )
@@ -245,7 +246,7 @@ def write_first_answer(
 
 
 def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
-    """Return every option that was in force, what was chosen by itself, and what was measured."""
+    """Return all settings in effect, the automatically chosen values, and measured deviations."""
     tracer = source.tracer
     plan = tracer.plan(len(tests))
     operand = str(tracer.operand or tracer.models[0].entity.weight.dtype).removeprefix("torch.")
@@ -272,7 +273,7 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
 
 
 def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSource:
-    """Return what all tests of the report have in common."""
+    """Return the data that all tests of the report share."""
     return ReportSource(
         graph=source.task.graph,
         task=source.task.kind,
@@ -289,7 +290,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
 
 @contextmanager
 def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
-    """Open a run of kind `trace` that is linked to the run it explains; in the main process."""
+    """Open a run of kind `trace`, linked to the explained run; only in the main process."""
     if not source.world.is_main:
         yield Tracker()
         return
@@ -305,7 +306,7 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
 
 
 def variant(source: TraceSource) -> str:
-    """Return the run's variant: precision, and what else changes the scores or the memory."""
+    """Return the run's variant: the precision, and other settings that affect scores or memory."""
     settings = source.tracer.settings
     precision = {"float16": "fp16", "bfloat16": "bf16"}
     name = precision.get(str(source.tracer.operand).removeprefix("torch."), "fp32")
@@ -318,7 +319,7 @@ def variant(source: TraceSource) -> str:
 
 
 def speed(candidates: np.ndarray, seconds: float) -> dict[str, float]:
-    """Return the metrics of speed of explaining tests, each by so many candidates."""
+    """Return the metrics of speed, given the number of candidates of each test."""
     return {
         names.INFLUENCE_SECONDS_PER_TEST: seconds / len(candidates),
         names.INFLUENCE_PAIRS_PER_SECOND: float(candidates.sum()) / seconds,
@@ -326,7 +327,7 @@ def speed(candidates: np.ndarray, seconds: float) -> dict[str, float]:
 
 
 def deviation(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of half precision's deviation; empty in float32."""
+    """Return the metrics of the deviation due to half precision; empty in float32."""
     measured = settings.get("half_precision_deviation")
     if measured is None:
         return {}

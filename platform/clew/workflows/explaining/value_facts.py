@@ -1,8 +1,8 @@
-"""Value facts: what each training fact does for many predictions together, recorded as a run.
+"""Value training facts by their effect on many predictions together, and record it as a run.
 
-One pass back through the training differentiates the weighted sum of the predictions' losses. The
-facts with the lowest values made these predictions worse; they are also written as a list that
-`data.exclude` takes.
+One backward pass through the training differentiates the weighted sum of the predictions' losses.
+The facts with the lowest values made these predictions worse. They are also written as a list for
+`data.exclude`.
 """
 
 import math
@@ -36,18 +36,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ValueRequest:
-    """What is asked for."""
+    """The model, the predictions and the output of a valuation."""
 
     model: str
     """A run id, `models:/name@alias`, or a folder of checkpoints."""
     test: str = ""
     """A file of triples; empty: the validation triples of the model's data."""
     weights: Path | None = None
-    """A number for each of these triples; None: all count the same, and sum to one."""
+    """File with a weight for each of these triples; None: equal weights that sum to one."""
     direction: Question = "both"
-    """Which answers' losses count; `both` is `tail` in a model without inverse relations."""
+    """The answers whose losses count; `both` is `tail` in a model without inverse relations."""
     worst: int = 100
-    """Number of facts in the list of the worst."""
+    """Largest number of facts in the list of the worst facts."""
     output_dir: Path | None = None
     """A new folder for copies of the files."""
 
@@ -58,14 +58,14 @@ class FactValues:
 
     graph: KnowledgeGraph
     values: np.ndarray
-    """By how much a fact's weight lowers the sum of losses, `(train,)`."""
+    """How much a fact's weight lowers the sum of losses, `(train,)`."""
     num_tests: int
     worst: np.ndarray
-    """Index of each fact in the list of the worst, the lowest value first."""
+    """Indices of the worst facts, the lowest value first."""
     run_id: str | None
 
     def table(self) -> str:
-        """Return the facts of the highest and the lowest values."""
+        """Return the facts with the highest and the lowest values."""
         best = np.argsort(-self.values, kind="stable")[:SHOWN]
         lines = [
             f"run {self.run_id or '(not recorded)'}",
@@ -89,11 +89,11 @@ def value_facts(
     """Differentiate the loss of many predictions through the training; record it as a run.
 
     Args:
-        request: Of which model, for which predictions.
-        progress: Called with the number of steps done and in total.
+        request: The model, the predictions and the output.
+        progress: Called with the number of steps done and the total.
 
     Raises:
-        UsageError: the model, its data, the triples or their weights cannot be used, or the
+        UsageError: The model, its data, the triples or their weights cannot be used, or the
             training cannot be repeated.
     """
     check_new_folder("--output-dir", request.output_dir)
@@ -101,7 +101,7 @@ def value_facts(
     with open_trace_source(request.model, settings) as source:
         tests, weights = _weighted_tests(request, source.task.graph)
         tracer = prepare(source)
-        # Open from here on: the run shows that the command works, how long, and in how much memory.
+        # Opened before the work, so that the store shows a running command and its peak memory.
         with trace_run(
             source.model, source.loaded, f"value-facts {source.task.dataset}", kind=names.KIND_VALUE
         ) as tracker:
@@ -131,15 +131,16 @@ def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Tripl
 
 
 def read_weights(path: Path, count: int) -> np.ndarray:
-    """Read a number from each line.
+    """Read one number per line.
 
     Raises:
-        DataError: it is no text, has more or fewer lines, or one is no finite number.
+        DataError: The file is not text, does not have `count` lines, or a line is not a finite
+            number.
     """
     lines = read_lines(path)
     if len(lines) != count:
         raise DataError(
-            f"{path}: expected {count} lines, a number for each triple, but it has {len(lines)}"
+            f"{path}: expected {count} lines, one number per triple, but it has {len(lines)}"
         )
     weights = []
     for number, line in enumerate(lines, start=1):
@@ -148,14 +149,14 @@ def read_weights(path: Path, count: int) -> np.ndarray:
         except ValueError:
             weights.append(math.nan)
         if not math.isfinite(weights[-1]):
-            raise DataError(f"{path}, line {number}: {quoted(line)} is no finite number")
+            raise DataError(f"{path}, line {number}: {quoted(line)} is not a finite number")
     return np.array(weights)
 
 
 def _record(
     tracker: Tracker, source: TraceSource, request: ValueRequest, found: FactValues
 ) -> None:
-    """Record the values and how they came about, with copies in the folder that was asked for."""
+    """Record the values and their settings, and copy the files to the output folder if given."""
     graph = found.graph
     settings = replay_settings(source.model.config, source.checkpoints[-1].step)
     with working_folder("values") as temporary:

@@ -1,1 +1,1 @@
-"""A run becomes a version of a registered model: checks, challenge, alias."""
+"""Promotes a run's model to a registered version that has the champion alias, after checks."""

@@ -1,10 +1,15 @@
-"""A candidate challenges the champion: it is checked, registered, asked, and then gets the alias.
+"""The promotion of one candidate: check, register, check as served, and move the aliases.
 
-Order of things, so that nothing is ever half moved: everything is checked on local files first;
-then the servable model is uploaded and becomes a version, which nobody uses by itself; then it is
-loaded again from the registry and asked; only then do aliases move (`clew.runs.alias_moves`).
-A candidate that the gate refuses is kept as a version under the alias `challenger`, with the reason
-as a tag; one that cannot even be loaded is not registered.
+The order of steps ensures that no promotion is left half done:
+
+1. All checks run on local files.
+2. The servable model is uploaded and registered as a version without an alias.
+3. The version is loaded from the registry, and its answers are compared with the checkpoint's.
+4. The aliases move (`clew.runs.alias_moves`).
+
+A candidate that the gate refuses is kept as a version with the alias `challenger`, and the reason
+is a tag of the version. A candidate that fails a final check before step 2, for example because it
+cannot be loaded, is not registered.
 """
 
 import dataclasses
@@ -31,7 +36,7 @@ Report = Callable[[Check], None]
 
 @dataclass(frozen=True)
 class PromotionResult:
-    """What came of a promotion or a rollback."""
+    """The outcome of a promotion or a rollback."""
 
     name: str
     alias: str
@@ -44,29 +49,29 @@ class PromotionResult:
 
     @property
     def uri(self) -> str:
-        """Address of whatever has the alias."""
+        """Address of the version that has the alias."""
         return f"models:/{self.name}@{self.alias}"
 
     def table(self) -> str:
-        """Return the outcome for people."""
+        """Return the outcome as text, with the command to serve the model if there is a version."""
         if self.refused or self.number is None:
             return self.outcome
         serve = f"mlflow models serve -m {shlex.quote(self.uri)} --env-manager local"
         return f"{self.outcome}\n{self.uri}\nserve it with: {serve}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return all fields and the address as JSON values."""
         return dataclasses.asdict(self) | {"uri": self.uri}
 
 
 def alias_beside(alias: str, role: str) -> str:
-    """Return the alias that keeps the `previous` or the `challenger` of an alias."""
+    """Return the alias for the role `previous` or `challenger` next to an alias."""
     return role if alias == names.ALIAS_CHAMPION else f"{alias}-{role}"
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """One candidate against the champion; the decision is based on the aliases `before`."""
+    """One candidate against the champion; `before` has the aliases at the start."""
 
     registry: Registry
     name: str
@@ -75,19 +80,19 @@ class Challenge:
     gate: Gate
     report: Report
     force: str
-    """Reason for which checks that are not final are overruled; empty: they are not."""
+    """Reason to overrule failed checks that are not final; empty: they are not overruled."""
 
     def run(self, tags: Mapping[str, str], *, dry_run: bool) -> PromotionResult:
-        """Check, register, check again, and move the aliases if nothing speaks against it.
+        """Check and register the candidate, check it as served, and move the aliases.
 
         Args:
-            tags: Tags of the training run that the promotion's own run gets too.
-            dry_run: Run the checks only, and write nothing.
+            tags: Tags of the training run to copy to the promotion's run.
+            dry_run: Only run the checks, and write nothing.
         """
         candidate, champion = self.gate.candidate, self.gate.champion
         if champion and champion.tags.get(names.TAG_WEIGHTS) == self.gate.weights_digest:
             outcome = f"nothing to do: version {champion.number} of {self.name} is {self.alias}"
-            return self._result(champion.number, (), f"{outcome} with these very weights")
+            return self._result(champion.number, (), f"{outcome} with the same weights")
         if dry_run:
             return self._dry_run()
         tracker = open_tracker(
@@ -146,7 +151,7 @@ class Challenge:
         return checks
 
     def _register(self, promote_run: str | None) -> RegisteredVersion:
-        """Register the candidate as a pending version, or use one of the same weights."""
+        """Register the candidate as a pending version, or reuse one of the same run and weights."""
         tags, state = self.gate.describe_candidate(), self.registry.state(self.name)
         if promote_run is not None:
             tags[names.TAG_PROMOTE_RUN] = promote_run
@@ -168,7 +173,7 @@ class Challenge:
             return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
 
     def _move(self, version: RegisteredVersion, former: str | None) -> None:
-        """Move the alias, then what follows from it."""
+        """Move the alias to the version, then update `previous` and `challenger`."""
         before: dict[str, str | None] = {self.alias: former}
         after: dict[str, str | None] = {self.alias: version.number}
         if former is not None:
@@ -181,11 +186,11 @@ class Challenge:
     def _refuse(
         self, version: RegisteredVersion, checks: list[Check], reason: str
     ) -> PromotionResult:
-        """Keep the version as challenger, with the reason."""
+        """Keep the refused version as challenger, with the reason."""
         state = self.registry.state(self.name)
         if state is not None and state.aliases.get(self.alias) == version.number:
             outcome = f"nothing to do: version {version.number} of {self.name} is {self.alias}"
-            outcome += ", another process promoted it meanwhile"
+            outcome += ", another process promoted it in the meantime"
             return self._result(version.number, checks, outcome)
         verdict = {names.TAG_VALIDATION: names.VALIDATION_FAILED}
         self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: reason})
@@ -205,7 +210,7 @@ class Challenge:
         return self._result(None, checks, outcome, refused=refused)
 
     def _record(self, tracker: Tracker, result: PromotionResult) -> None:
-        """Record what was found and decided on the promotion's own run."""
+        """Record the metrics, the checks and the decision with the promotion's run."""
         step = self.gate.candidate.manifest.step
         tracker.metrics(self.gate.metrics, step)
         tracker.metrics({f"champion/{k}": v for k, v in self.gate.champion_metrics.items()}, step)
@@ -219,17 +224,17 @@ class Challenge:
 
     @property
     def previous(self) -> str:
-        """Alias of the version that had the alias before."""
+        """Alias for the version that had the alias before."""
         return alias_beside(self.alias, names.ALIAS_PREVIOUS)
 
     @property
     def challenger(self) -> str:
-        """Alias of the version that was last refused the alias."""
+        """Alias for the last version that was refused."""
         return alias_beside(self.alias, names.ALIAS_CHALLENGER)
 
     @property
     def run_id(self) -> str:
-        """The training run whose checkpoint is promoted."""
+        """Id of the training run whose checkpoint is promoted."""
         return self.gate.candidate.run_id or ""
 
     def _result(
@@ -252,5 +257,5 @@ def _reasons(failed: Sequence[Check]) -> str:
 
 
 def _final(checks: Sequence[Check]) -> str | None:
-    """Return why nobody could overrule the gate, if so."""
+    """Return the detail of the failed final check, which cannot be overruled; None if none."""
     return next((c.detail for c in checks if c.final and not c.passed), None)

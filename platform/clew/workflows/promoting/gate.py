@@ -1,7 +1,7 @@
-"""The gate: what a candidate must show before it may replace the champion.
+"""The gate: the checks that a candidate must pass before it can replace the champion.
 
-Checks come one by one, each with what was found; the first that nobody could overrule ends them.
-Nothing here writes anything.
+The checks run one after another, and each reports what it found. The first failed check that cannot
+be overruled ends them. The gate does not change the registry or the tracking store.
 """
 
 import math
@@ -29,7 +29,7 @@ from clew.workflows.servables import Calibrated, Servable, servable_of
 
 REPRODUCTION_TOLERANCE = 1e-6
 MOST_SHOWN = 200
-"""Characters of a request that a message repeats; frames are longer."""
+"""Largest number of characters of a request in a message; requests with frames are longer."""
 SAFE_SUFFIXES = frozenset({".safetensors", ".json", ".parquet"})
 
 CheckName = Literal[
@@ -39,9 +39,9 @@ CheckName = Literal[
 
 @dataclass(frozen=True)
 class Check:
-    """One question to a candidate and its answer.
+    """The result of one check of a candidate.
 
-    A failed check can be overruled by a person with a reason, unless it is `final`.
+    A user can overrule a failed check by giving a reason, unless the check is `final`.
     """
 
     name: CheckName
@@ -50,20 +50,20 @@ class Check:
     final: bool = False
 
     def line(self) -> str:
-        """Return the check for people, in one line."""
+        """Return the result in one line of text."""
         return f"{'ok' if self.passed else 'NO':3} {self.name:11} {self.detail}"
 
 
 @dataclass
 class Gate:
-    """A candidate, the champion that it wants to replace, and what was found out so far.
+    """A candidate, the champion that it would replace, and the results of the checks so far.
 
     Args:
         candidate: The best checkpoint of a run.
-        champion: The version that has the alias now, if there is one.
-        metric: Last part of the metric that decides, for example `mrr`.
-        maximize: Whether its larger values are better.
-        work: An empty folder.
+        champion: The version that has the alias now; None if no version has it.
+        metric: Last part of the key of the metric that decides, for example `mrr`.
+        maximize: Whether larger values of the metric are better.
+        work: An empty folder for temporary files.
     """
 
     candidate: ModelSource
@@ -77,7 +77,7 @@ class Gate:
     loaded: LoadedModel | None = None
 
     def checks(self) -> Iterator[Check]:
-        """Yield the checks in order, up to the first one that is final."""
+        """Yield the results of the checks in order, up to the first failed check that is final."""
         steps = (
             self._checkpoint,
             self._no_pickle,
@@ -94,7 +94,10 @@ class Gate:
                 return
 
     def served(self, registry: Registry, version: RegisteredVersion) -> Check:
-        """Load a version from the registry as a server does, and compare it with the checkpoint."""
+        """Load a version from the registry as a server does, and compare its answers.
+
+        They must agree with the answers of the checkpoint.
+        """
         rows = self.servable.example_rows()
         folder = registry.download(version, self.work / "served")
         expected = self.servable.answer(folder / SERVED_FOLDER, rows)
@@ -105,13 +108,13 @@ class Gate:
         for row, one, other in zip(rows, answered, expected, strict=True):
             if not self.servable.agree(one, other):
                 asked = str(row)[:MOST_SHOWN]
-                detail = f"answers {asked} otherwise than the checkpoint does"
+                detail = f"the answer to {asked} differs from the answer of the checkpoint"
                 return Check("served", False, detail, final=True)
-        detail = f"{version.uri} loads without pickle and answers {len(rows)} queries as it should"
+        detail = f"{version.uri} loads without pickle and answers {len(rows)} queries correctly"
         return Check("served", True, detail)
 
     def describe_candidate(self) -> dict[str, str]:
-        """Return the tags by which a version says what it is made of and what was found."""
+        """Return the tags of a version: its origin, its code and the results of the checks."""
         manifest, task = self.candidate.manifest, self.model.task
         tags = {
             names.TAG_VALIDATION: names.VALIDATION_PENDING,
@@ -133,18 +136,18 @@ class Gate:
 
     @property
     def weights_digest(self) -> str:
-        """Sixteen hex digits over the candidate's weights."""
+        """Hash of the candidate's weights, sixteen hex digits."""
         return weights_digest(self.candidate.checkpoint)
 
     @property
     def model(self) -> LoadedModel:
-        """The candidate, once its weights are loaded."""
+        """The candidate's model; available once its weights are loaded."""
         assert self.loaded is not None
         return self.loaded
 
     @property
     def servable(self) -> Servable:
-        """The candidate's task as serving sees it, once its weights are loaded."""
+        """The candidate's task for serving; available once its weights are loaded."""
         return servable_of(self.model.task)
 
     def _checkpoint(self) -> Check:
@@ -163,7 +166,7 @@ class Gate:
         if unsafe:
             detail = f"{unsafe[0]} is neither safetensors nor JSON nor Parquet"
             return Check("no pickle", False, detail, final=True)
-        return Check("no pickle", True, f"{len(files)} files, safetensors and JSON only")
+        return Check("no pickle", True, f"{len(files)} files, only safetensors, JSON or Parquet")
 
     def _weights(self) -> Check:
         try:
@@ -242,5 +245,5 @@ class Gate:
         return Check("champion", better, detail if better else f"{detail}: not better")
 
     def _said(self, error: Exception) -> str:
-        """Return what an error says, without the working folder, which is gone when it is read."""
+        """Return an error's message without the working folder, which is deleted afterwards."""
         return str(error).replace(f"{self.work}/", "")

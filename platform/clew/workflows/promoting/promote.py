@@ -1,7 +1,7 @@
-"""Promote: the best checkpoint of a run becomes a registered model that can be asked and served.
+"""Promote: register the best checkpoint of a run as a model that can be queried and served.
 
-A command that was cut off may simply be run again: it uses the version that it finds, and ends the
-run that was left behind. What happens to one candidate is told in `challenge`.
+A command that was interrupted can be repeated: it reuses the version that it finds, and ends the
+run that was left behind. The promotion of one candidate is in `challenge`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ __all__ = ["PromotionRequest", "PromotionResult", "promote", "promote_best_of", 
 
 CUT_OFF = "the promotion's process ended before a decision was recorded"
 
-# What a promotion's run says of itself in the words of the training run.
+# Tags that a promotion's run copies from the training run.
 TRAINING_TAGS = (
     names.TAG_TASK,
     names.TAG_DATASET,
@@ -46,9 +46,9 @@ TRAINING_TAGS = (
 
 @dataclass(frozen=True)
 class PromotionRequest:
-    """What a person asks for; what is empty has a default.
+    """What to promote, and how; an empty field has a default.
 
-    `force` is a reason: with it, checks that are not final are overruled, and it is recorded.
+    `force` is a reason to overrule failed checks that are not final. It is recorded.
     """
 
     run_id: str = ""
@@ -61,15 +61,15 @@ class PromotionRequest:
 
 
 def promote(request: PromotionRequest, report: Report = lambda check: None) -> PromotionResult:
-    """Register a run's best checkpoint, check it, and make it champion.
+    """Check a run's best checkpoint, register it, and give it the alias, by default champion.
 
     Args:
-        request: Which run, under which name.
-        report: Called with each check as it is done.
+        request: The run, the model's name and the alias.
+        report: Called with the result of each check when it is done.
 
     Raises:
-        UsageError: the run, the metric, the name or the registry cannot be used.
-        PromotionRefused: the gate said no, or somebody else was faster.
+        UsageError: The run, the metric, the name or the registry cannot be used.
+        PromotionRefused: A check failed, or another process moved the aliases in the meantime.
     """
     alias = request.alias or names.ALIAS_CHAMPION
     check_alias(alias, reserved=frozenset({names.ALIAS_PREVIOUS, names.ALIAS_CHALLENGER}))
@@ -102,11 +102,11 @@ def promote_best_of(
     run_ids: Sequence[str],
     request: PromotionRequest,
 ) -> PromotionResult:
-    """Promote the best of some runs by the metric of the request, the first of equals.
+    """Promote the best of some runs by the metric of the request; the first one in case of a tie.
 
     Raises:
-        UsageError: as `promote`; also if a run does not have the metric.
-        PromotionRefused: as `promote`.
+        UsageError: As for `promote`, or a run does not have the metric.
+        PromotionRefused: As for `promote`.
     """
     runs = [find_run(run_id) for run_id in run_ids]
     best = best_of_runs(runs, request.metric or own_metric(runs))
@@ -114,16 +114,17 @@ def promote_best_of(
 
 
 def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
-    """Give an alias back to the version that had it before; once more undoes that.
+    """Give an alias back to the version that had it before; a second rollback undoes the first.
 
     Args:
         name: The registered model.
-        alias: Which alias; champion unless given.
-        dry_run: Say what would happen, and write nothing.
+        alias: The alias; empty: champion.
+        dry_run: Only report what would happen, and write nothing.
 
     Raises:
-        TrackingError: there is no such model or no former version.
-        PromotionRefused: somebody else moved the aliases meanwhile.
+        ConfigError: No name is given, or it is not valid.
+        TrackingError: There is no such model or no former version.
+        PromotionRefused: Another process moved the aliases in the meantime.
     """
     alias = alias or names.ALIAS_CHAMPION
     if not name:
@@ -167,12 +168,12 @@ def _former_version(
 
 
 def _choose_run(request: PromotionRequest) -> RunRecord:
-    """Return the run that is meant: by its id, or the best of an experiment."""
+    """Return the run with the requested id, or the best run of the requested experiment."""
     if bool(request.run_id) == bool(request.experiment):
         given = "both" if request.run_id else "neither"
         raise ConfigError(
-            f"{given} of --run-id and --experiment given; give the run, or the experiment whose "
-            "best run is meant"
+            f"{given} of --run-id and --experiment given; give either the run, or the experiment "
+            "whose best run is to be promoted"
         )
     if request.experiment:
         return find_best_run(request.experiment, request.metric)
@@ -187,9 +188,9 @@ def _choose_run(request: PromotionRequest) -> RunRecord:
 
 
 def _end_dead_promotions(registry: Registry) -> None:
-    """End the runs of promotions whose process died, and what they left in the registry.
+    """End the runs of promotions whose process died, and clean up what they left in the registry.
 
-    One that says FAILED without a decision died too, and `clew sync` ended it.
+    A run that is FAILED without a decision died too, and `clew sync` ended it.
     """
     found = [
         run
@@ -203,7 +204,7 @@ def _end_dead_promotions(registry: Registry) -> None:
         except TrackingError:
             continue  # it is alive
         registry.abandon(run.run_id, run.tags.get(names.TAG_SOURCE_RUN, ""), CUT_OFF)
-        # What it recorded itself waits in its journal, and replaces these tags.
+        # Tags that the dead process recorded are still in its journal, and replace these tags.
         tags = {names.TAG_DECISION: CUT_OFF}
         left = open_tracker(TrackingConfig(), kind=names.KIND_PROMOTE, run_id=run.run_id, tags=tags)
         left.finish("KILLED")

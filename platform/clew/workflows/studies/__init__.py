@@ -1,1 +1,1 @@
-"""Runs of several variants side by side, and verdicts on what they claim."""
+"""Runs several variants of a configuration, and judges claims about them."""

@@ -1,6 +1,6 @@
-"""A study's cells: each runs in a process of its own, unless an earlier run of it is finished.
+"""A study's cells: each runs in a separate process, unless an earlier run of it is finished.
 
-The process is on this machine or, where there is a cluster, on one of its nodes.
+The process runs on this machine or, with a cluster, on one of its nodes.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CellResult:
-    """What became of one variant with one seed."""
+    """The result of one variant with one seed."""
 
     variant: str
     seed: int
@@ -36,17 +36,17 @@ class CellResult:
 
 
 def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: str) -> CellResult:
-    """Return the cell's earlier result, or run it; a failure is a result too.
+    """Return the cell's earlier result, or run the cell; a failure is also a result.
 
     Args:
-        study: Of which the cell is.
-        variant: The cell's.
-        seed: The cell's.
-        parent: Run of the study.
-        place: Machine and commit; only earlier results of the same are taken.
+        study: The study that the cell belongs to.
+        variant: Variant of the cell.
+        seed: Seed of the cell.
+        parent: Id of the study's run.
+        place: Machine and commit; only earlier results with the same place are reused.
 
     Raises:
-        Interrupted: stopped by the person.
+        Interrupted: The user stopped the command.
     """
     cell_id = _identify(study.cell_id(variant, seed), place)
     earlier = find_cell(cell_id)
@@ -66,15 +66,15 @@ def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: s
 
 
 def place_of(machines: Iterable[Machine]) -> str:
-    """Return machines and commit, which tell whether an earlier result can stand for a new one."""
+    """Return machines and commit as text; an earlier result is reused only if they are the same."""
     return f"{in_words(machines)}/{git_commit()}"
 
 
 def trained_model(study: Study, seed: int, parent: str | None, place: str) -> str:
-    """Return the run of the model that a seed's cells explain; train it if none has done so.
+    """Return the run id of the model that a seed's cells explain; train the model if necessary.
 
     Raises:
-        ClewError: it cannot be trained.
+        ClewError: The model cannot be trained.
     """
     config = study.model_config_of(seed)
     model_id = _identify(f"{study.name}/model/{config.config_hash}", place)
@@ -89,7 +89,6 @@ def trained_model(study: Study, seed: int, parent: str | None, place: str) -> st
 def _traced(
     study: Study, variant: str, seed: int, parent: str | None, *, cell_id: str, place: str
 ) -> CellResult:
-    """Explain the seed's model."""
     assert study.tests is not None
     model = trained_model(study, seed, parent, place)
     run_id = trace_in_child(model, study.tests, study.influence_settings(variant))
@@ -103,25 +102,25 @@ def _traced(
 def cells_on_cluster(
     cluster: Cluster, study: Study, turns: Sequence[tuple[int, str]], parent: str | None
 ) -> Iterator[CellResult]:
-    """Yield the cells as they end; one that is lost with node after node is a result too.
+    """Yield the results of cells as they end; if all nodes that try a cell die, it has failed.
 
     Args:
-        cluster: Where they run.
-        study: Of which they are.
-        turns: Seed and variant of each.
-        parent: Run of the study.
+        cluster: The cluster on which the cells run.
+        study: The study that the cells belong to.
+        turns: Seed and variant of each cell.
+        parent: Id of the study's run.
 
     Raises:
-        ClusterError: the nodes have other data than this machine.
-        Interrupted: stopped by the person.
+        ClusterError: The data on a node differs from the data on this machine.
+        Interrupted: The user stopped the command.
     """
     cluster.require_same("the data", fingerprints, study)
     place = place_of(cluster.machines)
-    if study.command == "tracin":  # cells of one seed beside each other would all train its model
+    if study.command == "tracin":  # or parallel cells of one seed would each train its model
         for seed in study.seeds:
             cluster.submit(seed, trained_model, study, seed, parent, place)
         for _ in cluster.finished():
-            pass  # a model that could not be trained is tried again by its cells, which say why
+            pass  # if a training fails, the model's cells try again and report why
     for seed, variant in turns:
         cluster.submit((seed, variant), run_cell, study, variant, seed, parent, place)
     for (seed, variant), ended in cluster.finished():
@@ -132,14 +131,14 @@ def cells_on_cluster(
 
 
 def fingerprints(study: Study) -> str:
-    """Return what the data of all cells are, as this machine has them."""
+    """Return the fingerprints of the data of all cells on this machine."""
     configs = [study.config(variant, study.seeds[0]) for variant in study.variants]
     different = {config.data.model_dump_json(): config for config in configs}
     return ", ".join(data_fingerprint(config) for config in different.values())
 
 
 def _identify(content: str, place: str) -> str:
-    """Return what identifies a cell on this machine at this commit."""
+    """Return a hash that identifies a cell or a model at one place: machine and commit."""
     return hashlib.sha256(f"{content}/{place}".encode()).hexdigest()[:16]
 
 

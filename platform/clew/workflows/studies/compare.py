@@ -1,4 +1,4 @@
-"""Compare: a study's cells in processes of their own, ratios, and claims with verdicts."""
+"""Compare: run a study's cells, compute ratios, and judge the study's claims."""
 
 import json
 import logging
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 def compare(
     study: Study, *, output: Path | None = None, cluster: ClusterRequest | None = None
 ) -> Iterator[str]:
-    """Run all cells that are not finished yet and yield the lines to print.
+    """Run all cells that are not finished yet, and yield the lines to print.
 
-    A round runs every variant once with one seed, in reversed order in every second round, so that
-    a drift of the machine's speed meets every variant. A cell that fails is reported and does not
-    stop the rest; a cell that finished earlier on this machine and commit is not run again.
+    A round runs every variant once with one seed. Every second round runs in reverse order, so that
+    a drift of the machine's speed affects all variants. A cell that fails is reported and does not
+    stop the rest. A cell that finished earlier on this machine and commit is not run again.
 
     Args:
-        study: What to run.
-        output: File for the results as JSON. From a tree with uncommitted changes it is not
-            written, which is said before the first cell and again at the end.
-        cluster: Where cells run; None: here, one after another. On a cluster they run beside each
-            other, on nodes that may differ: what they say of time compares the nodes too.
+        study: The study to run.
+        output: File for the results as JSON. With uncommitted changes in the git checkout, it is
+            not written; a message before the first cell and another one at the end say so.
+        cluster: Cluster to run the cells on; None: run here, one after another. On a cluster, cells
+            run in parallel on nodes that can differ, so times also depend on the node.
 
     Raises:
-        ConfigError: the results cannot be written to the file.
-        ClusterError: the cluster cannot be used.
-        UsageError: no cell of the reference finished, so there is nothing to compare with.
-        Interrupted: stopped by the person; finished cells are kept.
+        ConfigError: The results cannot be written to the file.
+        ClusterError: The cluster cannot be used.
+        UsageError: No cell of the reference finished, so there is nothing to compare with.
+        Interrupted: The user stopped the command. Finished cells are kept.
     """
     check_file("--output", output)
     obstacle = _obstacle(output)
@@ -87,7 +87,7 @@ def _cells(
 
 
 def _obstacle(output: Path | None) -> str | None:
-    """Return why the results will not be written to a file, None if nothing is in the way."""
+    """Return why the results cannot be written to a file; None if they can."""
     if output is None:
         return None
     reason = why_no_result_file(git_commit())
@@ -113,10 +113,10 @@ def _progress(study: Study, cell: CellResult, done: int) -> str:
 
 
 def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -> StudyReport:
-    """Collect what the cells measured, on this machine or on the cluster's kinds of nodes.
+    """Build the report of what the cells measured, on this machine or on the cluster's nodes.
 
     Raises:
-        UsageError: nothing of the reference.
+        UsageError: No cell of the reference measured anything.
     """
     values: dict[tuple[str, str], dict[int, float]] = {}
     for cell in cells:

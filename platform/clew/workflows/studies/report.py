@@ -1,4 +1,4 @@
-"""What a study found: medians, ratios, verdicts; as JSON, Markdown and a picture."""
+"""The report of a study: medians, ratios and verdicts, as JSON, Markdown and a picture."""
 
 import re
 import statistics
@@ -12,7 +12,7 @@ from clew.workflows.studies.verdicts import METHOD, Estimate, Values, Verdict, j
 
 
 def metric_name(variant: str) -> str:
-    """Return a variant's name without what a store refuses in the name of a metric."""
+    """Return a variant's name without characters that MLflow refuses in the name of a metric."""
     return " ".join(re.sub(r"[^\w.\- :]|\.\.", " ", variant).split())
 
 
@@ -23,7 +23,7 @@ def in_words(machines: Iterable[Machine]) -> str:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """What was measured of each variant in each round, and what follows."""
+    """The values measured for each variant in each round, with ratios and verdicts."""
 
     study: Study
     values: Values
@@ -34,7 +34,7 @@ class StudyReport:
     problems: list[str]
     run_ids: list[str]
     nodes: tuple[Machine, ...] = ()
-    """Of a cluster: the kinds of machines that the cells ran on, instead of this one."""
+    """On a cluster, the machines that the cells ran on, instead of this one."""
 
     @property
     def has_gpu(self) -> bool:
@@ -43,21 +43,21 @@ class StudyReport:
 
     @property
     def machines(self) -> str:
-        """What the cells ran on, in words."""
+        """The kinds of machines that the cells ran on, in one line."""
         return in_words(self.nodes or (self.machine,))
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What the values say of each claim."""
+        """A verdict on each claim of the study."""
         return judge(self.study, self.values, has_gpu=self.has_gpu)
 
     def ratio(self, variant: str, metric: str) -> Estimate | None:
-        """Return a variant's ratio to the reference; None where one of them is missing."""
+        """Return a variant's ratio to the reference; None if one of the two has no values."""
         base = self.values.get((self.study.reference, metric), {})
         return Estimate.of_ratios(self.values.get((variant, metric), {}), base)
 
     def ratios(self) -> dict[str, float]:
-        """Return all ratios under `ratio/<variant>/<metric>`, the variant by its `metric_name`."""
+        """Return all ratios as `ratio/<variant>/<metric>`, with variants named by `metric_name`."""
         return {
             f"ratio/{metric_name(variant)}/{measure.metric}": ratio.value
             for variant in self.study.variants
@@ -143,7 +143,7 @@ class StudyReport:
 
 
 def _as_dict(estimate: Estimate | None) -> Mapping[str, float | int | None] | None:
-    """Return an estimate as JSON values; an interval without end has none."""
+    """Return an estimate as JSON values; the ends of an unbounded interval are None."""
     if estimate is None:
         return None
     low, high = (estimate.low, estimate.high) if estimate.rounds > 1 else (None, None)
@@ -151,7 +151,7 @@ def _as_dict(estimate: Estimate | None) -> Mapping[str, float | int | None] | No
 
 
 def shown(estimate: Estimate | None) -> str:
-    """Return an estimate with its interval, as tables have it."""
+    """Return an estimate with its interval as text for tables."""
     if estimate is None:
         return "-"
     if estimate.rounds == 1:
@@ -160,7 +160,7 @@ def shown(estimate: Estimate | None) -> str:
 
 
 def draw(report: StudyReport, path: Path) -> None:
-    """Draw each variant's ratios with their intervals as bars, a panel for each measure."""
+    """Draw each variant's ratios with their intervals as bars, one panel per measure."""
     from matplotlib.figure import Figure
 
     variants = list(report.study.variants)
@@ -180,5 +180,5 @@ def draw(report: StudyReport, path: Path) -> None:
 
 
 def _reach(ratio: Estimate) -> tuple[float, float]:
-    """Return how far the interval reaches to the left and to the right."""
+    """Return the distances from the ratio to the low and the high end of its interval."""
     return ratio.value - ratio.low, ratio.high - ratio.value

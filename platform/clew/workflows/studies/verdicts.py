@@ -1,4 +1,4 @@
-"""What the rounds of a study say about a claim: an estimate, its 95 % interval, a verdict."""
+"""Judges claims by the rounds of a study: an estimate, its 95 % interval and a verdict."""
 
 import math
 import statistics
@@ -11,15 +11,15 @@ from scipy.stats import t as student_t
 from clew.config.study import Claim, Study, memory_of
 
 METHOD = (
-    "Variants take turns in rounds, one seed in each. A ratio is the geometric mean of the rounds' "
-    "ratios; its 95 % interval is Student's t over their logarithms, so what slows a whole round "
-    "down cancels. Differences and values have the same interval without logarithms. A claim holds "
-    "if the whole interval keeps its bounds, does not hold if no part of it does, and cannot be "
-    "told in between."
+    "Variants take turns in rounds, one seed per round. A ratio is the geometric mean of the "
+    "rounds' ratios; its 95 % interval is Student's t over their logarithms, so a slowdown of a "
+    "whole round cancels. Differences and values have the same interval without logarithms. A "
+    "claim holds if the whole interval is within its bounds, does not hold if no part of it is, "
+    "and cannot be told in between."
 )
 
 Values = Mapping[tuple[str, str], Mapping[int, float]]
-"""What was measured: (variant, metric) to {seed: value}."""
+"""Measured values: (variant, metric) to {seed: value}."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Estimate:
 
     @classmethod
     def of_values(cls, values: Sequence[float]) -> Self | None:
-        """Return the mean of some values; None if there is none."""
+        """Return the mean of the values; None if there are no values."""
         if not values:
             return None
         mean, count = statistics.fmean(values), len(values)
@@ -53,7 +53,7 @@ class Estimate:
     def of_ratios(cls, values: Mapping[int, float], base: Mapping[int, float]) -> Self | None:
         """Return the geometric mean of the ratios of the rounds that both have.
 
-        None where one of them is zero or negative: such a ratio says nothing.
+        Returns None if one of the values is zero or negative, because such a ratio has no meaning.
         """
         seeds = _common(values, base)
         if any(values[seed] <= 0 or base[seed] <= 0 for seed in seeds):
@@ -64,7 +64,7 @@ class Estimate:
         return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.rounds)
 
     def judge(self, claim: Claim) -> str:
-        """Return whether the claim holds, as `METHOD` says."""
+        """Return whether the claim holds, as described in `METHOD`."""
         if claim.holds(self.low) and claim.holds(self.high):
             return "holds"
         above = claim.at_most is not None and self.low > claim.at_most
@@ -84,12 +84,12 @@ class Verdict:
 
     claim: Claim
     estimate: Estimate | None
-    """None where nothing was measured that could bear the claim out."""
+    """None if nothing was measured that could confirm or refute the claim."""
     verdict: str
 
 
 def judge(study: Study, values: Values, *, has_gpu: bool) -> list[Verdict]:
-    """Return a verdict on each claim of a study, given what was measured."""
+    """Return a verdict on each claim of a study, given the measured values."""
     return [_judge(claim, study.reference, values, has_gpu=has_gpu) for claim in study.claims]
 
 

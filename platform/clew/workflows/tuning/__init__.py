@@ -1,1 +1,1 @@
-"""The search for settings: its trials, what is recorded, and the report."""
+"""The search for the best settings: its trials, its run and its output files."""

@@ -1,6 +1,6 @@
-"""Trials of a search on a cluster: nodes train, this process asks Optuna and tells it.
+"""Trials of a search on a cluster: nodes train, and only this process uses Optuna.
 
-A node tells of each validation over a channel, and learns whether to give the trial up.
+A node reports each validation over a channel; the answer is whether to prune the trial.
 """
 
 import logging
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 class Began(BaseModel):
-    """A node says that a trial began; the answer is how many seconds are left."""
+    """Message of a node that a trial began; the answer is how many seconds are left."""
 
     number: int
     run_id: str
 
 
 class Validated(BaseModel):
-    """A node tells of a validation; the answer is whether to give the trial up."""
+    """Message of a node after a validation; the answer is whether to prune the trial."""
 
-    model_config = ConfigDict(ser_json_inf_nan="constants")  # as null it would be no value
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # null would not validate as a float
 
     number: int
     value: float
@@ -42,19 +42,19 @@ _SAID: TypeAdapter[Began | Validated] = TypeAdapter(Began | Validated)
 
 
 class NodeLine:
-    """The line of a trial on a node."""
+    """Connects a trial on a node with the search, over the channel."""
 
     def __init__(self, channel: ChannelLine, number: int) -> None:
         self._channel, self._number = channel, number
         self._ends = float("inf")
 
     def began(self, run_id: str) -> None:
-        """Say which run it is, and learn how long it may take."""
+        """Report the trial's run, and set the deadline from the answer."""
         seconds = self._ask(Began(number=self._number, run_id=run_id))
         self._ends = time.monotonic() + float(seconds)
 
     def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
-        """Tell the metric; return whether to give the trial up."""
+        """Report the metric, and return whether to prune the trial."""
         said = Validated(number=self._number, value=value, epoch=epoch, is_last=is_last)
         return self._ask(said) == str(True)
 
@@ -73,7 +73,7 @@ def try_settings(
     channel: ChannelLine,
     parent_run_id: str,
 ) -> Ending:
-    """Train with a trial's settings on a node."""
+    """Train with a trial's settings; this runs on a node."""
     line = NodeLine(channel, number)
     return train_trial(config, settings, TrialWatch(number, line, line.is_time_up), parent_run_id)
 
@@ -97,16 +97,16 @@ class ClusterTrials:
         self._left: list[str] = []
 
     def run(self, wants_more: Callable[[int], bool], tell: Callable[[int], None]) -> None:
-        """Try settings, as many at a time as there is room for, until no more are wanted.
+        """Run as many trials at a time as the cluster has room for, until no more are wanted.
 
-        A trial that was lost with node after node fails: its settings may take too much memory.
+        If all nodes that try a trial die, it fails: its settings may need too much memory.
 
         Args:
-            wants_more: Receives how many trials run, and returns whether to begin another.
+            wants_more: Receives the number of running trials, and returns whether to begin another.
             tell: Receives the number of each trial that ended.
 
         Raises:
-            UsageError: data or tracking store cannot be used on a node.
+            UsageError: The data or the tracking store cannot be used on a node.
         """
         channel = self._cluster.channel(self._answer)
         try:
@@ -144,7 +144,7 @@ class ClusterTrials:
         return str(self._seconds_left())
 
     def _end_left(self) -> None:
-        """End the runs of trials that were begun again, since their node died."""
+        """End the earlier runs of trials that began again after their node died."""
         for run_id in self._left:
             try:
                 end_if_dead(run_id)

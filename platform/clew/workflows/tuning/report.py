@@ -1,4 +1,4 @@
-"""What a search leaves: the best configuration, a table of its trials, and a chart."""
+"""The output files of a search: the best configuration, a table of its trials, and a chart."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def shown(settings: dict[str, Value]) -> str:
 
 
 def write_best(path: Path, config: RunConfig, best: TrialRecord, num_trials: int) -> None:
-    """Write the best configuration as YAML, with what it reached and where as a comment."""
+    """Write the best configuration as YAML, with its metric and its run in a comment."""
     head = (
         f"# Best of {num_trials} trials by {config.evaluation.metric}: {best.value!r} after epoch "
         f"{best.epoch}, in run {best.run_id} (trial {best.number}).\n"
@@ -38,7 +38,7 @@ def write_best(path: Path, config: RunConfig, best: TrialRecord, num_trials: int
 
 
 def write_trials(path: Path, records: Sequence[TrialRecord]) -> None:
-    """Write a table of the trials: one row each, one column for each setting."""
+    """Write a table of the trials: one row per trial, one column per setting."""
     keys = list(dict.fromkeys(key for record in records for key in record.settings))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -50,18 +50,18 @@ def write_trials(path: Path, records: Sequence[TrialRecord]) -> None:
 
 
 def _cells(record: TrialRecord) -> list[object]:
-    """Return what a row begins with, in the order of `COLUMNS`."""
+    """Return the first cells of a row, in the order of `COLUMNS`."""
     seconds = round(record.seconds, 1)
     return [record.number, record.state, record.value, record.epoch, seconds, record.run_id]
 
 
 def write_chart(path: Path, records: Sequence[TrialRecord], metric: str, *, maximize: bool) -> None:
-    """Write a Vega-Lite chart: each trial's validation metric, and the best so far as steps."""
+    """Write a Vega-Lite chart of each trial's validation metric and the best one so far."""
     write_whole(path, json.dumps(chart(records, metric, maximize=maximize), indent=1) + "\n")
 
 
 def chart(records: Sequence[TrialRecord], metric: str, *, maximize: bool) -> dict[str, object]:
-    """Return the chart; a pruned trial stands where it was given up."""
+    """Return the chart; a pruned trial is drawn at its last value."""
     measured = [record for record in records if record.value is not None]
     values = [
         {

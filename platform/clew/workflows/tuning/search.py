@@ -1,4 +1,4 @@
-"""The loop of a search: trial after trial, until the time or the trials run out."""
+"""The loop of a search, which runs trials until the time or the number of trials is used up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,26 +26,26 @@ from clew.workflows.tuning.trial import run_trial
 
 Say = Callable[[str], object]
 MOST_FAILURES = 10
-"""Trials that may fail one after another."""
+"""Number of consecutive failures after which a search stops."""
 
 
 @dataclass(frozen=True)
 class TuneRequest:
-    """What to search, and for how long."""
+    """What to search, and with which budget."""
 
     config: RunConfig
-    """What the trials have in common."""
+    """Configuration that all trials share."""
     space: str = ""
     """YAML file, or the name of a space that ships with Clew; empty: the one for the data's kind.
     """
     minutes: float = 60.0
-    """Time for this command."""
+    """Time budget of this command."""
     trials: int | None = None
-    """Trials in all, those of earlier commands included."""
+    """Total number of trials, including those of earlier commands; None: no limit."""
     seed: int = 0
-    """Seed of the search; `training.seed` is that of the trainings."""
+    """Seed of the search; `training.seed` is the seed of the trainings."""
     output_dir: Path | None = None
-    """Where the trials and the best configuration are kept."""
+    """Folder for the trials and the best configuration; None: one below `runs/tune`."""
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Search:
     progress: Callable[[float, str], object]
     nodes: Cluster | None
     found: str = ""
-    """The best so far, in words."""
+    """The best metric so far, as text."""
 
     def run(self) -> None:
-        """Try settings until the time or the trials run out.
+        """Run trials until the time or the number of trials is used up.
 
         Raises:
-            UsageError: too many trials failed one after another.
+            UsageError: Too many trials failed one after another.
         """
         parent = self.tracker.run_id
         assert parent is not None
@@ -92,16 +92,16 @@ class Search:
             self._ended(self.study.records[-1].number)
 
     def _wants_more(self, running: int) -> bool:
-        """Return whether to begin another trial beside those that run."""
+        """Return whether to begin another trial in addition to the running ones."""
         limit = self.request.trials
         has_room = limit is None or len(self.study.decided) + running < limit
         return not self._is_time_up() and has_room
 
     def _ended(self, number: int) -> None:
-        """Say in one line what became of a trial, and bring run and files up to date.
+        """Report in one line how a trial ended, and update the search's run and files.
 
         Raises:
-            UsageError: too many failed one after another.
+            UsageError: Too many trials failed one after another.
         """
         record = next(r for r in reversed(self.study.records) if r.number == number)
         best, decided = self.study.best, self.study.decided
@@ -119,14 +119,14 @@ class Search:
             )
 
     def store(self) -> None:
-        """Store the files of the search with its run."""
+        """Store the files of the search as artifacts of its run."""
         self._write()
         for path in (self.folder / name for name in FILES):
             if path.is_file():
                 self.tracker.artifact(path, names.ARTIFACT_TUNE)
 
     def _is_time_up(self) -> bool:
-        """Return whether the time is up; it passes with each step, so the progress is shown too."""
+        """Return whether the time is up, and update the progress; called before each step."""
         return self._seconds_left() <= 0
 
     def _seconds_left(self) -> float:
@@ -139,7 +139,7 @@ class Search:
         return self.request.config.evaluation.metric
 
     def _write(self) -> None:
-        """Write the files, whole at any time: a search may be killed after each trial."""
+        """Write all files after each trial, because a search can be killed at any time."""
         config, best, records = self.request.config, self.study.best, self.study.records
         write_trials(self.folder / TRIALS_FILE, records)
         maximize = config.evaluation.maximize

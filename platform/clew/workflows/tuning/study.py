@@ -1,4 +1,4 @@
-"""The trials of a search, kept in a folder by Optuna: what was tried, and what to try next."""
+"""The trials of a search, which Optuna stores in a folder, and the settings to try next."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ STUDY_FILE = "study.db"
 LOCK_FILE = "study.lock"
 NAME = "search"
 IDENTITY, PARENT, RUN, EPOCH, PROBLEM = "identity", "parent_run", "run", "epoch", "problem"
-"""Attributes that Optuna keeps for us."""
+"""Names of user attributes in Optuna's study and trials."""
 
 State = Literal["complete", "pruned", "failed", "stopped"]
 STATES: dict[State, TrialState] = {
@@ -36,53 +36,53 @@ STATES: dict[State, TrialState] = {
     "failed": TrialState.FAIL,
     "stopped": TrialState.FAIL,
 }
-"""What Optuna calls them; a trial that failed has a problem, one that was stopped has none."""
+"""Optuna's names of the states. A failed trial has a problem, a stopped trial has none."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """What became of one trial; one that was stopped counts as not tried."""
+    """How one trial ended; a stopped trial counts as not tried."""
 
     number: int
     state: State
     settings: Mapping[str, Value]
-    """Setting, as `section.key`, to its value."""
+    """Settings as `section.key` to value."""
     value: float | None = None
-    """The validation metric: the best one, or the last one of a pruned trial."""
+    """The best validation metric, or the last one of a pruned trial."""
     epoch: int | None = None
-    """Epochs done when it was measured."""
+    """Number of finished epochs when the value was measured."""
     seconds: float = 0.0
     run_id: str = ""
     problem: str = ""
-    """Why it failed."""
+    """Why the trial failed; empty if it did not."""
 
 
 @dataclass(frozen=True)
 class TrialStudy:
     """The trials, and the sampler that learns from them.
 
-    Which settings a trial gets follows from the seed and from the trials that were decided before:
-    a search that was killed and continued tries what an uninterrupted one does. On a cluster, where
-    trials run beside each other, it also follows from which of them ended first.
+    The settings of a trial depend only on the seed and the trials that were decided before it, so a
+    search that was killed and continued tries the same settings as an uninterrupted one. On a
+    cluster, trials run in parallel, and the settings also depend on the order in which they end.
     """
 
     study: optuna.Study
     distributions: Mapping[str, BaseDistribution]
     seed: int
     left: list[str] = field(default_factory=list)
-    """Runs of trials whose process died."""
+    """Ids of the runs of trials whose process died."""
 
     @property
     def parent_run_id(self) -> str | None:
-        """Run of which the trials are parts; None before the first."""
+        """Id of the search's run, the parent of the trials' runs; None before the search begins."""
         return self.study.user_attrs.get(PARENT)
 
     def set_parent(self, run_id: str) -> None:
-        """Keep the run of which the trials are parts."""
+        """Store the id of the search's run."""
         self.study.set_user_attr(PARENT, run_id)
 
     def ask(self) -> optuna.Trial:
-        """Begin a trial, with the settings to try next in its `params`."""
+        """Begin a trial, and return it with the settings to try in its `params`."""
         running = len(self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
         entropy = np.random.SeedSequence([self.seed, len(self.decided) + running])
         seed = int(entropy.generate_state(1)[0])
@@ -92,10 +92,10 @@ class TrialStudy:
     def end(
         self, trial: optuna.Trial, state: State, *, value: float | None = None, problem: str = ""
     ) -> None:
-        """End a trial, with its metric if it trained to its end.
+        """End a trial, with its metric if the training was complete.
 
-        Settings that do not train are not tried again; a trial that was stopped says nothing of its
-        own, which will be.
+        The settings of a failed trial are not tried again. A stopped trial says nothing about its
+        settings, so they will be tried again.
         """
         if problem:
             trial.set_user_attr(PROBLEM, problem)
@@ -103,7 +103,7 @@ class TrialStudy:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials that ended, in order."""
+        """All trials that ended, in the order in which they began."""
         return [_record(trial) for trial in self.study.trials if trial.state.is_finished()]
 
     @property
@@ -113,7 +113,7 @@ class TrialStudy:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The complete trial with the best validation metric, the first of equals."""
+        """The complete trial with the best validation metric; the first one in case of a tie."""
         complete = [
             record
             for record in self.records
@@ -144,17 +144,17 @@ def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:
 def opened_study(
     folder: Path, *, identity: str, space: SearchSpace, config: RunConfig, seed: int
 ) -> Iterator[TrialStudy]:
-    """Open the trials of a folder, or begin there; trials whose process died count as stopped.
+    """Open the search in a folder, or begin one; trials whose process died count as stopped.
 
     Args:
-        folder: Where they are kept.
-        identity: What makes trials comparable: configuration, data, space and seed.
-        space: What is varied.
-        config: What the trials have in common.
-        seed: Of the search.
+        folder: Folder of the trials.
+        identity: Hash of what must be the same for all trials: configuration, data, space and seed.
+        space: The settings to vary.
+        config: Configuration that all trials share.
+        seed: Seed of the search.
 
     Raises:
-        ConfigError: another process works in the folder, or it holds another search.
+        ConfigError: Another process is using the folder, or the folder has another search.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE)
@@ -171,8 +171,8 @@ def opened_study(
     except (SQLAlchemyError, RuntimeError) as error:
         lock.release()
         raise ConfigError(
-            f"{folder / STUDY_FILE}: no trials of a search ({described(error)}); name another "
-            "folder with --output-dir"
+            f"{folder / STUDY_FILE}: not a file with trials of a search ({described(error)}); name "
+            "another folder with --output-dir"
         ) from None
     try:
         study = _begin(storage, space, maximize=config.evaluation.maximize)
@@ -208,7 +208,7 @@ def _begin(
 
 
 def _stop_running(study: optuna.Study) -> list[str]:
-    """Stop the trials whose process died, and return their runs."""
+    """Stop the trials whose process died, and return the ids of their runs."""
     running = study.get_trials(states=[TrialState.RUNNING])
     for trial in running:
         study.tell(trial.number, state=TrialState.FAIL)

@@ -1,4 +1,4 @@
-"""One trial of a search: a training that the search follows, prunes, and stops in time."""
+"""One trial of a search: a training that the search watches and can prune or stop."""
 
 import gc
 import math
@@ -20,18 +20,18 @@ from clew.workflows.train import train
 from clew.workflows.tuning.study import EPOCH, RUN, State, TrialStudy
 
 PRUNED, OUT_OF_TIME = "pruned", "out of time"
-# Nothing is chosen on the test split, and of a trial only its best model stays.
+# A trial keeps only its best model, and the test split chooses nothing.
 OF_A_TRIAL: dict[str, Value] = {
     "evaluation.test_after_training": False,
     "training.checkpoint_frequency": 0,
     "training.checkpoint_every_steps": None,
     "tracking.log_checkpoints": False,
-    "tracking.log_mfu": False,  # it takes a second, each time
+    "tracking.log_mfu": False,  # each measurement takes a second
 }
 
 
 class TrialPruned(Interrupted):
-    """A trial was given up."""
+    """The search pruned a trial."""
 
 
 class OutOfTime(Interrupted):
@@ -39,18 +39,18 @@ class OutOfTime(Interrupted):
 
 
 class Line(Protocol):
-    """How a training reaches the search that it is a part of."""
+    """Connects the training of a trial with its search."""
 
     def began(self, run_id: str) -> None:
-        """Say which run it is."""
+        """Report the run of the trial."""
 
     def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
-        """Report the validation metric after an epoch; return whether to give the trial up."""
+        """Report the validation metric after an epoch; return whether to prune the trial."""
 
 
 @dataclass
 class TrialLine:
-    """Tells Optuna of a trial."""
+    """Reports the progress of a trial to Optuna."""
 
     trial: optuna.Trial
     maximize: bool
@@ -59,15 +59,15 @@ class TrialLine:
     _epochs: set[int] = field(default_factory=set)
 
     def began(self, run_id: str) -> None:
-        """Keep the run's id with the trial at once: a search that is killed must find it again.
+        """Store the run's id with the trial immediately, so that a killed search finds it again.
 
-        On a cluster, a trial whose node dies is begun again.
+        On a cluster, this is called again when a trial restarts after its node died.
         """
         self.best = math.nan
         self.trial.set_user_attr(RUN, run_id)
 
     def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
-        """Report the metric; return whether Optuna prunes, unless training ends here anyway."""
+        """Report the metric; return whether Optuna prunes the trial, False if training ends now."""
         if epoch not in self._epochs:
             self.trial.report(value, epoch)
             self._epochs.add(epoch)
@@ -82,7 +82,7 @@ class TrialLine:
 
 @dataclass
 class TrialWatch(Watch):
-    """Tells the search of each validation, and ends the training when it or the clock says so."""
+    """Reports each validation to the search, and stops the training if pruned or out of time."""
 
     number: int
     line: Line
@@ -90,19 +90,27 @@ class TrialWatch(Watch):
     _tracker: Tracker = field(default_factory=Tracker)
 
     def started(self, tracker: Tracker) -> None:
-        """Tell the run's id."""
+        """Report the run's id."""
         self._tracker = tracker
         assert tracker.run_id is not None
         self.line.began(tracker.run_id)
 
     def before_step(self) -> None:
-        """Stop where the time is up."""
+        """Stop the training if the time is up.
+
+        Raises:
+            OutOfTime: The time of the search is up.
+        """
         if self.is_time_up():
             self._tracker.tags({names.TAG_STOPPED_BECAUSE: OUT_OF_TIME})
             raise OutOfTime(f"trial {self.number}: the time is up")
 
     def validated(self, value: float, epoch: int, *, is_last: bool) -> None:
-        """Report the metric; end the training where the search gives the trial up."""
+        """Report the metric, and stop the training if the search prunes the trial.
+
+        Raises:
+            TrialPruned: The search prunes the trial.
+        """
         if self.line.give_up(value, epoch, is_last=is_last):
             self._tracker.tags({names.TAG_STOPPED_BECAUSE: PRUNED})
             raise TrialPruned(f"trial {self.number}: pruned after epoch {epoch}")
@@ -123,14 +131,14 @@ def run_trial(
     parent_run_id: str,
     is_time_up: Callable[[], bool],
 ) -> None:
-    """Try the settings that come next, and keep what became of them.
+    """Train with the next settings, and store how the trial ended.
 
-    Settings that do not train (values that do not fit together, a loss that is not finite, too
-    little memory) are a result.
+    A failure because of the settings (values that do not fit together, a loss that is not finite,
+    too little memory) is a result.
 
     Raises:
-        UsageError: data or tracking store cannot be used.
-        Interrupted: stopped by the person.
+        UsageError: The data or the tracking store cannot be used.
+        Interrupted: The user stopped the search.
     """
     trial = study.ask()
     line = TrialLine(trial, config.evaluation.maximize)
@@ -146,11 +154,11 @@ def run_trial(
 def train_trial(
     config: RunConfig, settings: Mapping[str, Value], watch: TrialWatch, parent_run_id: str
 ) -> Ending:
-    """Train with a trial's settings, and return how that ended.
+    """Train with a trial's settings, and return how the training ended.
 
     Raises:
-        UsageError: data or tracking store cannot be used.
-        Interrupted: stopped by the person.
+        UsageError: The data or the tracking store cannot be used.
+        Interrupted: The user stopped the search.
     """
     name = f"{config.tracking.run_name or 'trial'} {watch.number}"
     own = {**settings, **OF_A_TRIAL, "tracking.run_name": name}
@@ -168,12 +176,12 @@ def train_trial(
     except (ConfigError, ProtectedStop) as error:
         return Ending("failed", str(error))
     finally:
-        gc.collect()  # model and optimizer refer to each other, and the next needs their memory
+        gc.collect()  # model and optimizer form a reference cycle; the next trial needs the memory
     return Ending("complete")
 
 
 def settle(study: TrialStudy, line: TrialLine, ending: Ending, metric: str) -> None:
-    """Keep with the search how a trial ended."""
+    """Store how a trial ended, with its best metric; without a finite metric it has failed."""
     state, value, problem = ending.state, None, ending.problem
     if state == "complete" and math.isfinite(line.best):
         value = line.best

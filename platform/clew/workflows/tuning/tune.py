@@ -1,4 +1,4 @@
-"""Tune: search for the best configuration within a budget of time, by the validation metric."""
+"""Tune: search for the configuration with the best validation metric in a given time."""
 
 import hashlib
 import json
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a search found so far."""
+    """The trials of a search so far, and the best one."""
 
     run_id: str
-    """Run of which the trials are parts."""
+    """Id of the search's run, the parent of the trials' runs."""
     metric: str
     best: TrialRecord
     trials: tuple[TrialRecord, ...]
@@ -45,11 +45,11 @@ class TuneResult:
 
     @property
     def best_file(self) -> Path:
-        """The best configuration."""
+        """Path of the best configuration."""
         return self.folder / BEST_FILE
 
     def table(self) -> str:
-        """Return the best trial, and how to train it."""
+        """Return the best trial, and the command that trains its configuration."""
         best = self.best
         lines = [
             f"run {self.run_id}  {_counts(self.trials)}",
@@ -68,19 +68,21 @@ def tune(
     progress: Callable[[float, str], object] = lambda seconds, found: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TuneResult:
-    """Try settings until the time or the trials run out; the same request goes on where it was.
+    """Run trials until the time or the number of trials is used up.
+
+    The same request continues an earlier search in its folder.
 
     Args:
-        request: What to search.
-        cluster: Where trials train; None: in this process, one after another.
+        request: What to search, and with which budget.
+        cluster: Cluster on which trials train; None: in this process, one after another.
         say: Receives one line for each trial.
-        progress: Receives the seconds that have passed, and what was found so far.
-        clock: Seconds since some moment.
+        progress: Receives the seconds that have passed, and the best metric so far as text.
+        clock: Returns the seconds since any fixed time.
 
     Raises:
-        UsageError: configuration, space, data, folder, tracking store or cluster cannot be used; or
-            no trial was completed, or too many failed one after another.
-        Interrupted: stopped by the person; the trials that ended are kept.
+        UsageError: The configuration, space, data, folder, tracking store or cluster cannot be
+            used, no trial was completed, or too many trials failed one after another.
+        Interrupted: The user stopped the search. The trials that ended are kept.
     """
     began = clock()
     _check(request)
@@ -94,7 +96,7 @@ def tune(
         names.TAG_CONFIG_HASH: config.config_hash,
     }
     identity = _identity(request, space, task.data_fingerprint)
-    del task  # each trial reads the data itself, and may need the memory
+    del task  # each trial reads the data itself and may need the memory
     place = re.sub(r"[^\w.-]+", "-", tags[names.TAG_DATASET])
     folder = request.output_dir or Path("runs") / "tune" / f"{place}-{identity}"
     with (
@@ -120,7 +122,7 @@ def tune(
 
 
 def _searched(search: Search) -> TrialRecord:
-    """Run a search, store its files however it ends, and return the best trial."""
+    """Run a search and return the best trial; the files are stored however the search ends."""
     study = search.study
     try:
         search.run()
@@ -142,14 +144,15 @@ def _searched(search: Search) -> TrialRecord:
 def _counts(records: Sequence[TrialRecord]) -> str:
     """Return how many trials ended in which way."""
     states = Counter(record.state for record in records)
-    return ", ".join(f"{count} {state}" for state, count in states.items()) or "none was begun"
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "no trial began"
 
 
 def _check(request: TuneRequest) -> None:
-    """Refuse what cannot be searched, or not without looking at the test split.
+    """Refuse a request that cannot be carried out, or only with the test split.
 
     Raises:
-        ConfigError: the configuration does not validate, or holds out no group to validate with.
+        ConfigError: Evaluation is not enabled, no group is held out for validation, or the output
+            folder cannot be written.
     """
     config = request.config
     check_folder("--output-dir", request.output_dir)
@@ -162,14 +165,14 @@ def _check(request: TuneRequest) -> None:
         config.data.leave_one_group_out or not config.data.hold_out_validation
     ):
         raise ConfigError(
-            "a search needs a validation group, so that the test group chooses nothing; set "
+            "a search needs a validation group, because it must not choose by the test group; set "
             "data.leave_one_group_out=false, data.hold_out_validation=true and "
             "evaluation.every_epochs=1"
         )
 
 
 def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str:
-    """Return twelve hexadecimal digits of what makes trials comparable."""
+    """Return twelve hex digits over configuration, space, seed and data fingerprint."""
     content = [request.config.config_hash, space.model_dump(mode="json"), request.seed, fingerprint]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -177,9 +180,9 @@ def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str
 def _parent_run(
     request: TuneRequest, study: TrialStudy, space: SearchSpace, tags: dict[str, str]
 ) -> MlflowTracker:
-    """Open the run of which the trials are parts, or go on with it."""
+    """Open the search's run, or continue it; it is the parent of the trials' runs."""
     if study.parent_run_id is not None:
-        # The run that `mlflow run` opened for this command would become that of its first trial.
+        # Otherwise the first trial would use the run that `mlflow run` opened for this command.
         os.environ.pop("MLFLOW_RUN_ID", None)
     tracking = request.config.tracking
     tracker = open_tracker(

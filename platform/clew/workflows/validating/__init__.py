@@ -1,1 +1,1 @@
-"""Do scores say what training without some facts would do? Trained, measured, kept."""
+"""Tests whether influence scores predict what happens when training leaves some facts out."""

@@ -1,4 +1,4 @@
-"""Which test triples, scores and retrainings the test of a model's explanations consists of."""
+"""Plans the validation of a model's explanations: test triples, scores and retrainings."""
 
 import itertools
 import logging
@@ -32,31 +32,31 @@ EVERY_FORM = tuple(
     form for form in get_args(InfluenceConfig.model_fields["score"].annotation) if form != "auto"
 )
 FORMS = tuple(form for form in EVERY_FORM if form != UNROLLED)
-"""Those that are tested unless others are asked for: `unrolled` costs several trainings."""
+"""Forms that are tested by default, without `unrolled`, which costs several trainings."""
 DELETION_BASELINES = ("touching", SIBLINGS)
 Matrix = Float[np.ndarray, "test fact"]
 TESTS_PER_GROUP = 5
-"""Test triples whose strongest facts are deleted together."""
+"""Number of test triples whose strongest facts are deleted together."""
 NUM_DELETED = (1, 4, 20)
-"""Strongest facts that are deleted for each test triple."""
+"""Numbers of strongest facts that are deleted for each test triple."""
 SPREAD_OF_TESTS = 0.1
 """Standard deviation of the true correlation between test triples that the forecast assumes."""
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """Strongest facts of a group of test triples, deleted together."""
+    """The strongest facts of a group of test triples, which are deleted together."""
 
     form: str
     num_facts: int
-    """For each test triple."""
+    """Number of facts for each test triple."""
     tests: tuple[int, ...]
     facts: Facts
 
 
 @dataclass(frozen=True, eq=False)
 class ValidationPlan:
-    """The test triples, the scores to be tested, and the retrainings that it takes."""
+    """The test triples, the scores to be tested, and the retrainings that this needs."""
 
     tests: Triples
     own_seed: int
@@ -64,14 +64,14 @@ class ValidationPlan:
     forms: Mapping[str, Matrix]
     baselines: Mapping[str, Matrix]
     subsets: Mapping[float, Bool[np.ndarray, "subset fact"]]
-    """By the share of facts that they drop."""
+    """Share of dropped facts to the random subsets."""
     deletions: tuple[Deletion, ...]
 
     @property
     def retrainings(self) -> list[Retraining]:
-        """Every retraining; some may be the same."""
+        """All retrainings; some can be the same."""
         seeds = (self.own_seed, *self.other_seeds)
-        # The seeds of deletions are the others: luck that the scores could not know.
+        # Deletions use only the other seeds, whose randomness the scores could not know.
         return of_subsets(seeds, self.subsets.values()) + [
             Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions
         ]
@@ -85,13 +85,13 @@ class ValidationPlan:
 def of_subsets(
     seeds: Iterable[int], subsets: Iterable[Bool[np.ndarray, "subset fact"]]
 ) -> list[Retraining]:
-    """Return the retrainings without each random subset, and without dropping anything."""
+    """Return the retrainings for each seed: without each random subset, and with all facts."""
     dropped = [np.flatnonzero(row) for rows in subsets for row in rows]
     return [Retraining(seed, facts) for seed in seeds for facts in (*dropped, NOTHING)]
 
 
 def choose_tests(test: Triples, count: int) -> Triples:
-    """Return test triples in a random order that is always the same."""
+    """Return up to `count` test triples, in a random order that is always the same."""
     if not len(test):
         raise DataError(
             "the data has no test triples, so there is nothing to explain; give data.test"
@@ -110,17 +110,18 @@ def plan_experiment(
     num_seeds: int,
     num_deletions: int,
 ) -> ValidationPlan:
-    """Compute the scores, and choose what is dropped.
+    """Compute the scores, and choose the facts to drop.
 
     Args:
         source: The model.
         tests: Test triples.
-        trained: What the model says of them.
-        forms: Forms of score; none named: all that the run allows.
+        trained: Outcomes of the test triples under the model.
+        forms: Forms of score; empty: all forms that the run allows.
         drop: Shares of the facts that random subsets drop.
-        num_subsets: Subsets for each share.
-        num_seeds: Other seeds.
-        num_deletions: Test triples, of those ranked first, whose strongest facts are deleted.
+        num_subsets: Number of subsets for each share.
+        num_seeds: Number of other seeds.
+        num_deletions: Number of test triples whose strongest facts are deleted; they are chosen
+            among those that the model ranks first.
     """
     graph = source.task.graph
     own_seed, *other_seeds = seeds_of(source, num_seeds)
@@ -129,7 +130,8 @@ def plan_experiment(
     asked = trained.of(source.tracer.settings.direction)
     first = np.flatnonzero((asked.rank == 1.0).all(0))[:num_deletions].tolist()
     _warn_of_fewer_deletions(num_deletions, len(first), num_seeds)
-    # Siblings and neighbours are equal among themselves: neighbours first, then by chance.
+    # Baselines score 0 or 1, so ties are common. Facts that touch the triple come first, the rest
+    # is decided at random.
     ties = touching(graph, tests) + 1e-3 * random_scores(graph, tests)
     deleted = dict(scores) | {name: baselines[name] for name in DELETION_BASELINES}
     num_facts = len(graph.train)
@@ -157,7 +159,12 @@ def _warn_of_fewer_deletions(asked: int, found: int, num_seeds: int) -> None:
 
 
 def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
-    """Return the run's own seed and the next ones that no run of an ensemble was trained with."""
+    """Return the run's own seed, and the next seeds that no run of the ensemble was trained with.
+
+    Args:
+        source: The model.
+        count: Number of other seeds.
+    """
     runs, own = source.tracer.runs, source.model.config.training.seed
     taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
     following = (seed for seed in itertools.count(own + 1) if seed not in taken)
@@ -167,7 +174,7 @@ def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
 def scores_by_form(forms: Sequence[str], source: TraceSource, tests: Triples) -> dict[str, Matrix]:
     """Return the scores of all training facts by form, `(test, fact)`.
 
-    A form that the run does not allow is an error if it was asked for, and left out otherwise.
+    A form that the run does not allow is an error if `forms` has it; otherwise it is left out.
     """
     found = {}
     for form in forms or FORMS:
@@ -185,7 +192,7 @@ def _explanations(form: str, source: TraceSource, tests: Triples) -> Iterable[Ex
         if source.model.config.training.ema_decay is not None:
             raise ConfigError(
                 "--scores unrolled explains the average of the parameters (training.ema_decay), "
-                "and retrainings are compared by the last ones; test a run without an average"
+                "but retrainings are compared by the last parameters; test a run without an average"
             )
         return prepare(source).explain(tests)
     settings = source.tracer.settings.model_copy(update={"score": form, "with_cosine": False})
@@ -202,7 +209,7 @@ def _explanations(form: str, source: TraceSource, tests: Triples) -> Iterable[Ex
 
 
 def _matrix(explanations: Iterable[Explanation]) -> Matrix:
-    """Return every score of explanations in the order of the training facts."""
+    """Return all scores of the explanations in the order of the training facts."""
     rows = []
     for explanation in explanations:
         scored = explanation.proponents
@@ -213,7 +220,7 @@ def _matrix(explanations: Iterable[Explanation]) -> Matrix:
 
 
 def random_subsets(num_facts: int, fraction: float, count: int) -> Bool[np.ndarray, "subset fact"]:
-    """Return which facts each subset drops; the same for the same arguments."""
+    """Return which facts each subset drops; the same arguments give the same subsets."""
     size = max(1, round(fraction * num_facts))
     generator = np.random.default_rng([count, size, num_facts])
     dropped = np.zeros((count, num_facts), bool)
@@ -227,12 +234,12 @@ def deletions(
     tests: Sequence[int],
     ties: Matrix,
 ) -> Iterator[Deletion]:
-    """Yield what each form of score deletes for each group of test triples.
+    """Yield the facts that each form of score deletes for each group of test triples.
 
     Args:
         scores: Scores by form.
-        tests: Places of the test triples that take part.
-        ties: What decides between facts of equal score.
+        tests: Indices of the test triples.
+        ties: Secondary scores, which decide between facts of equal score.
     """
     groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
     for form, values in scores.items():
@@ -245,8 +252,8 @@ def deletions(
 def expected_half_width(num_subsets: int, num_tests: int) -> float:
     """Forecast the half-width of a datamodelling score's 95 % interval.
 
-    A rank correlation over n subsets has a standard error of about 1 / sqrt(n - 1); test triples
-    differ by `SPREAD_OF_TESTS` besides.
+    A rank correlation over n subsets has a standard error of about 1 / sqrt(n - 1). In addition,
+    test triples differ by `SPREAD_OF_TESTS`.
     """
     variance = 1.0 / max(1, num_subsets - 1) + SPREAD_OF_TESTS**2
     return 1.96 * math.sqrt(variance / max(1, num_tests))

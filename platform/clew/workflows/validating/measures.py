@@ -1,4 +1,4 @@
-"""Compares the scores of a model's explanations with the retrainings that are on the disk."""
+"""Compares the scores of a model's explanations with the stored retrainings."""
 
 import numpy as np
 from jaxtyping import Float
@@ -23,7 +23,14 @@ from clew.workflows.validating.experiment import ValidationPlan
 def measure(
     plan: ValidationPlan, source: TraceSource, folder: KeptRetrainings, trained: Outcomes
 ) -> ValidationRecord:
-    """Compare the scores with the retrainings."""
+    """Return how well the scores predict the retrainings.
+
+    Args:
+        plan: The test triples, scores and retrainings.
+        source: The model.
+        folder: The finished retrainings.
+        trained: Outcomes of the test triples under the model.
+    """
     direction = source.tracer.settings.direction
 
     def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:
@@ -85,7 +92,7 @@ def _datamodelling_scores(
 def _effects(
     plan: ValidationPlan, folder: KeptRetrainings, direction: Question
 ) -> list[DeletionEffect]:
-    """Average the falls over answers and other seeds, then over test triples."""
+    """Average the decreases over answers and other seeds, then over test triples."""
     nothing = {
         seed: folder.read(Retraining(seed, NOTHING)).of(direction) for seed in plan.other_seeds
     }

@@ -1,4 +1,4 @@
-"""Test a model's explanations: train again without facts, and compare with what the scores said."""
+"""Test a model's explanations: retrain without some facts, and compare with the scores."""
 
 import hashlib
 import json
@@ -44,27 +44,27 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """What to test, and how thoroughly."""
+    """The model to test, and the size of the test."""
 
     model: str
     subsets: int = 40
-    """Random subsets of facts for each share."""
+    """Number of random subsets of facts for each share."""
     seeds: int = 2
-    """Other seeds for each subset."""
+    """Number of other seeds for each subset."""
     drop: Sequence[float] = (0.05, 0.5)
     """Shares of the facts that subsets drop."""
     tests: int = 100
-    """Test triples, chosen at random."""
+    """Number of test triples, which are chosen at random."""
     deletions: int = 30
-    """How many of those that are ranked first have their strongest facts deleted."""
+    """Number of test triples whose strongest facts are deleted, among those that rank first."""
     scores: Sequence[str] = ()
-    """Forms of score; none named: all that the run allows."""
+    """Forms of score; empty: all forms that the run allows."""
     direction: Question = "tail"
-    """The question that the scores explain, and whose answer is looked at after retraining."""
+    """The question that the scores explain, and whose answer is measured after retraining."""
     test_loss: TestLoss = "trained"
     max_hours: float = 1.0
     output_dir: Path | None = None
-    """Where finished retrainings are kept."""
+    """Folder for finished retrainings; None: one below `runs/validate_influence`."""
 
     def __post_init__(self) -> None:
         for share in self.drop:
@@ -91,7 +91,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """The result, and the run that records it."""
+    """The measures, and the run that records them."""
 
     run_id: str | None
     record: ValidationRecord
@@ -109,12 +109,17 @@ def validate_influence(
     say: Say = logger.info,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ValidationResult:
-    """Measure what a model's scores say about retraining; record it as a run of kind `validate`.
+    """Measure how well a model's scores predict retraining, and record a run of kind `validate`.
 
-    Retrainings that `output_dir` holds already are not repeated.
+    Retrainings that are already in `output_dir` are not repeated.
+
+    Args:
+        request: The model to test, and the size of the test.
+        say: Receives the forecast in one line.
+        progress: Called with the number of finished retrainings and the total.
 
     Raises:
-        UsageError: the model cannot be used, or more hours would be needed than are allowed.
+        UsageError: The model cannot be used, or the test would take more hours than are allowed.
     """
     check_folder("--output-dir", request.output_dir)
     began = time.perf_counter()
@@ -146,7 +151,7 @@ def validate_influence(
                 num_deletions=request.deletions,
             )
             left = len({one.key for one in plan.retrainings if one not in folder})
-            if left > expected:  # some files of other choices looked like these deletions
+            if left > expected:  # some files, counted as finished deletions, are of other requests
                 _forecast(request, retrainer, left, seconds_each, say)
             train_missing(plan.retrainings, folder, retrainer, examiner, progress)
             record = measure(plan, source, folder, trained)
@@ -157,10 +162,10 @@ def validate_influence(
 def _expected_retrainings(
     request: ValidationRequest, source: TraceSource, folder: KeptRetrainings
 ) -> int:
-    """Return how many models are probably still to be trained.
+    """Return how many models probably remain to be trained.
 
-    Which facts are deleted is known only when they have scores: files of the folder that are not of
-    these subsets are taken for finished deletions.
+    The facts to delete are known only after they have scores. Files in the folder that are not from
+    these subsets are therefore counted as finished deletions.
     """
     num_facts = len(source.task.graph.train)
     subsets = [random_subsets(num_facts, share, request.subsets) for share in set(request.drop)]
@@ -175,10 +180,10 @@ def _expected_retrainings(
 def _forecast(
     request: ValidationRequest, retrainer: Retrainer, count: int, seconds_each: float, say: Say
 ) -> None:
-    """Say how long the retrainings take and how wide the intervals get; refuse what takes too long.
+    """Report how long the retrainings take and how wide the intervals will be.
 
     Raises:
-        ConfigError: it would take more hours than are allowed.
+        ConfigError: The retrainings would take more hours than are allowed.
     """
     seconds = count * seconds_each
     width = expected_half_width(request.subsets, request.tests)
@@ -197,7 +202,7 @@ def _forecast(
 
 
 def _in_words(seconds: float) -> str:
-    """Return a duration in the unit that suits it."""
+    """Return a duration in hours, minutes or seconds."""
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
@@ -214,7 +219,7 @@ def _seconds_per_model(retrainer: Retrainer) -> float:
             pass
         return time.perf_counter() - began
 
-    seconds(1)  # what is called for the first time takes longer
+    seconds(1)  # warm-up: first calls take longer
     first = seconds(1)
     each = max(0.0, seconds(1 + TIMED_STEPS) - first) / TIMED_STEPS
     return (first + each * (retrainer.num_steps - 1)) / retrainer.models_at_once
@@ -226,7 +231,7 @@ def _folder(request: ValidationRequest, source: TraceSource) -> Path:
 
 
 def identity(source: TraceSource, tests: Triples) -> str:
-    """Return what every retraining depends on, besides its seed and the facts that it drops."""
+    """Return a hash of what all retrainings depend on, except their seeds and dropped facts."""
     config = source.model.config
     parts = {
         section: getattr(config, section).model_dump(mode="json")
@@ -237,7 +242,7 @@ def identity(source: TraceSource, tests: Triples) -> str:
 
 
 def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seconds: float) -> None:
-    """Record the result: the files of the record, and its measures as metrics."""
+    """Record the result as files, and its measures as metrics."""
     with working_folder("validation") as temporary:
         folder = temporary / names.ARTIFACT_VALIDATION
         folder.mkdir()
