@@ -115,7 +115,7 @@ FIGURES = (
         "serving_speed",
         (Quote("HTTP, 64 a request, queries/s", "{} queries/s"),),
         (
-            Quote("HTTP, 1 a request, queries/s", "one a request: {}"),
+            Quote("HTTP, 1 a request, queries/s", "one per request: {}"),
             Quote("predictor alone, 64, queries/s", "the predictor without a server: {}"),
         ),
     ),
