@@ -126,8 +126,8 @@ def _place(run: RunRecord, key: str) -> tuple[int, bool, bool, str]:
 
 
 def _first_curve(shown: pd.DataFrame) -> str:
-    """Return the first metric that has more than one value; the first if none has."""
-    several = shown.index[shown["values"] > 1]
+    """Return the first metric of the work itself with more than one value; the first if none."""
+    several = shown.index[(shown["values"] > 1) & (shown["group"] != GROUPS["system"])]
     return str(several[0] if len(several) else shown.index[0])
 
 
