@@ -81,7 +81,8 @@ def _data_text(found: RunData, run: RunRecord) -> str:
 
 def commands(run: RunRecord, repeating: str, mlflow: MlflowPage) -> None:
     """Show how the run was started, what makes it again, and where MLflow shows it."""
-    if typed := run.tags.get(names.TAG_COMMAND, ""):
+    typed = run.tags.get(names.TAG_COMMAND, "")
+    if typed and "--parent-run" not in typed:  # nobody typed what another command started
         st.markdown("**Started by**")
         st.code(typed, language="bash", wrap_lines=True)
     if repeating:

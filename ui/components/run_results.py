@@ -8,7 +8,7 @@ import streamlit as st
 from clew import names
 from clew.runs.validation_record import ValidationRecord
 from clew.ui.components import exports, glossary, links, states, tables
-from clew.ui.components.palette import STATE_SYMBOLS
+from clew.ui.components.palette import STATE_SYMBOLS, sign_symbol
 from clew.ui.data.comparison import number_text
 from clew.ui.data.run_results import correlations, deletions, settings_of
 from clew.ui.data.runs import RunRecord
@@ -31,7 +31,7 @@ def validation(record: ValidationRecord) -> None:
     shown = correlations(record).rename(
         columns={
             "form": "Form of score",
-            "drop": "Dropped",
+            "drop": "Dropped [%]",
             "seeds": "Trained with",
             "mean": "Correlation",
             "low": "95 % from",
@@ -44,8 +44,8 @@ def validation(record: ValidationRecord) -> None:
     )
     columns = {
         "Form of score": st.column_config.TextColumn(width=200),
-        "Dropped": st.column_config.NumberColumn(
-            format="%.3g %%", width="small", help="Share of the training facts left out at random."
+        "Dropped [%]": st.column_config.NumberColumn(
+            format="%.3g", width="small", help="Share of the training facts left out at random."
         ),
         "Trained with": st.column_config.TextColumn(
             width="small", help="The random numbers of the run itself, or others."
@@ -95,7 +95,7 @@ def _numbers(frame: pd.DataFrame, *starts: str) -> dict[str, Any]:
     """Return how the columns that begin so are written; ends of intervals have short headings."""
     return {
         name: st.column_config.NumberColumn(name.split(", ")[-1], format="%.3f", width="small")
-        for name in frame
+        for name in map(str, frame)
         if name.startswith(starts)
     }
 
@@ -140,7 +140,7 @@ def search(run: RunRecord, trials: pd.DataFrame, best: str) -> None:
         most=MAX_HEIGHT,
         placeholder="–",
     )
-    exports.table(shown, "trials.csv")
+    exports.table(trials, names.TRIALS_CSV)
 
 
 def _setting(value: str) -> str:
@@ -159,7 +159,12 @@ def fact_values(facts: pd.DataFrame, worst: str) -> None:
         "highest and of the lowest values:"
     )
     shown = facts.rename(columns=str.capitalize)[["Value", "Head", "Relation", "Tail"]]
-    columns = {"Value": st.column_config.NumberColumn(format="%.4g", width="small")}
+    shown.insert(0, "±", [sign_symbol(value) for value in shown["Value"]])
+    columns = {
+        "±": st.column_config.TextColumn(width=30),
+        "Value": st.column_config.NumberColumn(format="%.4g", width="small"),
+    }
     tables.show(shown, alt="Values of facts", column_config=columns, most=MAX_HEIGHT)
     exports.button("Worst facts (TSV)", worst, names.WORST_FACTS, "text/tab-separated")
-    st.code(f"clew train data.exclude={names.WORST_FACTS}", language="bash", wrap_lines=True)
+    command = f"clew train --config CONFIG data.exclude={names.WORST_FACTS}"
+    st.code(command, language="bash", wrap_lines=True)
