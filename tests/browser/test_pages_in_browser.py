@@ -52,13 +52,28 @@ def test_a_page_looks_right(
 def test_no_choice_is_cut_in_a_window_of_a_tablet(
     look: Look, filled: Recorded, filled_address: str
 ) -> None:
-    cut = """() => [...document.querySelectorAll('[data-testid="stButtonGroup"] *')].filter(
-        part => part.clientWidth && part.scrollWidth > part.clientWidth + 1
+    cut = """() => [...document.querySelectorAll(
+        ':is([data-testid="stButtonGroup"], [data-testid="stCheckbox"]) *'
+    )].filter(
+        part => part.clientWidth && part.innerText && part.scrollWidth > part.clientWidth + 1
     ).map(part => part.innerText)"""
-    for page in PAGES:
-        dashboard = look(filled_address, path_of(page, filled))
+    for page in (*(path_of(page, filled) for page in PAGES), "/studies?view=Memory"):
+        dashboard = look(filled_address, page)
         dashboard.page.set_viewport_size({"width": 800, "height": 900})
         assert dashboard.settle().page.evaluate(cut) == [], page
+
+
+def test_the_table_of_facts_is_whole_beside_their_graph(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
+    path = f"/influence?run={filled.runs['trace']}&view=Training+facts"
+    dashboard = look(filled_address, path)
+    dashboard.page.set_viewport_size({"width": 1440, "height": 900})
+    table = dashboard.settle().page.get_by_test_id("stDataFrame").filter(visible=True).last
+    widths = table.locator(".dvn-scroller").evaluate(
+        "table => [table.scrollWidth, table.clientWidth]"
+    )
+    assert widths[0] <= widths[1]
 
 
 def test_a_table_has_the_width_of_a_tablet_to_itself(

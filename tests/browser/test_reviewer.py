@@ -144,8 +144,8 @@ def test_a_file_from_the_disk(look: Look, filled: Recorded, filled_address: str)
 
 
 def tick_fact(dashboard: Dashboard) -> None:
-    """Tick the first box of the table in the form."""
-    editor = dashboard.page.get_by_test_id("stForm").get_by_test_id("stDataFrame")
+    """Tick the first box of the table of facts to judge."""
+    editor = dashboard.page.get_by_test_id("stDataFrame").filter(visible=True).last
     editor.scroll_into_view_if_needed()
     cell = editor.locator('[role="gridcell"]').first
     for _ in range(5):
@@ -173,6 +173,8 @@ def test_a_share_is_judged_and_exported(
     comment.press_sequentially("chance <b>only</b>, 1 of 2")
     dashboard.page.get_by_role("textbox", name="Your name").fill("Grace")
     assert not read_reviews(own.runs["trace"]).records, "a digit in a text is no verdict"
+    dashboard.press("Groups").press("Review")
+    assert comment.input_value() == "chance <b>only</b>, 1 of 2", "what is not saved is kept"
     dashboard.page.get_by_role("textbox", name="Your name").blur()
     dashboard.page.keyboard.press("2")
     dashboard.shows("Saved with the run")

@@ -422,7 +422,11 @@ def test_names_of_a_crowded_column_stand_beside_it(explained: pd.Series) -> None
     assert {node["label"]["position"] for node in series["data"][:2]} == {"bottom"}
     assert (series["left"], series["right"]) == (graph.BESIDE_PIXELS, graph.AROUND_PIXELS)
     (narrow,) = spec["media"][0]["option"]["series"]
-    assert {node["label"]["position"] for node in narrow["data"]} <= {"top", "bottom"}
+    assert [node["label"]["position"] for node in narrow["data"][:2]] == ["bottom", "top"]
+    assert {node["label"]["position"] for node in narrow["data"][2:]} == {"left"}
+    assert {node["label"]["overflow"] for node in narrow["data"][2:]} == {"truncate"}
+    assert (narrow["left"], narrow["right"]) == (graph.BESIDE_NARROW, graph.AROUND_PIXELS)
+    assert not any(link["label"]["show"] for link in narrow["links"])
     (few,) = graph.spec(explained, facts.head(graph.NUM_STACKED), column="influence")["series"]
     assert {node["label"]["position"] for node in few["data"]} <= {"top", "bottom"}
 

@@ -407,6 +407,18 @@ def test_the_review_can_tick_the_strongest_facts(page: Open, many: Recorded) -> 
     ]
 
 
+def test_the_browsers_back_leads_to_the_explanation_before(page: Open, many: Recorded) -> None:
+    first, second = many.runs["trace"], many.runs["trace hostile"]
+    app = page("influence", many.uri, run=first, fact="1")
+    app.selectbox(key="run-box").set_value(second).run()
+    assert app.query_params["run"] in (second, [second])
+    assert "fact" not in app.query_params
+    app.query_params["run"] = first
+    app.run()
+    assert app.selectbox(key="run-box").value == first
+    assert app.query_params["run"] in (first, [first])
+
+
 def test_two_runs_are_compared(page: Open, many: Recorded) -> None:
     app = page(
         "influence",

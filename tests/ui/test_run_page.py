@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from mlflow.entities import Run
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from streamlit.testing.v1 import AppTest
 
 from clew import names
 from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
@@ -51,6 +52,27 @@ def test_a_run_of_any_kind(page: Open, many: Recorded, name: str) -> None:
     app = page("run", many.uri, id=many.runs[name])
     assert not app.error, [error.value for error in app.error]
     assert many.runs[name] in shown(app)
+
+
+def test_what_another_command_started_is_not_shown_as_typed(many: Recorded) -> None:
+    def commands(run_id: str, typed: str) -> None:
+        from dataclasses import replace
+
+        from clew.names import TAG_COMMAND
+        from clew.runs.reading.runs import find_run
+        from clew.ui.components import run_report
+        from clew.ui.data.run_page import MlflowPage
+
+        run = replace(find_run(run_id), tags={TAG_COMMAND: typed})
+        run_report.commands(run, "", MlflowPage("http://127.0.0.1:5000", ""))
+
+    for typed, is_shown in (
+        ("clew train --config umls", True),
+        ("clew train --config /tmp/gone/config.yaml --parent-run 1", False),
+    ):
+        app = AppTest.from_function(commands, args=(many.runs["fp32 0"], typed)).run()
+        assert not app.exception
+        assert (typed in shown(app)) == is_shown
 
 
 def test_the_metric_in_the_address_is_drawn(page: Open, many: Recorded) -> None:

@@ -118,10 +118,10 @@ def _decision(decision: Decision, *, counts: bool) -> Markup:
 def form(found: Disagreement) -> tuple[str, str, str] | None:
     """Let a person decide; return the verdict, who decided and why, once they do."""
     key = f"decision-{found.key}"
-    with st.form(key, border=True):
-        comment = st.text_area("Why", key=f"{key}-comment", max_chars=10_000)
+    with st.container(border=True):
+        comment = review_form.comment_box("Why", key)
         person = sign_in.name_box()
         if found.decision is not None:
             st.caption("A new decision counts in place of the last one, which is kept.")
         pressed = review_form.verdict_buttons(CHOICES[found.about], MEANINGS, key)
-    return None if pressed is None else (pressed, person, comment.strip())
+    return None if pressed is None else (pressed, person, comment)

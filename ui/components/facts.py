@@ -68,6 +68,7 @@ def _frame(facts: pd.DataFrame, column: str) -> pd.DataFrame:
     values = facts[column].to_numpy(float)
     frame = pd.DataFrame(
         {
+            "Rank": facts["rank"].to_numpy(),
             "±": [palette.sign_symbol(value) for value in values],
             column.capitalize(): values,
             "Head": facts["head"].astype(str).to_numpy(),
@@ -83,7 +84,6 @@ def _frame(facts: pd.DataFrame, column: str) -> pd.DataFrame:
         frame["By part"] = facts[parts].to_numpy(float).round(6).tolist()
     if checkpoints := checkpoint_columns(facts):
         frame["By checkpoint"] = facts[checkpoints].to_numpy(float).round(6).tolist()
-    frame["Rank"] = facts["rank"].to_numpy()
     return frame
 
 
@@ -110,7 +110,7 @@ def _columns(column: str) -> dict[str, Any]:
             width=66, help=f"Share of each part of the model, in this order: {order}."
         ),
         "By checkpoint": st.column_config.BarChartColumn(
-            width=96, help="Share of each checkpoint, the earliest first."
+            width=76, help="Share of each checkpoint, the earliest first."
         ),
     }
 

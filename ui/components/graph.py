@@ -32,8 +32,8 @@ NUM_NAMED = 40
 """How many entities have names, those of the strongest facts first; others show theirs on hover."""
 NUM_STACKED = 8
 """In a column of more entities than this, names have one line, in an outer one beside them."""
-BESIDE_PIXELS, AROUND_PIXELS = 150, 70
-"""Room for names beside a column, and for those above and below it."""
+BESIDE_PIXELS, BESIDE_NARROW, AROUND_PIXELS = 150, 110, 70
+"""Room for names beside a column, in a narrow window too, and for those above and below it."""
 HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
 """Height of the drawing in units of its width, by how many sides have names beside them, and in a
 narrow window."""
@@ -100,6 +100,7 @@ def spec(
     long = _long_columns(places)
     crowded = long & {-1.0, 1.0}
     nodes = partial(_nodes, labels, places, ends, kinds=kinds, long=long)
+    links = [_test_edge(test), *_fact_edges(facts, places, column, selected, long)]
     # No `labelLayout`: with it, names of edges are drawn at another size and place.
     series = {
         "type": "graph",
@@ -115,14 +116,15 @@ def spec(
         "edgeSymbolSize": 8,
         "emphasis": {"focus": "none", "label": {"show": True}, "lineStyle": {"opacity": 1}},
         "select": {"lineStyle": {"opacity": 1}},
-        "data": nodes(height=HEIGHTS[len(crowded)], beside=True),
-        "links": [_test_edge(test), *_fact_edges(facts, places, column, selected, long)],
+        "data": nodes(height=HEIGHTS[len(crowded)], narrow=False),
+        "links": links,
     }
-    # Too narrow for names beside the columns: they are above and below.
+    # Too narrow for names on lines; what the triple and the selected fact say stands around it.
     narrow = {
-        "data": nodes(height=HEIGHT_NARROW, beside=False),
-        "left": AROUND_PIXELS,
-        "right": AROUND_PIXELS,
+        "data": nodes(height=HEIGHT_NARROW, narrow=True),
+        "links": [link | {"label": {"show": False}} for link in links],
+        "left": BESIDE_NARROW if -1.0 in crowded else AROUND_PIXELS,
+        "right": BESIDE_NARROW if 1.0 in crowded else AROUND_PIXELS,
     }
     return {
         "animation": False,
@@ -140,13 +142,13 @@ def _nodes(
     height: float,
     kinds: Mapping[str, str],
     long: set[float],
-    beside: bool,
+    narrow: bool,
 ) -> list[dict[str, Any]]:
     """Return the entities; `labels` begins with the ends, then come those of strong facts.
 
-    In a long column a name has one line, in an outer one `beside` its entity where there is room.
+    In a long column a name has one line, in an outer one beside its entity.
     """
-    crowded = long & {-1.0, 1.0} if beside else set()
+    crowded = long & {-1.0, 1.0}
     styles = {key: _style(key in ends, PLAIN.symbol, "") for key in labels}
     for kind, look in looks(kinds, labels).items():
         for key in labels:
@@ -165,7 +167,14 @@ def _nodes(
                 shown=number < NUM_NAMED,
                 wrapped=places[key][0] not in long,
                 is_end=key in ends,
-                crowded=crowded,
+                # Beside crowded columns the ends are so near to each other that the name of the
+                # triple's relation is above them, in a narrow window that of the tail alone: below
+                # are the head's name and those behind the tail.
+                below=(key == ends[0] or places[key][0] > places[ends[1]][0])
+                if narrow
+                else key in ends and bool(crowded),
+                beside=places[key][0] in crowded,
+                narrow=narrow,
             ),
         }
         for number, (key, text) in enumerate(labels.items())
@@ -196,16 +205,20 @@ def _name(
     shown: bool,
     wrapped: bool,
     is_end: bool,
-    crowded: Collection[float],
+    below: bool,
+    beside: bool,
+    narrow: bool,
 ) -> dict[str, Any]:
-    """Return how an entity's name is written: away from the middle, in at most two lines."""
+    """Return how an entity's name is written: away from the middle, in at most two lines.
+
+    At half the height it is `below` its entity or above.
+    """
     x, y = place
-    beside = x in crowded
     # In a formatter a brace begins a placeholder; a space of no width behind it ends that.
     lines = name_lines(text, 2 if wrapped else 1)
-    # The ends are so near to each other there that the name of the triple's relation is above them.
-    below = y > 0 or (is_end and bool(crowded))
-    outwards = ("right" if x > 0 else "left") if beside else ("bottom" if below else "top")
+    is_low = y > 0 or (y == 0 and below)
+    outwards = ("right" if x > 0 else "left") if beside else ("bottom" if is_low else "top")
+    cut = {"width": BESIDE_NARROW - 14, "overflow": "truncate"} if narrow and beside else {}
     return {
         "show": shown,
         "formatter": "\n".join(lines).replace("{", "{\u200b"),
@@ -213,7 +226,7 @@ def _name(
         "fontSize": 13 if is_end else 11,
         "lineHeight": 15 if is_end else 12,
         "fontWeight": "bold" if is_end else "normal",
-    }
+    } | cut
 
 
 def _test_edge(test: pd.Series) -> dict[str, Any]:

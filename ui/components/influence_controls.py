@@ -68,21 +68,26 @@ def other_run(runs: Sequence[RunRecord], run_id: str) -> str:
 def _run(
     label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
 ) -> str:
-    linked = address.text(key)
+    """Let a person choose a run; return its id. The box follows the address, as Back changes it."""
+    box, linked = f"{key}-box", address.text(key)
     labels = run_labels(runs, linked=linked)
     options = ["", *labels] if optional else list(labels)
+    wanted = linked if linked or optional else st.session_state.get(box)
+    st.session_state[box] = wanted if wanted in options else next(iter(options), None)
+
+    def write() -> None:
+        address.write(key, st.session_state[box])
+        for place in ("test", "fact", "path") if key == "run" else ():
+            address.write(place, None)
+
     chosen = st.selectbox(
         label,
         options,
-        index=options.index(linked) if linked in options else 0 if options else None,
         format_func=lambda run_id: labels.get(run_id, "nothing"),
-        key=f"{key}-box",
+        key=box,
+        on_change=write,
         help=help,
     )
-    if chosen != linked and (linked or optional or key in st.query_params):
-        address.write(key, chosen)
-        for place in ("test", "fact", "path") if key == "run" else ():
-            address.write(place, None)
     return chosen or ""
 
 

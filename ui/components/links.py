@@ -6,7 +6,7 @@ import streamlit as st
 
 from clew.ui.components import markup
 
-PageName = Literal["overview", "compare", "influence", "reviews", "models", "ask", "run"]
+PageName = Literal["overview", "compare", "influence", "reviews", "models", "studies", "ask", "run"]
 
 
 def _nothing() -> None:

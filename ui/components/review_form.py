@@ -37,6 +37,8 @@ Said = TypeVar("Said", bound=str)
 def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
     """Let a person record a verdict, tick facts and comment; write it to the run.
 
+    What is not saved yet is there again when the person comes back to it.
+
     Args:
         run_id: The trace run.
         test: A row of the report's tests.
@@ -44,10 +46,12 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
     """
     key = f"review-{run_id}-{test.name}"
     shown = strongest(facts, "influence", NUM_FACTS)
-    with st.form(key, border=True):
+    if f"{key}-facts" not in st.session_state:  # it was not drawn just now
+        st.session_state[f"{key}-begun"] = st.session_state.get(f"{key}-ticked", _ticks(shown))
+    with st.container(border=True):
         st.caption("Tick the facts that convinced you, and those that look wrong.")
         ticked = st.data_editor(
-            _ticks(shown),
+            st.session_state[f"{key}-begun"],
             key=f"{key}-facts",
             alt="The strongest facts, to be ticked as convincing or wrong",
             hide_index=True,
@@ -59,11 +63,11 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
                 "Training fact": st.column_config.TextColumn(width=760),
             },
         )
-        comment = st.text_area("Comment", key=f"{key}-comment", max_chars=10_000)
+        st.session_state[f"{key}-ticked"] = ticked
+        comment = comment_box("Comment", key)
         reviewer = sign_in.name_box()
         st.markdown(
-            "**Is this a plausible reason to believe the triple?** A verdict saves the review; "
-            "what is not saved is lost when you leave this part of the page."
+            "**Is this a plausible reason to believe the triple?** A verdict saves the review."
         )
         verdict = verdict_buttons(VERDICTS, MEANINGS, key, by_number=True)
     if verdict is None:
@@ -74,24 +78,30 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
             test=fact_of(test),
             verdict=verdict,
             reviewer=reviewer,
-            comment=comment.strip(),
+            comment=comment,
             convincing=_marked(shown, ticked[CONVINCING]),
             wrong=_marked(shown, ticked[WRONG]),
         )
     )
 
 
+def comment_box(label: str, key: str) -> str:
+    """Let a person write a comment; return it."""
+    given = st.text_area(label, key=f"{key}-comment", max_chars=10_000, persist_state="session")
+    return (given or "").strip()
+
+
 def verdict_buttons(
     verdicts: Sequence[Said], meanings: Mapping[str, str], key: str, *, by_number: bool = False
 ) -> Said | None:
-    """Show a button for each verdict of a form; return the verdict that was given.
+    """Show a button for each verdict; return the verdict that was given.
 
     `by_number` lets the keys 1, 2, 3 press them too.
     """
     pressed = None
     with st.container(horizontal=True):
         for number, verdict in enumerate(verdicts, start=1):
-            if st.form_submit_button(
+            if st.button(
                 f"{palette.OPINION_SYMBOLS[verdict]} {verdict}",
                 key=f"{key}-{verdict}",
                 help=meanings[verdict],

@@ -80,7 +80,8 @@ def _data_text(found: RunData, run: RunRecord) -> str:
 
 def commands(run: RunRecord, repeating: str, mlflow: MlflowPage) -> None:
     """Show how the run was started, what makes it again, and where MLflow shows it."""
-    if typed := run.tags.get(names.TAG_COMMAND, ""):
+    typed = run.tags.get(names.TAG_COMMAND, "")
+    if typed and "--parent-run" not in typed:  # nobody typed what another command started
         st.markdown("**Started by**")
         st.code(typed, language="bash", wrap_lines=True)
     if repeating:
@@ -125,8 +126,8 @@ def _place(run: RunRecord, key: str) -> tuple[int, bool, bool, str]:
 
 
 def _first_curve(shown: pd.DataFrame) -> str:
-    """Return the first metric that has more than one value; the first if none has."""
-    several = shown.index[shown["values"] > 1]
+    """Return the first metric of the work itself with more than one value; the first if none."""
+    several = shown.index[(shown["values"] > 1) & (shown["group"] != GROUPS["system"])]
     return str(several[0] if len(several) else shown.index[0])
 
 

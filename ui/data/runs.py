@@ -201,7 +201,7 @@ def variants_of(runs: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Return the trend of each run's headline metric, in the order of steps."""
+    """Return the trend of each run's headline metric, in the order of steps; of one value none."""
     by_key: dict[str, list[RunRecord]] = {}
     for run in runs:
         by_key.setdefault(headline_key(run), []).append(run)
@@ -209,7 +209,7 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     for key, members in by_key.items():
         frame = histories(members, key)
         for run_id, values in frame.groupby("run_id", sort=False)["value"]:
-            lines[str(run_id)] = [float(value) for value in values]
+            lines[str(run_id)] = [float(value) for value in values] if len(values) > 1 else []
     return lines
 
 

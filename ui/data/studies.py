@@ -31,14 +31,14 @@ def studies() -> list[StudyResult]:
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
     latest: dict[tuple[str, str], StudyResult] = {}
     for run in runs:
-        found = _study(run.run_id) if run.status == "FINISHED" else None
+        found = study_of(run.run_id) if run.status == "FINISHED" else None
         if found is not None and found.claims:
             latest.setdefault((found.study, found.machine), found)
     return list(latest.values()) or shipped_studies()
 
 
 @st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")
-def _study(run_id: str) -> StudyResult | None:
+def study_of(run_id: str) -> StudyResult | None:
     """Return a study, or None for a comparison of another kind, which has no report."""
     try:
         return read_study(run_id)

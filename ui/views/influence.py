@@ -136,7 +136,7 @@ def _facts(
         return
     column = value_column(found, cosine=wanted.cosine)
     key = f"{key}-{hash(wanted)}"
-    left, right = beside.columns([1.1, 1.2], key="facts")
+    left, right = beside.columns([1, 1.3], key="facts")
     with left:
         if form == "bars":
             facts.bars(shown, column)

@@ -3,7 +3,16 @@
 import streamlit as st
 
 from clew import names
-from clew.ui.components import address, links, markup, run_report, runs_table, states
+from clew.ui.components import (
+    address,
+    claims_table,
+    links,
+    markup,
+    run_report,
+    run_results,
+    runs_table,
+    states,
+)
 from clew.ui.data.run_page import (
     by_relation,
     curves_of,
@@ -16,7 +25,16 @@ from clew.ui.data.run_page import (
     repeating_commands,
     splits_by_relation,
 )
+from clew.ui.data.run_results import (
+    best_configuration,
+    extreme_values,
+    keeps,
+    trials_of,
+    validation_of,
+    worst_facts,
+)
 from clew.ui.data.runs import RunRecord, has_runs, run_by_id
+from clew.ui.data.studies import claims_frame, study_of
 
 
 def render() -> None:
@@ -54,6 +72,8 @@ def _run(run: RunRecord) -> None:
         run_report.summary(run, data_of(run.run_id))
     with right, states.guarded("Its commands"):
         run_report.commands(run, repeating_commands(run), mlflow_page(run))
+    with states.guarded("What it found"):
+        _results(run)
     st.header("Metrics", anchor=False)
     with states.guarded("The metrics"):
         run_report.metrics(run, metric_table(run), curves_of(run))
@@ -85,6 +105,25 @@ def _actions(run: RunRecord) -> None:
             links.to("models", "Promote", candidate=run.run_id)
         if kind == names.KIND_TRACE:
             links.to("influence", "Read the explanations", run=run.run_id)
+        if kind == names.KIND_COMPARE:
+            links.to("studies", "Studies")
+
+
+def _results(run: RunRecord) -> None:
+    """Show what the run found besides numbers, where it keeps that."""
+    study = study_of(run.run_id) if run.tags.get(names.TAG_KIND) == names.KIND_COMPARE else None
+    if study is not None and study.claims:
+        st.header("Claims", anchor=False)
+        claims_table.show(claims_frame([study]))
+    if keeps(run, names.ARTIFACT_VALIDATION, names.VALIDATION_JSON):
+        st.header("Test of explanations", anchor=False)
+        run_results.validation(validation_of(run.run_id))
+    if keeps(run, names.ARTIFACT_TUNE, names.TRIALS_CSV):
+        st.header("Search", anchor=False)
+        run_results.search(run, trials_of(run.run_id), best_configuration(run))
+    if keeps(run, names.ARTIFACT_VALUES, names.VALUES_CSV):
+        st.header("Values of facts", anchor=False)
+        run_results.fact_values(extreme_values(run.run_id), worst_facts(run.run_id))
 
 
 def _relations(run: RunRecord) -> None:

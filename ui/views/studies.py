@@ -3,7 +3,7 @@
 import streamlit as st
 
 from clew.runs import store
-from clew.ui.components import address, job_view, markup, plan_controls, states
+from clew.ui.components import address, claims_table, job_view, markup, plan_controls, states
 from clew.ui.data.studies import (
     claims_frame,
     configuration,
@@ -65,33 +65,7 @@ def _claims() -> None:
     frame = claims_frame(shown)
     for column, (start, label) in zip(st.columns(len(VERDICTS)), VERDICTS.items(), strict=True):
         column.metric(label, int(frame["verdict"].str.startswith(start).sum()))
-    st.dataframe(
-        frame,
-        column_order=[
-            *("study", "claim", "verdict", "measured", "low", "high", "bounds", "machine"),
-            *(["source"] if frame["source"].any() else []),
-        ],
-        alt="Claims of the studies",
-        placeholder="–",
-        hide_index=True,
-        width="stretch",
-        column_config={
-            "study": st.column_config.TextColumn("Study"),
-            "claim": st.column_config.TextColumn("Claim", width="large"),
-            "bounds": st.column_config.TextColumn("Bounds"),
-            "measured": st.column_config.NumberColumn("Measured", format="%.3g"),
-            "low": st.column_config.NumberColumn("95 % from", format="%.3g"),
-            "high": st.column_config.NumberColumn("95 % to", format="%.3g"),
-            "verdict": st.column_config.TextColumn("Verdict"),
-            "source": st.column_config.TextColumn("Printed in"),
-            "machine": st.column_config.TextColumn("Machine"),
-        },
-    )
-    states.note(
-        "Measured: the ratio to the study's reference, the difference from it, or the value "
-        "itself, as the claim says, with its 95 % interval over rounds. A claim holds if the whole "
-        "interval keeps its bounds; a saving larger than the one claimed holds too."
-    )
+    claims_table.show(frame)
 
 
 def _memory() -> None:

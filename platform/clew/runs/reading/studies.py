@@ -19,10 +19,12 @@ class ClaimResult:
     study: str
     machine: str
     claim: str
+    about: str
+    """What was measured: `ratio`, `difference` or `value`; empty in older reports."""
     bounds: str
     """What is claimed as numbers, such as `at least 1.5`; empty in older reports."""
     measured: float | None
-    """A ratio to the reference, a difference or a value, as the claim says; None: not measured."""
+    """A ratio to the reference, a difference from it or a value; None: not measured."""
     low: float | None
     """Lower end of its 95 % interval; None after a single round."""
     high: float | None
@@ -85,6 +87,7 @@ def _claim(study: str, machine: str, claim: dict[str, Any]) -> ClaimResult:
         study,
         machine,
         str(claim["claim"]),
+        str(claim.get("about", "")),
         ", ".join(said),
         value,
         low,

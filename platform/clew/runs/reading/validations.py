@@ -81,11 +81,23 @@ def find_validation_of_report(
 
 def _read(run_id: str) -> ValidationRecord | None:
     """Return a test's result, None with a warning if it cannot be read."""
-    path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
     try:
-        with fetched(run_id, path) as found:
-            return read_validation(found)
-    except (DataError, TrackingError) as error:
-        reason = str(error).rpartition(f"{path}: ")[2]  # without the name of the copy
-        logger.warning("%s of run %s is left out: %s", path, run_id, reason)
+        return read_result(run_id)
+    except TrackingError as error:
+        logger.warning("%s; it is left out", error)
         return None
+
+
+def read_result(run_id: str) -> ValidationRecord:
+    """Return what a run of kind `validate` found.
+
+    Raises:
+        TrackingError: the run has no result, or one that is not readable.
+    """
+    path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
+    with fetched(run_id, path) as found:
+        try:
+            return read_validation(found)
+        except DataError as error:
+            reason = str(error).rpartition(f"{path}: ")[2]  # without the name of the copy
+            raise TrackingError(f"run {run_id}: {path}: {reason}") from None

@@ -6,17 +6,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from clew import names
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.config.search_space import Value
 from clew.files import write_whole
+from clew.runs.reading.results import TRIAL_COLUMNS
 from clew.workflows.tuning.study import TrialRecord
 
-BEST_FILE = "best.yaml"
-TRIALS_FILE = "trials.csv"
+BEST_FILE, TRIALS_FILE = names.BEST_YAML, names.TRIALS_CSV
 CHART_FILE = "chart.vl.json"
 FILES = (BEST_FILE, TRIALS_FILE, CHART_FILE)
-COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
 
 
 def shown(settings: dict[str, Value]) -> str:
@@ -42,7 +42,7 @@ def write_trials(path: Path, records: Sequence[TrialRecord]) -> None:
     keys = list(dict.fromkeys(key for record in records for key in record.settings))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*COLUMNS, *keys, "problem"])
+    table.writerow([*TRIAL_COLUMNS, *keys, "problem"])
     for record in records:
         settings = [record.settings.get(key) for key in keys]
         table.writerow([*_cells(record), *settings, record.problem])
@@ -50,7 +50,7 @@ def write_trials(path: Path, records: Sequence[TrialRecord]) -> None:
 
 
 def _cells(record: TrialRecord) -> list[object]:
-    """Return the first cells of a row, in the order of `COLUMNS`."""
+    """Return the first cells of a row, in the order of `TRIAL_COLUMNS`."""
     seconds = round(record.seconds, 1)
     return [record.number, record.state, record.value, record.epoch, seconds, record.run_id]
 

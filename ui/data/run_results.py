@@ -1,0 +1,154 @@
+"""What a run found, for its page: the test of explanations, the search, the values of facts."""
+
+import pandas as pd
+import streamlit as st
+
+from clew import names
+from clew.runs.reading.results import (
+    TRIAL_COLUMNS,
+    read_best_configuration,
+    read_fact_values,
+    read_trials,
+    read_worst_facts,
+)
+from clew.runs.reading.validations import read_result
+from clew.runs.validation_record import SIBLINGS, Measured, ValidationRecord
+from clew.ui.data.run_page import files_of
+from clew.ui.data.runs import RunRecord
+
+NUM_FACTS = 20
+BASELINES = {
+    SIBLINGS: "counting siblings",
+    "touching": "touching an end of the triple",
+    "adamic_adar": "shared neighbours (Adamic-Adar)",
+    "random": "random numbers",
+}
+"""What is no form of score, but compared with them."""
+
+
+def keeps(run: RunRecord, *path: str) -> bool:
+    """Return whether a run keeps a file, as a search does when it has ended."""
+    return any(file.path == "/".join(path) for file in files_of(run.run_id))
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def validation_of(run_id: str) -> ValidationRecord:
+    """Return what a test of explanations found."""
+    return read_result(run_id)
+
+
+def correlations(record: ValidationRecord) -> pd.DataFrame:
+    """Return how well each form predicted retraining, the largest share of dropped facts first.
+
+    Columns: `form`, `drop` in percent, `seeds`, `mean`, `low`, `high`; `more`, `more_low` and
+    `more_high` than counting siblings; `verdict` about that.
+    """
+    rows = []
+    for score in record.scores:
+        more = score.over_siblings
+        rows.append(
+            {
+                "form": BASELINES.get(score.form, score.form),
+                "drop": 100 * score.drop,
+                "seeds": f"{score.seeds} seed{'s' * (score.seeds == 'other')}",
+                **_interval(score.correlation),
+                **{f"more_{key}": value for key, value in _interval(more).items()},
+                "verdict": "–" if score.form == SIBLINGS else _verdict(more),
+            }
+        )
+    for ceiling in record.ceilings:
+        if ceiling.correlation is not None:
+            rows.append(
+                {
+                    "form": "retraining itself: the ceiling",
+                    "drop": 100 * ceiling.drop,
+                    "seeds": "other seeds",
+                    "mean": ceiling.correlation,
+                    "verdict": "–",
+                }
+            )
+    frame = pd.DataFrame(rows)
+    order = ["drop", "seeds", "mean"]
+    return frame.sort_values(order, ascending=[False, True, False], kind="stable")
+
+
+def deletions(record: ValidationRecord) -> pd.DataFrame:
+    """Return what deleting the strongest facts of each form cost the answers, the most first.
+
+    Columns: `form`, `facts`, `mean`, `low`, `high` of the log-probability's fall, and the same of
+    the reciprocal rank's under `rank_`.
+    """
+    rows = [
+        {
+            "form": BASELINES.get(effect.form, effect.form),
+            "facts": effect.num_facts,
+            **_interval(effect.log_probability),
+            **{f"rank_{key}": value for key, value in _interval(effect.reciprocal_rank).items()},
+        }
+        for effect in record.deletions
+    ]
+    return pd.DataFrame(rows).sort_values(["facts", "mean"], ascending=False, kind="stable")
+
+
+def _interval(measured: Measured | None) -> dict[str, float | None]:
+    if measured is None:
+        return {"mean": None, "low": None, "high": None}
+    half = measured.half_width
+    ends = (None, None) if half is None else (measured.mean - half, measured.mean + half)
+    return {"mean": measured.mean, "low": ends[0], "high": ends[1]}
+
+
+def _verdict(more: Measured | None) -> str:
+    """Return in words whether a form predicts retraining better than counting siblings."""
+    if more is None or more.half_width is None:
+        return "? Cannot be told"
+    if abs(more.mean) <= more.half_width:
+        return "? Cannot be told apart"
+    return "✓ Better" if more.mean > 0 else "✗ Worse"
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def trials_of(run_id: str) -> pd.DataFrame:
+    """Return the trials of a search."""
+    return read_trials(run_id)
+
+
+def settings_of(trials: pd.DataFrame) -> list[str]:
+    """Return which columns of the trials are settings."""
+    return [str(column) for column in trials if column not in {*TRIAL_COLUMNS, "problem"}]
+
+
+def best_configuration(run: RunRecord) -> str:
+    """Return the best configuration as YAML; empty if no trial was completed."""
+    found = keeps(run, names.ARTIFACT_TUNE, names.BEST_YAML)
+    return _best_configuration(run.run_id) if found else ""
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def _best_configuration(run_id: str) -> str:
+    return read_best_configuration(run_id)
+
+
+@st.cache_data(ttl=60, max_entries=8, show_spinner=False)
+def extreme_values(run_id: str) -> pd.DataFrame:
+    """Return the facts of the highest and of the lowest values: `head, relation, tail, value`."""
+    found = read_fact_values(run_id)
+    ends = pd.concat([found.head(NUM_FACTS), found.iloc[NUM_FACTS:].tail(NUM_FACTS)])
+    labels = {"head": "Head", "relation": "Rel", "tail": "Tail"}
+    return pd.DataFrame(
+        {
+            **{
+                name: ends[f"Train{label}_label"].where(
+                    ends[f"Train{label}_label"] != "", ends[f"Train{label}"]
+                )
+                for name, label in labels.items()
+            },
+            "value": ends["Value"],
+        }
+    )
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def worst_facts(run_id: str) -> str:
+    """Return the list of the facts with the lowest values, as `data.exclude` takes it."""
+    return read_worst_facts(run_id)
