@@ -25,9 +25,9 @@ class GraphModelSettings(Section):
     entity_bias: bool = True
     """Whether to add a bias to each entity's score."""
     warm_start: str | None = None
-    """Start from the parameters of this run (its id, `models:/name@alias` or a checkpoint folder)
-    instead of random ones. Entities and relations are matched by name; new ones start at random.
-    Influence covers the steps of the new run alone."""
+    """Start from the parameters of this run (its id, `newest`, `models:/name@alias` or a checkpoint
+    folder) instead of random ones. Entities and relations are matched by name; new ones start at
+    random. Influence covers the steps of the new run alone."""
 
     @property
     def normalises_batches(self) -> bool:

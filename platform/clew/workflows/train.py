@@ -51,7 +51,7 @@ from clew.workflows.training_run import (
     origin_of,
     variant_name,
 )
-from clew.workflows.warm_start import start_warm
+from clew.workflows.warm_start import check_start, start_warm, with_named_start
 
 logger = logging.getLogger(__name__)
 
@@ -163,6 +163,7 @@ def _train(
     tags: Mapping[str, str] | None = None,
     watch: Watch | None = None,
 ) -> TrainResult:
+    config = with_named_start(config, is_part=parent_run_id is not None)
     device = resolve_device(config.training.device, world.local_rank)
     prepare_process(config)
     if config.training.shard_entities:
@@ -179,6 +180,8 @@ def _train(
     _require_same_in_all(world, config, task)
     if point is not None:
         point.check_data(task.data_fingerprint)
+    elif isinstance(config.model, GraphModelSettings) and config.model.warm_start:
+        check_start(task, config.model.warm_start)
     tracker = open_training_run(
         config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
     )

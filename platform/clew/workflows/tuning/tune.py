@@ -27,6 +27,7 @@ from clew.workflows.tasks import build_task, data_fingerprint
 from clew.workflows.tuning.report import BEST_FILE
 from clew.workflows.tuning.search import Say, Search, TuneRequest
 from clew.workflows.tuning.study import TrialRecord, TrialStudy, opened_study
+from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ def _check(request: TuneRequest) -> None:
     """
     config = request.config
     check_folder("--output-dir", request.output_dir)
+    with_named_start(config, is_part=True)
     if not config.evaluation.enabled:
         raise ConfigError(
             f"evaluation.enabled is false, but a search chooses by {config.evaluation.metric}; "
