@@ -46,6 +46,7 @@ from clew.workflows.training_run import (
     check_folders,
     check_output_dir,
     copy_outputs,
+    goes_on_with,
     only_training_in,
     open_training_run,
     origin_of,
@@ -210,6 +211,7 @@ def _train(
             folder=folder,
             origin=origin_of(config, task, tracker, device, start),
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
+            goes_on_with=goes_on_with(config, tracker, checkpoint_dir),
             watch=watch,
         )
         return _run(trainer, point, output_dir, memory)

@@ -5,6 +5,7 @@ They are checked before it, held by one training, and copied after it.
 
 import hashlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -103,6 +104,15 @@ def origin_of(
         run_id=tracker.run_id or "",
         folder=folder if folder.isprintable() else "",
     )
+
+
+def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | None) -> str:
+    """Return the options with which a stopped run goes on; empty where none of it is kept."""
+    if tracker.run_id is not None and config.tracking.log_checkpoints:
+        return f"--resume {tracker.run_id}"
+    if checkpoint_dir is None:
+        return ""
+    return f"--resume --checkpoint-dir {shlex.quote(str(checkpoint_dir.absolute()))}"
 
 
 def variant_name(config: RunConfig, precision: str) -> str:
