@@ -5,7 +5,6 @@ They are checked before it, held by one training, and copied after it.
 
 import hashlib
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.files import replacing
+from clew.folders import as_typed
 from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit
 from clew.runs.mlflow_store import open_tracker
@@ -112,7 +112,7 @@ def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | Non
         return f"--resume {tracker.run_id}"
     if checkpoint_dir is None:
         return ""
-    return f"--resume --checkpoint-dir {shlex.quote(str(checkpoint_dir.absolute()))}"
+    return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}"
 
 
 def variant_name(config: RunConfig, precision: str) -> str:

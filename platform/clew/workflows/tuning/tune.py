@@ -18,6 +18,7 @@ from clew.config.load import flatten
 from clew.config.search_space import SearchSpace, load_space
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, Interrupted, UsageError
+from clew.folders import as_typed
 from clew.runs.mlflow_store import MlflowTracker, open_tracker
 from clew.workflows.clusters.cluster import opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
@@ -55,7 +56,7 @@ class TuneResult:
             f"run {self.run_id}  {_counts(self.trials)}",
             f"best: {self.metric} {best.value:.6g} after epoch {best.epoch}, run {best.run_id}",
             *(f"  {key:36} {value}" for key, value in best.settings.items()),
-            f"train it: clew train --config {self.best_file}",
+            f"train it: clew train --config {as_typed(self.best_file)}",
         ]
         return "\n".join(lines)
 
