@@ -19,6 +19,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
+from clew.training.manifest import read_manifest
 from clew.training.stopping import Watch
 from clew.workflows.resume import ResumePoint, find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import resume, train
@@ -275,3 +276,19 @@ def test_a_stopped_training_says_how_it_goes_on_if_it_can(
         assert find_in_folder(folder, None, {}).manifest.step == 1
     else:
         assert re.search("no checkpoint is kept: .* tracking.log_checkpoints=true", said)
+
+
+def test_a_second_training_goes_beside_the_finished_one_in_its_output_folder(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    config, folder = small_config(training__num_epochs=1), tmp_path / "conve"
+    first = train(config, output_dir=folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (tmp_path / "conve-2").write_text("mine")
+    second = train(config, output_dir=folder)
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+    assert read_manifest(folder / "best").run_id == first.run_id
+    assert read_manifest(tmp_path / "conve-3" / "best").run_id == second.run_id
+    warned = find_run(str(second.run_id)).tags[names.TAG_WARNINGS]
+    assert warned.endswith(f"this one goes into {tmp_path / 'conve-3'}")

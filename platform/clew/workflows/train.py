@@ -46,6 +46,7 @@ from clew.workflows.training_run import (
     check_folders,
     check_output_dir,
     copy_outputs,
+    free_output_dir,
     goes_on_with,
     only_training_in,
     open_training_run,
@@ -85,7 +86,8 @@ def train(
 
     Args:
         config: What to train.
-        output_dir: Also copy the run's files to this new folder at the end.
+        output_dir: Also copy the run's files to this new folder at the end; where it holds a
+            finished training, to one beside it.
         checkpoint_dir: Keep the run's files in this new folder while it trains.
         parent_run_id: Run of which this one is a part.
         tags: Further tags of the run.
@@ -186,6 +188,8 @@ def _train(
     tracker = open_training_run(
         config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
     )
+    if point is None:
+        output_dir = free_output_dir(output_dir, tracker)
     watch = watch or Watch()
     with (
         tracker,
