@@ -53,7 +53,8 @@ run.metrics["test/mae"]
 # %% [markdown]
 # ## Explain
 #
-# Without a frame, the window with the largest error is explained: which training windows are behind it?
+# Without a frame, the window with the largest error is explained: which training windows are
+# behind it?
 
 # %%
 why = clew.attribute(run, top_k=5)

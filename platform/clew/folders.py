@@ -1,6 +1,7 @@
 """Folders that environment variables name: the folder of data sets and the cache."""
 
 import os
+import shlex
 from pathlib import Path
 
 from clew.errors import ConfigError
@@ -12,6 +13,11 @@ DATA_VARIABLE = "CLEW_DATA"
 def expanded(path: str | Path) -> Path:
     """Return a path with `~` replaced by the home folder, if there is one."""
     return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
+
+
+def as_typed(path: Path) -> str:
+    """Return a path for a command that may be typed in any folder, spaces and all."""
+    return shlex.quote(str(path.absolute()))
 
 
 def data_folder() -> Path | None:

@@ -173,13 +173,14 @@ def test_a_packing_that_was_killed_leaves_no_folder_and_the_next_one_clears_up(
 
 
 def test_the_command_packs_and_refuses_what_it_cannot_pack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "packed"
+    monkeypatch.chdir(tmp_path)
+    folder = Path("packed graph")
     assert run_command(["data", "--name=umls", f"--pack={folder}"]) == 0
     out = capsys.readouterr().out
     assert "triples of train       5,216" in out
-    assert f"train on it: clew train data.packed={folder}" in out
+    assert f"train on it: clew train data.packed='{tmp_path / folder}'" in out
     assert run_command(["data", "--name=umls", f"--pack={folder}"]) == 2
     assert "already exists; give a new folder, or remove it" in capsys.readouterr().err
     config = load("link_prediction/umls", {"data.packed": str(folder)})

@@ -41,6 +41,7 @@ def test_umls_is_bundled_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (summary.num_entities, summary.num_relations) == (135, 46)
     assert (summary.num_train, summary.num_valid, summary.num_test) == (5216, 652, 661)
     assert (summary.num_unseen_entities, summary.num_duplicates, summary.num_leaked) == (0, 0, 0)
+    assert (summary.num_unseen_relations, summary.num_untrained) == (0, 0)
     assert graph.fingerprint == "c68b546f56cdaeed"
     note = (BUNDLED / "umls" / "NOTE.md").read_text(encoding="utf-8")
     for name in ("train.txt", "valid.txt", "test.txt"):

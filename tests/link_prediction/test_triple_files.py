@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clew.errors import DataError
+from clew.link_prediction.summary import describe
 from clew.link_prediction.triple_files import GraphFiles, count_duplicates, read_graph, read_triples
 from clew.link_prediction.triples import KnowledgeGraph, add_inverses
 
@@ -48,14 +50,23 @@ def test_ids_are_places_of_sorted_names(files: GraphFiles) -> None:
     assert graph.test.tolist() == [[0, 1, 3]]
     assert graph.valid.shape == (0, 3)
     assert {t.dtype for t in (graph.train, graph.valid, graph.test)} == {np.dtype(np.int32)}
-    assert (graph.num_entities, graph.num_relations, graph.num_unseen_entities) == (4, 2, 1)
+    assert (graph.num_entities, graph.num_relations) == (4, 2)
+    assert describe(graph).num_unseen_entities == 1
+
+
+def test_what_is_held_out_and_never_trained_is_counted(files: GraphFiles, write) -> None:
+    valid = write("valid.txt", "a\tmeets\tb\nb\tmeets\tz\nb\tknows\ta\n")
+    summary = describe(read_graph("small", replace(files, valid=valid)))
+    assert (summary.num_unseen_entities, summary.num_unseen_relations) == (1, 1)
+    assert summary.num_untrained == 3
+    assert summary.num_unused_entities == 0
 
 
 def test_dictionaries_give_the_ids(with_dictionaries: GraphFiles) -> None:
     graph = read_graph("small", with_dictionaries)
     assert list(graph.entities) == ["z", "c", "b", "a", "unused"]
     assert graph.train.tolist() == [[2, 0, 3], [3, 1, 1], [2, 0, 1]]
-    assert graph.num_unseen_entities == 1
+    assert describe(graph).num_unseen_entities == 1
 
 
 def test_names_and_ids_with_dictionaries_are_the_same_graph(

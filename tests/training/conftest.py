@@ -173,6 +173,7 @@ def make_trainer(tmp_path: Path) -> Any:
             folder=tmp_path / f"run-{made}",
             origin=Manifest(0, 0, 0.0, "toy", {}, "hash", "0" * 16),
             keep_all_checkpoints=True,
+            goes_on_with="--resume RUN",
         )
 
     return make

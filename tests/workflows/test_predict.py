@@ -129,7 +129,7 @@ def test_files_of_queries(tmp_path: Path) -> None:
         ("cell\tpart_of\ntoo\tmany\tof\tthem\n", r"line 2: .* has 4 tab-separated columns"),
         ("cell\t\ttissue\n", "line 1: .*give a relation and either a head"),
         ("?\tpart_of\t?\n", "line 1: .*give a relation and either a head"),
-        ("cell\t\t?\n", "line 1: .*give a relation"),
+        ("cell\t\t?\n", "line 1: query with head 'cell', relation '', tail ''; give a relation"),
         ('{"head": "cell", "relation"\n', "line 1: not valid JSON"),
         ('{"head": "cell", "rel": "part_of"}\n', "line 1: .* not 'rel'"),
         ('{"head": 3, "relation": "part_of"}\n', "line 1: .*expected texts"),

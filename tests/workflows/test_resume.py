@@ -1,5 +1,7 @@
 """Which runs may be continued; that the continuation is right is tested with the trainer."""
 
+import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ from mlflow import MlflowClient
 from clew import names
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
-from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
+from clew.errors import CheckpointError, ClewError, ConfigError, Interrupted, TrackingError
 from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
+from clew.training.manifest import read_manifest
+from clew.training.stopping import Watch
 from clew.workflows.resume import ResumePoint, find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import resume, train
 from clew.workflows.training_run import lock_of
@@ -244,3 +248,47 @@ def test_a_resumed_run_has_each_value_of_validation_once(tracking_store: Path) -
     for key in ("valid/mrr", "valid/mean_rank"):
         steps = [point.step for point in client.get_metric_history(done, key)]
         assert steps == [13, 26, 39, 52]
+
+
+class Stopping(Watch):
+    """Stops the training as a person does, before its first step."""
+
+    def before_step(self) -> None:
+        """Send the signal."""
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_stopped_training_says_how_it_goes_on_if_it_can(
+    tracking_store: Path, tmp_path: Path, stored: bool, kept: bool
+) -> None:
+    config, folder = small_config(tracking__log_checkpoints=stored), tmp_path / "check points"
+    with pytest.raises(Interrupted) as stopped:
+        train(config, checkpoint_dir=folder if kept else None, watch=Stopping())
+    (run,) = search_runs(RunQuery(), limit=2).runs
+    said = str(stopped.value)
+    if stored:
+        assert said.endswith(f"continue with --resume {run.run_id}")
+        assert find_resume_point(run.run_id, {}, tmp_path / "found").manifest.step == 1
+    elif kept:
+        assert said.endswith(f"continue with --resume --checkpoint-dir '{folder}'")
+        assert find_in_folder(folder, None, {}).manifest.step == 1
+    else:
+        assert re.search("no checkpoint is kept: .* tracking.log_checkpoints=true", said)
+
+
+def test_a_second_training_goes_beside_the_finished_one_in_its_output_folder(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    config, folder = small_config(training__num_epochs=1), tmp_path / "conve"
+    first = train(config, output_dir=folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (tmp_path / "conve-2").write_text("mine")
+    second = train(config, output_dir=folder)
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+    assert read_manifest(folder / "best").run_id == first.run_id
+    assert read_manifest(tmp_path / "conve-3" / "best").run_id == second.run_id
+    warned = find_run(str(second.run_id)).tags[names.TAG_WARNINGS]
+    assert warned.endswith(f"this one goes into {tmp_path / 'conve-3'}")

@@ -109,6 +109,9 @@ def test_a_bad_request_says_what_is_wrong(
 
 def test_a_request_without_form_is_refused(served: str) -> None:
     check_formless(served)
+    status, line = refused(served, {"dataframe_records": []})
+    assert status == 400
+    assert line.startswith("dataframe_records is empty; expected rows with the texts relation")
     status, line = refused(served, {"dataframe_records": [QUERY], "top_k": 1})
     assert status == 400
     assert line.startswith("top_k stands beside params; put it into params; expected")

@@ -9,12 +9,16 @@ import torch
 
 from clew.config.load import load
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError
+from clew.errors import ConfigError, UsageError
 from clew.link_prediction.task import LinkPrediction
+from clew.runs.reading.runs import find_run
+from clew.runs.reading.search import RunQuery, run_meant, search_runs
 from clew.workflows.model_source import open_model
 from clew.workflows.predicting.predict import open_predictor
 from clew.workflows.tasks import build_task
 from clew.workflows.train import train
+from clew.workflows.tuning.search import TuneRequest
+from clew.workflows.tuning.tune import tune
 from clew.workflows.warm_start import start_warm
 from tests.workflows.conftest import stored_run
 from tests.workflows.trained import ROOT, StoredRun, use_store, write_other_split
@@ -100,6 +104,37 @@ def test_training_goes_on_from_there_and_says_so(earlier, tmp_path):
     assert tags["clew.warm_start.entities_new"] == "2"
     assert tags["clew.warm_start.relations_taken"] == "46"
     assert earlier in tags["clew.warm_start.source"]
+
+
+def test_newest_is_recorded_as_the_run_that_it_meant(earlier):
+    newest = run_meant("newest", "train")
+    warm = train(config_of(**{"training.num_epochs": 1, "model.warm_start": "newest"}))
+    recorded = find_run(str(warm.run_id))
+    assert recorded.params["cfg.model.warm_start"] == newest
+    assert newest in recorded.tags["clew.warm_start.source"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference", "message"),
+    [
+        ("cp", "0" * 32, f"model.warm_start: no run {'0' * 32}"),
+        ("cp", "no/such", "model.warm_start: no/such: no such folder"),
+        ("distmult", "newest", "a cp model, but model.kind is distmult"),
+    ],
+)
+def test_a_start_that_cannot_be_used_is_refused_before_a_run_is_opened(
+    earlier, kind, reference, message
+):
+    before = len(search_runs(RunQuery(), limit=100).runs)
+    with pytest.raises(UsageError, match=message):
+        train(config_of(kind, **{"model.warm_start": reference}))
+    assert len(search_runs(RunQuery(), limit=100).runs) == before
+
+
+def test_trials_do_not_start_from_each_other(earlier, tmp_path):
+    config = config_of(**{"model.warm_start": "newest"})
+    with pytest.raises(ConfigError, match="each would start from the one before it"):
+        tune(TuneRequest(config, output_dir=tmp_path / "search"))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from clew import names
 from clew.runs.validation_record import ValidationRecord
 from clew.ui.components import exports, glossary, links, states, tables
 from clew.ui.components.palette import STATE_SYMBOLS, sign_symbol
-from clew.ui.data.comparison import number_text
 from clew.ui.data.run_results import correlations, deletions, settings_of
-from clew.ui.data.runs import RunRecord
+from clew.ui.data.runs import RunRecord, number_text
 
 MAX_HEIGHT = 430
 QUESTIONS = {"tail": "why this tail", "head": "why this head", "both": "both ends"}

@@ -44,8 +44,8 @@ class TrainOptions(Configured):
     checkpoint_dir: Path | None = None
     """Folder that also keeps the run's checkpoints while it trains, as the tracking store does."""
     output_dir: Path | None = None
-    """Also keep configuration and all checkpoints in this folder: a new one, or, with --resume, the
-    run's own."""
+    """Also keep configuration and all checkpoints in this folder: a new one (NAME-2 where NAME
+    holds a finished training), or, with --resume, the run's own."""
     result_file: Annotated[Path | None, HIDDEN] = None
     """Also write the result as JSON."""
     parent_run: Annotated[str, HIDDEN] = ""

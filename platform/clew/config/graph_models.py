@@ -28,9 +28,9 @@ class GraphModelSettings(Section):
     entity_bias: bool = True
     """Whether to add a bias to each entity's score."""
     warm_start: str | None = None
-    """Start from the parameters of this run (its id, `models:/name@alias` or a checkpoint folder)
-    instead of random ones. Entities and relations are matched by name; new ones start with random
-    parameters. Influence covers only the steps of the new run."""
+    """Start from the parameters of this run (its id, `newest`, `models:/name@alias` or a checkpoint
+    folder) instead of random ones. Entities and relations are matched by name; new ones start with
+    random parameters. Influence covers only the steps of the new run."""
 
     @property
     def normalises_batches(self) -> bool:
@@ -231,7 +231,7 @@ class RotatEModel(PlainModel):
     entity_bias: bool = True
     """Whether to add a bias to each entity's score; the score of a distance is never positive."""
     input_dropout: Probability = 0.0
-    """Dropout on the rotated head."""
+    """Dropout on the head, before its rotation."""
 
     @property
     def relation_size(self) -> int:

@@ -37,9 +37,9 @@ class Query:
         """
         if not self.relation or bool(self.head) == bool(self.tail):
             raise ConfigError(
-                f"query with head {quoted(self.head)}, relation {quoted(self.relation)}, tail "
-                f"{quoted(self.tail)}; give a relation and either a head (to ask for tails) or a "
-                "tail (to ask for heads)"
+                f"query with head {quoted(self.head or '')}, relation {quoted(self.relation)}, "
+                f"tail {quoted(self.tail or '')}; give a relation and either a head (to ask for "
+                "tails) or a tail (to ask for heads)"
             )
         return "tail" if self.head else "head"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.triples import HEAD, SPLITS, TAIL, KnowledgeGraph, Triples
+from clew.link_prediction.triples import HEAD, RELATION, SPLITS, TAIL, KnowledgeGraph, Triples
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class GraphSummary:
     num_test: int
     num_unseen_entities: int
     """Number of entities in validation or test triples, but in no training triple."""
+    num_unseen_relations: int
+    """The same of relations. What is in no training triple is never trained."""
+    num_untrained: int
+    """Number of validation and test triples with such an entity or relation."""
     num_unused_entities: int
     """Number of entities that are in no triple (only with a dictionary)."""
     num_duplicates: int
@@ -41,7 +45,9 @@ class GraphSummary:
 def describe(graph: KnowledgeGraph) -> GraphSummary:
     """Compute the summary of a graph."""
     degrees = _degrees(graph, graph.train)
-    held_out_degrees = _degrees(graph, graph.valid) + _degrees(graph, graph.test)
+    held_out = np.concatenate([graph.valid, graph.test])
+    ends, relations = held_out[:, [HEAD, TAIL]], held_out[:, RELATION]
+    is_trained = degrees > 0, np.isin(np.arange(graph.num_relations), graph.train[:, RELATION])
     seen = degrees[degrees > 0]
     train, valid, test = (_num_distinct(graph, graph.split(split)) for split in SPLITS)
     num_triples = sum(len(graph.split(split)) for split in SPLITS)
@@ -53,12 +59,14 @@ def describe(graph: KnowledgeGraph) -> GraphSummary:
         num_train=len(graph.train),
         num_valid=len(graph.valid),
         num_test=len(graph.test),
-        num_unseen_entities=graph.num_unseen_entities,
-        num_unused_entities=int((degrees + held_out_degrees == 0).sum()),
+        num_unseen_entities=int((~is_trained[0][np.unique(ends)]).sum()),
+        num_unseen_relations=int((~is_trained[1][np.unique(relations)]).sum()),
+        num_untrained=int((~(is_trained[0][ends].all(1) & is_trained[1][relations])).sum()),
+        num_unused_entities=int((degrees + _degrees(graph, held_out) == 0).sum()),
         num_duplicates=num_triples - train - valid - test,
         num_leaked=sum(
-            train + held_out - _num_distinct(graph, np.concatenate([graph.train, triples]))
-            for held_out, triples in ((valid, graph.valid), (test, graph.test))
+            train + distinct - _num_distinct(graph, np.concatenate([graph.train, triples]))
+            for distinct, triples in ((valid, graph.valid), (test, graph.test))
         ),
         num_entity_labels=graph.entities.num_labels,
         num_relation_labels=graph.relations.num_labels,

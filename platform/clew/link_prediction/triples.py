@@ -53,16 +53,6 @@ class KnowledgeGraph:
         return add_inverses(triples, self.num_relations)
 
     @cached_property
-    def num_unseen_entities(self) -> int:
-        """Number of entities that occur in validation or test triples but in no training triple."""
-        seen, held_out = (np.zeros(self.num_entities, bool) for _ in range(2))
-        for rows in row_blocks(len(self.train)):
-            seen[self.train[rows][:, [HEAD, TAIL]]] = True
-        for triples in (self.valid, self.test):
-            held_out[triples[:, [HEAD, TAIL]]] = True
-        return int((held_out & ~seen).sum())
-
-    @cached_property
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits: a hash of all names by id, and of all triples in order.
 

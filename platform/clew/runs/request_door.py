@@ -133,6 +133,8 @@ class Door:
             forms = ", ".join(FORMS)
             return f"the request has {' and '.join(given) or 'none'} of {forms}; give one"
         form, rows = given[0], content[given[0]]
+        if not rows:
+            return f"{form} is empty"
         return (
             _fault_in_params(content, self._parameters)
             or (_fault_in_table(rows) if form == "dataframe_split" else None)

@@ -42,6 +42,7 @@ class Checkpointer:
     origin: Manifest
     resumable: Resumable
     keep_all: bool = False
+    goes_on_with: str = ""
     newest: Path | None = None
     _best_unsent: bool = False
 
@@ -100,11 +101,14 @@ class Checkpointer:
 
     def last_good(self) -> str:
         """Return a phrase for error messages that names the checkpoint to continue from."""
-        run_id = self.resumable.history.tracker.run_id
         if self.newest is None:
             return "no checkpoint had been written yet"
-        resume = f"; continue with --resume {run_id}" if run_id else ""
-        return f"the last good checkpoint is {self.newest.name}{resume}"
+        if not self.goes_on_with:
+            return (
+                "no checkpoint is kept: to continue a training that stops, set "
+                "tracking.log_checkpoints=true or give --checkpoint-dir"
+            )
+        return f"the last good checkpoint is {self.newest.name}; continue with {self.goes_on_with}"
 
     def adopt(self, paths: Sequence[Path], best: Path | None) -> None:
         """Add the checkpoints of a resumed run to this run; `paths` are in order of steps."""

@@ -104,6 +104,7 @@ def build_trainer(
     folder: Path,
     origin: Manifest,
     keep_all_checkpoints: bool = False,
+    goes_on_with: str = "",
     watch: Watch | None = None,
 ) -> Trainer[Any]:
     """Build a trainer and all its parts."""
@@ -136,7 +137,9 @@ def build_trainer(
             config.tracking.profile_steps if world.is_main else 0, tracker, device
         ),
         history=history,
-        checkpointer=Checkpointer(folder, origin, resumable, keep_all=keep_all_checkpoints),
+        checkpointer=Checkpointer(
+            folder, origin, resumable, keep_all=keep_all_checkpoints, goes_on_with=goes_on_with
+        ),
         progress=progress,
         watch=watch or Watch(),
     )

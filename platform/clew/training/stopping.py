@@ -32,7 +32,7 @@ class StopRequest:
         def request(signum: int, frame: types.FrameType | None) -> None:
             self.requested = True
             signal.signal(signum, signal.default_int_handler)
-            logger.warning("stopping after this step; a checkpoint will be written")
+            logger.warning("stopping after this step")
 
         previous = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
         try:

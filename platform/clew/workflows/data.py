@@ -15,6 +15,7 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError
 from clew.files import replacing
+from clew.folders import as_typed
 from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
 from clew.link_prediction.kgx import LIST_SEPARATOR, KgxGraph, read_kgx
 from clew.link_prediction.packed import pack_graph
@@ -95,7 +96,7 @@ def pack_data(settings: DataConfig, folder: Path) -> str:
         "relations": graph.num_relations,
         **{f"triples of {split}": count for split, count in counts.items()},
     }
-    return f"{_lines(summary)}\ntrain on it: clew train data.packed={folder}"
+    return f"{_lines(summary)}\ntrain on it: clew train data.packed={as_typed(folder)}"
 
 
 def describe_sequences(splits: SequenceSplits) -> dict[str, object]:

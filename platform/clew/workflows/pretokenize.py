@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clew.errors import UsageError
-from clew.folders import expanded
+from clew.folders import as_typed, expanded
 from clew.language_modeling.pack_settings import PackSettings
 from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.pretokenize import pretokenize
@@ -33,7 +33,7 @@ class PretokenizeResult:
             "fingerprint": manifest.fingerprint,
         }
         lines = [f"  {name:24} {value}" for name, value in facts.items()]
-        train = f"train on it: clew train --config small_32k data.packed={self.output}"
+        train = f"train on it: clew train --config small_32k data.packed={as_typed(self.output)}"
         return "\n".join([f"packed into {self.output}", *lines, train])
 
 

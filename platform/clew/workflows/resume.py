@@ -32,10 +32,9 @@ from clew.training.manifest import (
     read_manifest,
 )
 from clew.workflows.dead_runs import end_if_dead
+from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
-
-"""Runs that a search for one to continue reads at a time."""
 
 # Another value of one of these would make the checkpoint's tensors, its best metric, or the order
 # of the remaining examples, mean something else.
@@ -161,7 +160,7 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
     Raises:
         TrackingError: there is none, or it is alive.
     """
-    for run in _unfinished(config):
+    for run in _unfinished(with_named_start(config, is_part=False)):
         try:
             point = find_resume_point(run.run_id, overrides, folder / run.run_id)
         except CheckpointError as error:

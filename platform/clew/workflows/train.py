@@ -46,12 +46,14 @@ from clew.workflows.training_run import (
     check_folders,
     check_output_dir,
     copy_outputs,
+    free_output_dir,
+    goes_on_with,
     only_training_in,
     open_training_run,
     origin_of,
     variant_name,
 )
-from clew.workflows.warm_start import start_warm
+from clew.workflows.warm_start import check_start, start_warm, with_named_start
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,8 @@ def train(
 
     Args:
         config: What to train.
-        output_dir: Also copy the run's files to this new folder at the end.
+        output_dir: Also copy the run's files to this new folder at the end; where it holds a
+            finished training, to one beside it.
         checkpoint_dir: Keep the run's files in this new folder while it trains.
         parent_run_id: Run of which this one is a part.
         tags: Further tags of the run.
@@ -163,6 +166,7 @@ def _train(
     tags: Mapping[str, str] | None = None,
     watch: Watch | None = None,
 ) -> TrainResult:
+    config = with_named_start(config, is_part=parent_run_id is not None)
     device = resolve_device(config.training.device, world.local_rank)
     prepare_process(config)
     if config.training.shard_entities:
@@ -179,9 +183,13 @@ def _train(
     _require_same_in_all(world, config, task)
     if point is not None:
         point.check_data(task.data_fingerprint)
+    elif isinstance(config.model, GraphModelSettings) and config.model.warm_start:
+        check_start(task, config.model.warm_start)
     tracker = open_training_run(
         config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
     )
+    if point is None:
+        output_dir = free_output_dir(output_dir, tracker)
     watch = watch or Watch()
     with (
         tracker,
@@ -207,6 +215,7 @@ def _train(
             folder=folder,
             origin=origin_of(config, task, tracker, device, start),
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
+            goes_on_with=goes_on_with(config, tracker, checkpoint_dir),
             watch=watch,
         )
         return _run(trainer, point, output_dir, memory)

@@ -4,6 +4,7 @@ They are checked before it, held by one training, and copied after it.
 """
 
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.files import replacing
+from clew.folders import as_typed
 from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit
 from clew.runs.mlflow_store import open_tracker
@@ -105,6 +107,15 @@ def origin_of(
     )
 
 
+def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | None) -> str:
+    """Return the options with which a stopped run goes on; empty where none of it is kept."""
+    if tracker.run_id is not None and config.tracking.log_checkpoints:
+        return f"--resume {tracker.run_id}"
+    if checkpoint_dir is None:
+        return ""
+    return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}"
+
+
 def variant_name(config: RunConfig, precision: str) -> str:
     """Return the run's variant: precision, then what differs from the defaults."""
     optimizations = config.optimizations
@@ -120,12 +131,15 @@ def check_folders(
 ) -> None:
     """Refuse folders that a training cannot fill; one that resumes may have its own files there.
 
+    An output folder with a finished training is not refused: `free_output_dir` names another.
+
     Raises:
         ConfigError: one of them holds something or cannot be written, or both are the same.
     """
     # `Path.is_dir` raises for a name that is too long.
     goes_on = resumes and output_dir and os.path.isdir(output_dir / names.ARTIFACT_CHECKPOINTS)
-    check_output = check_folder if goes_on else check_new_folder
+    is_taken = output_dir is not None and not resumes and _holds_finished(output_dir)
+    check_output = check_folder if goes_on or is_taken else check_new_folder
     check_output("--output-dir", output_dir)
     if not resumes:
         check_folder("--checkpoint-dir", checkpoint_dir)
@@ -140,6 +154,28 @@ def check_folders(
             f"--output-dir and --checkpoint-dir are both {output_dir}; name two folders, or give "
             "--checkpoint-dir alone, which holds the run's files too"
         )
+
+
+def free_output_dir(folder: Path | None, tracker: Tracker) -> Path | None:
+    """Return the folder for a new training: NAME-2 and so on, where NAME holds a finished one.
+
+    Args:
+        folder: What the person gave.
+        tracker: Records where the files go instead.
+    """
+    if folder is None or not _holds_finished(folder):
+        return folder
+    place = os.path.abspath(folder)
+    beside = (Path(f"{place}-{number}") for number in itertools.count(2))
+    free = next(path for path in beside if not os.path.lexists(path))
+    tracker.warn(f"--output-dir {folder} holds a finished training; this one goes into {free}")
+    return free
+
+
+def _holds_finished(folder: Path) -> bool:
+    """Whether `copy_outputs` has filled a folder, or a part of it."""
+    written = (names.ARTIFACT_CONFIG_YAML, names.ARTIFACT_HISTORY)
+    return all(os.path.isfile(folder / name) for name in written)
 
 
 def check_output_dir(output_dir: Path | None, point: ResumePoint | None) -> None:

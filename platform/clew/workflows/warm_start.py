@@ -14,17 +14,22 @@ import torch
 from torch import nn
 
 from clew import names
-from clew.errors import ConfigError
+from clew.config.graph_models import GraphModelSettings
+from clew.config.load import with_settings
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError, UsageError
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.reading.search import run_meant
 from clew.training.task import Task
 from clew.workflows.model_source import open_model
 from clew.workflows.predicting.predict import open_predictor
 
 logger = logging.getLogger(__name__)
 
+KEY = "model.warm_start"
 RELATION_TABLE = "relation.weight"
 ENTITY_TABLES = ("entity.weight", "head_entity.weight", "entity_bias")
 
@@ -64,6 +69,39 @@ class Matches:
         return Matches(earlier, np.concatenate([self.now, self.now + num_now]))
 
 
+def with_named_start(config: RunConfig, *, is_part: bool) -> RunConfig:
+    """Return a configuration that names its start by an id, where it says `newest`.
+
+    Args:
+        config: Of a training.
+        is_part: Whether it is one of several, of which each would start from the one before.
+
+    Raises:
+        ConfigError: it is one of several.
+        TrackingError: no training has finished, or the store does not answer.
+    """
+    model = config.model
+    if not isinstance(model, GraphModelSettings) or model.warm_start != names.NEWEST:
+        return config
+    if is_part:
+        raise ConfigError(
+            f"{KEY} is {names.NEWEST!r}, but of several trainings each would start from the one "
+            "before it; give the id of a run"
+        )
+    return with_settings(config, {KEY: run_meant(names.NEWEST, names.KIND_TRAIN)})
+
+
+def check_start(task: Task[Any], reference: str) -> None:
+    """Refuse, before a run is opened, a model from which training cannot start.
+
+    Raises:
+        UsageError: as for `start_warm`.
+    """
+    with torch.device("meta"):
+        model = task.build_model()
+    _Start.find(model, task, reference)
+
+
 def start_warm(model: nn.Module, task: Task[Any], reference: str) -> WarmStart:
     """Copy the parameters of an earlier model into a fresh one, in place.
 
@@ -76,36 +114,54 @@ def start_warm(model: nn.Module, task: Task[Any], reference: str) -> WarmStart:
         ConfigError: the models have different kinds or sizes, or no entity in common.
         UsageError: there is no such model.
     """
-    assert isinstance(model, GraphModel)
-    assert isinstance(task, LinkPrediction)
-    graph = task.graph
-    with open_model(reference) as source:
-        earlier, _ = open_predictor(source)
-        title = f"model.warm_start is {source.title}"
-    _check_fits(earlier, model, task, title)
-    entities = Matches.by_name(earlier.entities, graph.entities)
-    relations = Matches.by_name(earlier.relations, graph.relations)
-    if not len(entities.now):
-        raise ConfigError(
-            f"{title}, which has no entity of {graph.name}: its names are like "
-            f"{earlier.entities.name(0)!r}, here they are like {graph.entities.name(0)!r}"
-        )
-    found = WarmStart(
-        source=source.title,
-        entities_taken=len(entities.now),
-        entities_new=graph.num_entities - len(entities.now),
-        relations_taken=len(relations.now),
-        relations_new=graph.num_relations - len(relations.now),
-    )
-    if task.inverse_relations:
-        relations = relations.with_inverses(len(earlier.relations), graph.num_relations)
-    rows = dict.fromkeys(ENTITY_TABLES, entities) | {RELATION_TABLE: relations}
-    _copy(earlier.model, model, rows)
+    start = _Start.find(model, task, reference)
+    _copy(start.earlier, model, start.rows)
     logger.info(
         "started from %s: %d entities taken over, %d new; %d relations taken over, %d new",
-        *vars(found).values(),
+        *vars(start.found).values(),
     )
-    return found
+    return start.found
+
+
+@dataclass(frozen=True)
+class _Start:
+    """An earlier model, and the rows of its tables that a fresh one takes over."""
+
+    earlier: GraphModel
+    rows: dict[str, Matches]
+    found: WarmStart
+
+    @classmethod
+    def find(cls, model: nn.Module, task: Task[Any], reference: str) -> "_Start":
+        """Open the earlier model, and see that it fits."""
+        assert isinstance(model, GraphModel)
+        assert isinstance(task, LinkPrediction)
+        graph = task.graph
+        try:
+            with open_model(reference) as source:
+                earlier, _ = open_predictor(source)
+        except UsageError as error:
+            raise type(error)(f"{KEY}: {error}") from None
+        title = f"{KEY} is {source.title}"
+        _check_fits(earlier, model, task, title)
+        entities = Matches.by_name(earlier.entities, graph.entities)
+        relations = Matches.by_name(earlier.relations, graph.relations)
+        if not len(entities.now):
+            raise ConfigError(
+                f"{title}, which has no entity of {graph.name}: its names are like "
+                f"{earlier.entities.name(0)!r}, here they are like {graph.entities.name(0)!r}"
+            )
+        found = WarmStart(
+            source=source.title,
+            entities_taken=len(entities.now),
+            entities_new=graph.num_entities - len(entities.now),
+            relations_taken=len(relations.now),
+            relations_new=graph.num_relations - len(relations.now),
+        )
+        if task.inverse_relations:
+            relations = relations.with_inverses(len(earlier.relations), graph.num_relations)
+        rows = dict.fromkeys(ENTITY_TABLES, entities) | {RELATION_TABLE: relations}
+        return cls(earlier.model, rows, found)
 
 
 def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, title: str) -> None:
@@ -134,7 +190,7 @@ def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, tit
 
 
 @torch.no_grad()
-def _copy(earlier: GraphModel, model: GraphModel, rows: dict[str, Matches]) -> None:
+def _copy(earlier: GraphModel, model: nn.Module, rows: dict[str, Matches]) -> None:
     """Copy the matched rows of tables, and everything else whole."""
     before = earlier.state_dict()
     for name, tensor in model.state_dict().items():

@@ -46,6 +46,8 @@ class MemoryPlan:
     """Largest microbatch that was looked at."""
     variants: list[Variant]
     """The configuration as it stands first."""
+    torch_compile: bool = False
+    """Whether training compiles the model, which changes its memory and is not planned for."""
     scale: ScalePlan | None = None
     """Memory, traffic and time with the entity table spread over the processes."""
 
@@ -66,6 +68,11 @@ class MemoryPlan:
             f"{verdict} into {self.limit_gib:.2f} GiB; the largest microbatch that does: "
             f"{self.largest_batch_size or 'none'}{', the largest looked at' if most else ''}"
         )
+        if self.torch_compile:
+            lines.append(
+                "optimizations.torch_compile is on, and this is the memory without it: compiling "
+                "changes it"
+            )
         if self.scale is not None:
             lines.append(self.scale.sentence())
         return "\n".join(lines)
@@ -135,6 +142,7 @@ def plan(
         largest_batch_size=planner.largest_batch(config, limit, most=most),
         searched_batch_size=most,
         variants=_variants(planner, config),
+        torch_compile=config.optimizations.torch_compile,
         scale=scale,
     )
 

@@ -18,6 +18,7 @@ from clew.config.load import flatten
 from clew.config.search_space import SearchSpace, load_space
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, Interrupted, UsageError
+from clew.folders import as_typed
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tracker import MlflowTracker
 from clew.workflows.clusters.cluster import opened_cluster
@@ -28,6 +29,7 @@ from clew.workflows.tasks import build_task, data_fingerprint
 from clew.workflows.tuning.report import BEST_FILE
 from clew.workflows.tuning.search import Say, Search, TuneRequest
 from clew.workflows.tuning.study import TrialRecord, TrialStudy, opened_study
+from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class TuneResult:
             f"run {self.run_id}  {_counts(self.trials)}",
             f"best: {self.metric} {best.value:.6g} after epoch {best.epoch}, run {best.run_id}",
             *(f"  {key:36} {value}" for key, value in best.settings.items()),
-            f"train it: clew train --config {self.best_file}",
+            f"train it: clew train --config {as_typed(self.best_file)}",
         ]
         return "\n".join(lines)
 
@@ -156,6 +158,7 @@ def _check(request: TuneRequest) -> None:
     """
     config = request.config
     check_folder("--output-dir", request.output_dir)
+    with_named_start(config, is_part=True)
     if not config.evaluation.enabled:
         raise ConfigError(
             f"evaluation.enabled is false, but a search chooses by {config.evaluation.metric}; "
