@@ -32,9 +32,9 @@ class TripleData(Section):
     train: Annotated[str | None, TRAIN_FLAG] = None
     """File of training triples (instead of `name`)."""
     valid: Annotated[str | None, TRAIN_FLAG] = None
-    """File of validation triples; empty for none."""
+    """File of validation triples (default: that of the data set in `name`)."""
     test: Annotated[str | None, TRAIN_FLAG] = None
-    """File of test triples; empty for none."""
+    """File of test triples (default: that of the data set in `name`)."""
     entity_to_id: Annotated[str | None, TRAIN_FLAG] = None
     """Dictionary `name<TAB>id` of entities; with it, triples can contain names or ids."""
     relation_to_id: Annotated[str | None, TRAIN_FLAG] = None
