@@ -32,7 +32,7 @@ BROKEN = [
     ("platform/clew/helpers.py", "ANSWER = 42", "Folders import only"),
     ("platform/clew/training/__init__.py", "import mlflow", "Only clew.runs imports"),
     ("platform/clew/config/__init__.py", "import torch", "A configuration is checked"),
-    ("platform/clew/runs/reading/__init__.py", "import clew.layers.products", "do not import torch"),
+    ("platform/clew/runs/reading/__init__.py", "import clew.layers.products", "not import torch"),
     ("platform/clew/runs/base.py", "import mlflow", "interface does not import MLflow"),
     ("platform/clew/workflows/__init__.py", "import streamlit", "Only the dashboard imports"),
     ("platform/clew/ui/views/__init__.py", "import clew.runs.reading", "Only clew.ui.data reads"),
