@@ -1,4 +1,4 @@
-"""What README, the log and docs/measurements.md quote is what the result files say, nothing else.
+"""README, the log and docs/measurements.md quote exactly the figures of the result files.
 
 `python -m experiments.report` writes the documents.
 """
@@ -90,7 +90,7 @@ FIGURE = Figure("a step", "speed", (Quote("seconds", "{} s"),), (Quote("other", 
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let benchmarks write into a folder of ours, from a committed tree."""
+    """Make benchmarks write to a temporary folder, as from a committed tree."""
     monkeypatch.setattr(harness, "ROOT", tmp_path)
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     monkeypatch.setattr(harness, "COMMIT", "a" * 40)

@@ -1,4 +1,4 @@
-"""Which way imports run: a broken contract of pyproject.toml is found; `make lint` checks them."""
+"""Every broken import contract of pyproject.toml is found; `make lint` checks the contracts."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ BROKEN = [
 
 @pytest.fixture(scope="module")
 def broken_report(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Report on a copy of the project in which every contract is broken."""
+    """Return the report on a copy of the project in which every contract is broken."""
     copy = tmp_path_factory.mktemp("broken")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "bundled")
     shutil.copytree(root / "platform", copy / "platform", ignore=ignore)

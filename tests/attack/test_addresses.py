@@ -1,4 +1,4 @@
-"""Addresses of the dashboard's pages, which anybody may send: a page, never a trace of a fault."""
+"""Any address of the dashboard shows a page, never a stack trace."""
 
 from collections.abc import Iterator
 

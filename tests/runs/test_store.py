@@ -1,4 +1,4 @@
-"""Where runs are kept, and how fast a store that cannot be used is refused."""
+"""The location of the tracking store, and quick errors for unusable stores."""
 
 import http.server
 import os
