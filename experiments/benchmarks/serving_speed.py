@@ -2,12 +2,12 @@
 
     python -m experiments.benchmarks.serving_speed [requests]
 
-The model is a ConvE with random weights (14,541 entities, 237 relations and their inverses, d =
-200) and with the same number of random known triples as FB15k-237. It is packaged as by `clew
-promote` and served by `mlflow models serve --env-manager local`. One client sends head and tail
-queries over HTTP, with ten answers each, probabilities, and marks of known answers. In the same
-run, three other ways take turns: MLflow's pyfunc without HTTP, the predictor alone, and HTTP with
-one query per request.
+The model is a ConvE with random weights (14,541 entities, 237 relations and their inverses, 200
+dimensions) and with the same number of random known triples as FB15k-237. It is packaged as
+`clew promote` does, and served by `mlflow models serve --env-manager local`. One client sends head
+and tail queries over HTTP, with ten answers each, probabilities, and marks of known answers. In the
+same run, three other ways take turns: MLflow's pyfunc without HTTP, the predictor alone, and HTTP
+with one query per request.
 """
 
 import http.client

@@ -333,7 +333,7 @@ def main(size: str, part: str | None = None) -> None:
                 tracker.metrics({key: float(str(row["queries_per_second"]))}, 0)
         for file in (path, picture):
             tracker.artifact(file)
-    print(f"drawn in {picture}, and recorded as a run")
+    print(f"written to {picture}, and recorded as a run")
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ def read_grib(path: Path) -> list[GribField]:
 
 def _decode(message: bytes) -> GribField:
     if message[7] != 1 or message[-4:] != b"7777":
-        raise GribError(f"edition {message[7]} or cut off; expected a whole message of edition 1")
+        raise GribError(f"edition {message[7]} or cut off; expected a complete message, edition 1")
     product, rest = _section(message[8:])
     flags = product[7]
     if not flags & HAS_GRID or flags & HAS_BITMAP:
-        raise GribError("without a grid or with a bitmap; expected a plain grid")
+        raise GribError("no grid or a bitmap; expected a grid without a bitmap")
     grid, rest = _section(rest)
     data, _ = _section(rest)
     if grid[5] != 0 or grid[27] != 0:
@@ -87,7 +87,7 @@ def _unpack(data: bytes, count: int, decimal_scale: int) -> np.ndarray:
     if bits == 0:
         return np.full(count, reference / 10.0**decimal_scale)
     if bits not in (8, 16, 32):
-        raise GribError(f"{bits} bits a value; expected 8, 16 or 32")
+        raise GribError(f"{bits} bits per value; expected 8, 16 or 32")
     packed = np.frombuffer(data, dtype=f">u{bits // 8}", offset=11, count=count)
     return (reference + packed.astype(np.float64) * 2.0**binary_scale) / 10.0**decimal_scale
 
@@ -96,7 +96,7 @@ def _section(data: bytes) -> tuple[bytes, bytes]:
     """Split `data` into its first section and the rest."""
     length = _whole(data[:3])
     if length < 11 or length > len(data):
-        raise GribError(f"a section of {length} bytes where {len(data)} are left")
+        raise GribError(f"a section of {length} bytes, but only {len(data)} bytes are left")
     return data[:length], data[length:]
 
 

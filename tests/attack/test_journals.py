@@ -144,7 +144,7 @@ def test_files_of_a_journal(spool: Spool) -> None:
             damages.append(lambda: path.write_bytes(as_json(origin)))
         path.unlink(missing_ok=True)
         draw(st.sampled_from(damages))()
-        if path.exists():  # what is no journal at all is left alone
+        if path.exists():  # without the file, it is not a journal
             synced(spool)
 
     fuzz(0.001, case)

@@ -46,7 +46,7 @@ def ask(dashboard: Dashboard) -> None:
 
 
 def take(folder: Path) -> None:
-    """Serve the store in use and write `PAGE.png` for each page."""
+    """Serve the current store, and write `PAGE.png` for each page."""
     prepare_client_environment()
     folder.mkdir(parents=True, exist_ok=True)
     with serving(tracking_uri()) as address, chromium() as browser:

@@ -87,7 +87,7 @@ def click_edges(dashboard: Dashboard) -> str | None:
     assert place is not None
     for x, y in edge_points(chart.screenshot()):
         dashboard.page.mouse.click(place["x"] + x, place["y"] + y)
-        for _ in range(50):  # a second click on the same edge would take the selection back
+        for _ in range(50):  # a second click on the same edge would undo the selection
             dashboard.page.wait_for_timeout(100)
             if fact(dashboard) not in (None, "1"):
                 dashboard.settle()

@@ -169,7 +169,7 @@ def test_runs_go_to_the_database_and_files_to_the_bucket(
     assert (run.status, run.metrics["valid/mrr"]) == ("FINISHED", 0.5)
     listed = files_of(deployed.files).list_objects_v2(Bucket="clew")["Contents"]
     assert [entry["Key"] for entry in listed if entry["Key"].endswith("note.txt")]
-    assert not list(tmp_path.glob("ml*"))  # nothing beside it
+    assert not list(tmp_path.glob("ml*"))  # no local files
 
 
 @pytest.mark.usefixtures("member")
