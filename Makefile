@@ -1,4 +1,4 @@
-# What people type. Each target sets up .venv first, and again when what it is made from changes.
+# Commands for developers. Each target first sets up .venv, and updates it when a file of RECIPE changes.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,33 +12,33 @@ INSTALLED_FOR_TESTS := .venv/.installed-for-tests
 INSTALLED_FOR_DOCS := .venv/.installed-for-docs
 PYTEST := $(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile --no-loadscope-reorder
 RECIPE := pyproject.toml constraints.txt python_env.yaml .ci/setup .ci/mlflow_environment.py
-# Not among them: what others import, and what needs arguments.
+# Excluded from `make bench`: modules that other benchmarks import, and programs that need arguments.
 NO_BENCHMARKS := harness steps dense_part accuracy language_quality window_influence
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
-# What README quotes. `make figures QUOTED=wide_graph` measures one of them.
+# The benchmarks that README quotes. `make figures QUOTED=wide_graph` measures only that one.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
 	influence_quality language_training serving_speed
 STUDIES := training tracin loss language_model image_sequences
 ERA5 := era5_uk_t2m_2019_03/era5-2mt-2019-03-uk.grib
 
 export PYTHON
-# Python keeps what it compiles, in a shell that forbids it too: without this each process of the
-# tests would compile thousands of files again, 5 seconds for torch and MLflow.
+# Let Python write .pyc files even if the shell sets PYTHONDONTWRITEBYTECODE. Otherwise each test
+# process would compile thousands of files again, which takes 5 seconds for torch and MLflow.
 export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make demo    train, explain, compare and promote on the bundled graph"
-	@echo "make test    the tests to run before each change, in minutes"
+	@echo "make test    the tests to run before each change (a few minutes)"
 	@echo "make test-slow  servers, browsers, killed processes, large inputs; make test-all: both"
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
-	@echo "make lint    ruff, types, import contracts, what is installed"
-	@echo "make docs    the documentation site in site/, every link checked"
-	@echo "make lock    uv.lock and requirements.txt: what constraints.txt names, with hashes (needs uv)"
+	@echo "make lint    ruff, mypy, import contracts, an audit of the installed packages"
+	@echo "make docs    the documentation site in site/, with every link checked"
+	@echo "make lock    uv.lock and requirements.txt: the versions of constraints.txt, with hashes (needs uv)"
 	@echo "make wheel   the source distribution and the wheel in dist/, with its bill of materials"
-	@echo "make pictures the documents' pictures of every page, over the store of make demo"
-	@echo "make bench   the benchmarks: tables here, JSON in experiments/benchmarks/results"
+	@echo "make pictures the screenshots of every dashboard page for the documentation, after make demo"
+	@echo "make bench   all benchmarks: prints tables and writes JSON to experiments/benchmarks/results"
 	@echo "make figures the benchmarks that README quotes, three rounds each, about 40 minutes (estimate)"
-	@echo "make studies the guides' claims, about 35 minutes (estimate): JSON in experiments/studies/results"
+	@echo "make studies the studies of the guides' claims, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
 	@$(BIN)/clew demo
@@ -80,7 +80,7 @@ wheel: $(INSTALLED_FOR_TESTS)
 pictures: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/python -m tests.browser.pictures ui/pictures
 
-# Runs every command of a list, and names at the end those that failed.
+# Run the command for every name in the list, and print the names that failed at the end.
 define each
 	@failed=; \
 	for name in $(1); do \
@@ -103,7 +103,7 @@ studies: $(INSTALLED_FOR_TESTS) | data/era5_uk
 
 data/era5_uk: | $(INSTALLED_FOR_TESTS)
 	@if [ -z "$$CLEW_DATA" ]; then \
-		echo "clew: CLEW_DATA is not set; set it to the folder that holds $(ERA5)" >&2; exit 2; \
+		echo "clew: CLEW_DATA is not set; set it to the folder that contains $(ERA5)" >&2; exit 2; \
 	fi
 	@mkdir -p data
 	@$(BIN)/python -m experiments.image_sequences.era5 "$$CLEW_DATA/$(ERA5)" $@
@@ -112,7 +112,7 @@ $(INSTALLED): $(RECIPE)
 	@.ci/setup '.[all]'
 	@touch $@
 
-# With what the documentation needs: pip would look through all packages again for it, 12 seconds.
+# Install the packages for the documentation here too: a second run of pip would take 12 seconds.
 $(INSTALLED_FOR_TESTS): $(RECIPE)
 	@.ci/setup '.[test,docs]'
 	@touch $(INSTALLED) $(INSTALLED_FOR_DOCS) $@

@@ -1,17 +1,17 @@
-"""Makes the virtual environment that runs this file the one that `mlflow run` takes.
+"""Makes `mlflow run` use the virtual environment that runs this file.
 
-`mlflow run .` looks for the environment of python_env.yaml in a folder
-`$MLFLOW_ENV_ROOT/mlflow-<hash>` and takes what is there as it is; only where nothing is there does
-it call pyenv to build one. So `make` leaves two things inside `.venv`:
+`mlflow run .` looks for the environment of python_env.yaml in the folder
+`$MLFLOW_ENV_ROOT/mlflow-<hash>`. If the folder exists, MLflow uses it unchanged; otherwise it calls
+pyenv to build one. So `make` creates two things inside `.venv`:
 
     mlflow-envs/mlflow-<hash>         a link to .venv itself
-    site-packages/clew_mlflow.pth     sets MLFLOW_ENV_ROOT to .venv/mlflow-envs, whenever a Python
-                                      of this environment starts; and turns MLflow's usage
-                                      statistics off
+    site-packages/clew_mlflow.pth     sets MLFLOW_ENV_ROOT to .venv/mlflow-envs and turns off
+                                      MLflow's usage statistics whenever Python starts in this
+                                      environment
 
-The root is set even where the shell has another: `.venv/bin/mlflow run .` works without activation,
-nothing is written outside the clone, and two clones do not share a link. The hash covers
-python_env.yaml and constraints.txt, so `make` runs this again when one of them changes.
+The .pth file overrides an MLFLOW_ENV_ROOT of the shell: `.venv/bin/mlflow run .` works without
+activation, nothing is written outside the clone, and two clones do not share a link. The hash
+covers python_env.yaml and constraints.txt, so `make` runs this again when one of them changes.
 
 The name comes from a private helper of MLflow; a test compares it with a real `mlflow run`.
 """
@@ -42,7 +42,7 @@ def environment_name(project: Path) -> str:
 
 
 def link_environment(project: Path, prefix: Path) -> Path:
-    """Link `prefix` to the name that MLflow looks for, in place of any earlier link."""
+    """Link the name that MLflow looks for to `prefix`, and replace any earlier link."""
     root = prefix / ROOT_FOLDER
     root.mkdir(exist_ok=True)
     for stale in root.iterdir():
@@ -54,14 +54,14 @@ def link_environment(project: Path, prefix: Path) -> Path:
 
 
 def main() -> None:
-    """Link the running environment to the project that this file belongs to."""
+    """Make the running environment that of the project that contains this file."""
     if sys.prefix == sys.base_prefix:
         sys.exit("clew: run this with .venv/bin/python; it writes into that environment")
     link = link_environment(Path(__file__).resolve().parent.parent, Path(sys.prefix))
     Path(sysconfig.get_path("purelib"), START_UP_FILE).write_text(START_UP_LINE, encoding="utf-8")
     if shlex.quote(str(link)) != str(link):
         sys.stderr.write(
-            f"clew: {link} holds characters that MLflow does not quote; everything works but "
+            f"clew: {link} has characters that MLflow does not quote; everything works except "
             "`mlflow run`, which needs the project in a folder with a plain name\n"
         )
 

@@ -1,7 +1,7 @@
-"""Hooks of MkDocs: notebooks become pages, nothing is asked from outside.
+"""MkDocs hooks: they turn notebooks into pages and forbid resources from other machines.
 
-A notebook is a Python file in percent format (`# %%` begins a cell, `# %% [markdown]` a text), so
-that it is checked, executed in the tests and read in a diff like any other code.
+A notebook is a Python file in percent format: `# %%` starts a code cell, and `# %% [markdown]` a
+text cell. So it can be linted, executed in the tests and read in a diff like any other code.
 """
 
 import re
@@ -28,19 +28,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Let links to a notebook, which work in the repository too, lead to its page."""
+    """Return the Markdown with links to a notebook's file replaced by links to its page."""
     return re.sub(r"(\]\(notebooks/\w+)\.py\)", r"\1.md)", markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site that would load a script, a style or a picture from another machine."""
+    """Raise PluginError if a page would load a script, a style or a picture from elsewhere."""
     for page in sorted(Path(config.site_dir).rglob("*.html")):
         if found := OUTSIDE.search(page.read_text(encoding="utf-8")):
-            raise PluginError(f"{page.name} loads something from outside: {found[0]}")
+            raise PluginError(f"{page.name} loads a resource from another machine: {found[0]}")
 
 
 def as_markdown(notebook: str) -> str:
-    """Return a notebook in percent format as Markdown: texts as they are, code in fences."""
+    """Return a notebook in percent format as Markdown, with the code cells in fences."""
     _, *pieces = CELL.split(notebook)
     parts = []
     for kind, body in zip(pieces[::2], pieces[1::2], strict=True):

@@ -1,14 +1,14 @@
-"""What Clew is made of: an audit of what is installed, and the bill of materials of a wheel.
+"""Audits the installed packages, and writes the bill of materials of a wheel.
 
     python .ci/supply_chain.py audit
     python .ci/supply_chain.py bill dist/clew-0.1.0-py3-none-any.whl
 
-The audit needs no network: the packages fit together (`pip check`), each has the version that
-constraints.txt pins, and its files are the ones that its wheel brought, by their SHA-256. It knows
-nothing of vulnerabilities that were found since: for those, ask `pip-audit -r constraints.txt`.
+The audit needs no network. It checks that the packages are compatible (`pip check`), that each has
+the version that constraints.txt pins, and that the SHA-256 of each file is the one in its wheel. It
+does not know about vulnerabilities: `pip-audit -r constraints.txt` reports these.
 
-The bill is CycloneDX 1.6: the wheel with its SHA-256, and every package that it needs, with version
-and license. It is written beside the wheel.
+The bill of materials is in CycloneDX 1.6. It contains the wheel with its SHA-256, and every package
+that the wheel needs, with version and license. It is written next to the wheel.
 """
 
 import base64
@@ -31,12 +31,12 @@ CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 PROJECT = "clew"
 INSTALLERS = {"pip", "setuptools", "wheel"}
 REWRITTEN = ("INSTALLER", "RECORD", "REQUESTED", "direct_url.json")
-"""Files that pip itself writes when it installs."""
+"""Files that pip itself writes during an installation."""
 NUM_SHOWN = 10
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the arguments ask for."""
+    """Run the given command, and return its exit status."""
     if arguments == ["audit"]:
         return audit()
     if len(arguments) == 2 and arguments[0] == "bill":
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def audit() -> int:
-    """Check what is installed; print what is wrong and return 1, or 0 if nothing is."""
+    """Check the installed packages; print each problem, and return 1 if there is one, else 0."""
     found = [*conflicts(), *unpinned(pins()), *changed_files()]
     for line in found[:NUM_SHOWN]:
         print(f"clew: {line}", file=sys.stderr)
@@ -68,7 +68,7 @@ def pins() -> dict[str, str]:
 
 
 def conflicts() -> Iterator[str]:
-    """Yield what `pip check` says of packages that do not fit together."""
+    """Yield the lines of `pip check` about packages that are not compatible."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -76,7 +76,7 @@ def conflicts() -> Iterator[str]:
 
 
 def unpinned(versions: dict[str, str]) -> Iterator[str]:
-    """Yield the packages that Clew needs in another version than the one that is pinned."""
+    """Yield a line for each package of Clew whose version is not the pinned one."""
     for name, found in needed(PROJECT, extras=True).items():
         installed = Version(found.version).public
         if versions.get(name) != installed:
@@ -85,7 +85,7 @@ def unpinned(versions: dict[str, str]) -> Iterator[str]:
 
 
 def needed(project: str, *, extras: bool) -> dict[str, metadata.Distribution]:
-    """Return the installed packages that a project brings in, by name, sorted."""
+    """Return the installed packages that a project depends on, sorted by name."""
     found: dict[str, metadata.Distribution] = {}
     pending, seen = [(project, "*" if extras else "")], set()
     while pending:
@@ -96,7 +96,7 @@ def needed(project: str, *, extras: bool) -> dict[str, metadata.Distribution]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # of an extra that is not installed
+            continue  # it belongs to an extra that is not installed
         found[canonicalize_name(name)] = distribution
         chosen = distribution.metadata.get_all("Provides-Extra") or [] if extra == "*" else [extra]
         for text in distribution.requires or []:
@@ -110,12 +110,12 @@ def needed(project: str, *, extras: bool) -> dict[str, metadata.Distribution]:
 
 
 def changed_files() -> Iterator[str]:
-    """Yield the installed files that are not what their wheel brought."""
+    """Yield a line for each installed file that is missing or differs from its wheel."""
     for name, distribution in needed(PROJECT, extras=True).items():
-        # `distribution.files` leaves out those that are missing.
+        # `distribution.files` omits missing files.
         for entry, digest, _ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
             own = Path(entry)
-            is_program = ".." in own.parts  # pip writes the interpreter's path into those
+            is_program = ".." in own.parts  # pip writes the interpreter's path into programs
             if not digest.startswith("sha256=") or own.name in REWRITTEN or is_program:
                 continue
             path = Path(str(distribution.locate_file(entry)))
@@ -132,7 +132,7 @@ def _digest(path: Path) -> str:
 
 
 def bill(wheel: Path) -> dict[str, object]:
-    """Return the bill of materials of a wheel, in CycloneDX's JSON."""
+    """Return the bill of materials of a wheel in CycloneDX's JSON format."""
     packages = needed(PROJECT, extras=False)
     version = wheel.name.split("-")[1]
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -166,7 +166,7 @@ def _component(name: str, version: str) -> dict[str, object]:
 
 
 def _license(found: metadata.Distribution) -> dict[str, object]:
-    """Return a package's license: an SPDX expression, else the name that it gives itself."""
+    """Return a package's license: its SPDX expression, or else the name in its metadata."""
     fields = found.metadata
     if expression := fields.get("License-Expression"):
         return {"licenses": [{"expression": expression}]}
@@ -180,7 +180,7 @@ def _license(found: metadata.Distribution) -> dict[str, object]:
 
 
 def _direct(name: str, references: dict[str, object]) -> list[object]:
-    """Return what a package asks for itself, of what is in the bill."""
+    """Return the references of a package's direct dependencies that are in the bill."""
     requirements = map(Requirement, metadata.distribution(name).requires or [])
     wanted = {
         canonicalize_name(requirement.name)

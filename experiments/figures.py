@@ -1,7 +1,7 @@
-"""The ten figures that README quotes, and which result file each is from.
+"""The ten figures that README quotes, and the result file of each.
 
-A figure counts if its file is from a committed tree, of the default sizes, and has at least three
-rounds.
+A figure is quoted only if its file was written from a committed tree with the default sizes, and if
+it has at least three rounds.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from clew.runs.hardware import why_no_result_file
 
 MIN_ROUNDS = 3
 Content = Mapping[str, Any]
-"""A result file's JSON."""
+"""The JSON content of a result file."""
 
 
 @dataclass(frozen=True)
 class Quote:
-    """A figure of a result file, as README shows it: words, `{}` for the value among them."""
+    """A figure of a result file, and README's words for it with `{}` in place of the value."""
 
     key: str
     words: str
@@ -123,17 +123,17 @@ FIGURES = (
 
 
 def gap(figure: Figure, content: Content | None) -> str | None:
-    """Return why a figure cannot be quoted; None if it can."""
+    """Return why a figure cannot be quoted, or None if it can."""
     if content is None:
         return "no result file"
     if reason := why_no_result_file(content["commit"]):
         return reason
     if content["command"] != f"python -m experiments.benchmarks.{figure.benchmark}":
-        return f"it is from {content['command']!r}; what README says is of the default sizes"
+        return f"it is from {content['command']!r}; README quotes only runs with the default sizes"
     for quote in (*figure.measured, *figure.beside):
         found = content.get("figures", {}).get(quote.key)
         if found is None:
             return f"the file has no figure {quote.key!r}"
         if found["rounds"] < MIN_ROUNDS:
-            return f"{quote.key!r} has {found['rounds']} rounds; {MIN_ROUNDS} are wanted"
+            return f"{quote.key!r} has {found['rounds']} rounds; at least {MIN_ROUNDS} are needed"
     return None

@@ -1,8 +1,9 @@
-"""The picture of time to quality: validation MRR against minutes, a panel for each data set.
+"""Draws the picture of time to quality: validation MRR against minutes, one panel per data set.
 
     python -m experiments.quality_picture
 
-draws `ui/pictures/time_to_quality.png` from what `experiments.benchmarks.time_to_quality` measured.
+writes `ui/pictures/time_to_quality.png` from the results of
+`experiments.benchmarks.time_to_quality`.
 """
 
 import json
@@ -25,7 +26,7 @@ def read() -> dict[str, list[dict[str, Any]]]:
 
 
 def draw(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Draw a panel for each data set."""
+    """Draw one panel for each data set."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5 * len(curves) + 2.5, 3.4), layout="constrained")
@@ -52,7 +53,7 @@ def draw(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Draw the picture from the results that are there, if there are any."""
+    """Draw the picture from the existing results, if there are any."""
     if curves := read():
         draw(curves, PICTURE)
 

@@ -1,11 +1,11 @@
-"""Writes every quoted figure from the result files: README.md, docs/measurements.md, LOG.md.
+"""Writes the figures of the result files into README.md, docs/measurements.md and LOG.md.
 
     python -m experiments.report
 
-README's section between the marks is replaced by ten figures; `docs/measurements.md` gets all
-that was recorded, the verdicts of the studies included; `experiments/LOG.md` gets an entry if the
-figures are others than in its last one. What cannot be quoted is named as still to be measured. The
-pictures of measurements are drawn again.
+This replaces README's section between the marks with the ten figures, and `docs/measurements.md`
+with all recorded results and the verdicts of the studies. It adds an entry to `experiments/LOG.md`
+if the figures differ from those of the last entry. It prints the figures that still have to be
+measured, and draws the pictures of measurements again.
 """
 
 import json
@@ -26,12 +26,12 @@ HEADER = "| what | measured | beside it | command, result file, commit |\n|---|-
 
 
 def number(value: float) -> str:
-    """Return a number to three digits, whole above a hundred."""
+    """Return a number as text with three digits, or without decimals from a hundred on."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def results(folder: Path) -> dict[str, Content]:
-    """Return the result files of a folder, name to content."""
+    """Return the content of each result file of a folder, by name."""
     files = sorted(folder.glob("*.json"))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
 
@@ -60,7 +60,7 @@ def figure_rows(benchmarks: Mapping[str, Content]) -> list[str]:
 
 
 def figures_section(benchmarks: Mapping[str, Content]) -> str:
-    """Return README's table and the machines that it is from."""
+    """Return README's table and the line that names the machines."""
     quoted = [benchmarks[f.benchmark] for f in FIGURES if not gap(f, benchmarks.get(f.benchmark))]
     machines = sorted({machine(content) for content in quoted})
     where = f"Medians of at least {MIN_ROUNDS} rounds, smallest and largest in brackets"
@@ -69,7 +69,7 @@ def figures_section(benchmarks: Mapping[str, Content]) -> str:
 
 
 def machine(content: Content) -> str:
-    """Return the machine of a benchmark in a line."""
+    """Return a line that describes the machine of a benchmark."""
     found = content["machine"]
     gpus = "".join(f", {gpu['name']}" for gpu in found["gpus"]) or ", no GPU"
     size = f"{found['num_cores']} cores, {found['memory_gib']:.0f} GiB"
@@ -85,7 +85,7 @@ def _claim_cells(claim: Content) -> str:
 
 
 def measurements(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> str:
-    """Return the page of everything that was recorded."""
+    """Return the page of all recorded results."""
     lines = ["# Measurements", "", "Written by `python -m experiments.report` from the files in"]
     lines += ["`experiments/benchmarks/results/` and `experiments/studies/results/`.", ""]
     for name, content in benchmarks.items():
@@ -110,7 +110,7 @@ def measurements(benchmarks: Mapping[str, Content], studies: Mapping[str, Conten
 
 
 def study_rows(content: Content) -> Iterator[dict[str, object]]:
-    """Yield a row for each variant: medians, in brackets the ratio to the reference."""
+    """Yield a row for each variant: medians, with the ratio to the reference in brackets."""
     found: dict[str, dict[str, object]] = {}
     for result in content["results"]:
         row = found.setdefault(result["variant"], {"variant": result["variant"]})
@@ -122,7 +122,7 @@ def study_rows(content: Content) -> Iterator[dict[str, object]]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return rows as a Markdown table, a column for each key that one of them has."""
+    """Return rows as a Markdown table with a column for every key of any row."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     lines = [f"| {' | '.join(keys)} |", "|---" * len(keys) + "|"]
     return lines + [f"| {' | '.join(_cell(row.get(key, '-')) for key in keys)} |" for row in rows]
@@ -139,7 +139,7 @@ def _cell(value: object) -> str:
 
 
 def rendered(value: Any) -> list[str]:
-    """Return any results as Markdown: lists of rows as tables, the rest as a table of their own."""
+    """Return results as Markdown: one table per list of rows, and one for the other values."""
     if isinstance(value, list):
         return table(value)
     nested = {k: v for k, v in value.items() if v and isinstance(v, list) and _is_rows(v)}
@@ -184,7 +184,7 @@ def log_entry(benchmarks: Mapping[str, Content]) -> str:
 
 
 def main() -> None:
-    """Write all documents and say which figures are still to be measured."""
+    """Write all documents, and print which figures still have to be measured."""
     benchmarks, studies = results(BENCHMARKS), results(STUDIES)
     text = README.read_text(encoding="utf-8")
     README.write_text(with_figures(text, figures_section(benchmarks)), encoding="utf-8")

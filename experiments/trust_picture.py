@@ -1,8 +1,8 @@
-"""The picture of the page on trust: how well each form of score predicts retraining, by training.
+"""Draws the picture of the page on trust: how well each form of score predicts retraining.
 
     python -m experiments.trust_picture
 
-draws `ui/pictures/trust.png` from the result of `experiments.benchmarks.influence_validation`.
+writes `ui/pictures/trust.png` from the results of `experiments.benchmarks.influence_validation`.
 """
 
 import json
@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "experiments/benchmarks/results/influence_validation.json"
 PICTURE = ROOT / "ui/pictures/trust.png"
 SHOWN = {"kronecker": "C0", "deflated": "C1", "raw": "C2", "siblings": "0.45", "touching": "0.7"}
-"""Forms of score in colours, heuristics that know no model in grey."""
+"""Forms of score in colours, and heuristics that use no model in grey."""
 WIDTH = 0.15
 
 
 def scores(results: dict[str, Any], training: str) -> dict[str, tuple[float, float]]:
-    """Return each form's correlation with retraining by other seeds, and its half-width."""
+    """Return each form's correlation with retraining with other seeds, and its half-width."""
     wanted = {"training": training, "runs": 1, "question": "tail", "loss": "trained"}
     return {
         row["form"]: (row["other seeds"], row["± other"])
@@ -28,7 +28,7 @@ def scores(results: dict[str, Any], training: str) -> dict[str, tuple[float, flo
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw a group of bars for each training, with the most that a score could reach above it."""
+    """Draw a group of bars for each training, with a line at the ceiling of any score."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -64,7 +64,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Draw the picture from the result that is there."""
+    """Draw the picture from the result file."""
     draw(json.loads(RESULT.read_text(encoding="utf-8"))["results"], PICTURE)
 
 

@@ -1,4 +1,4 @@
-"""Set-up of all tests: shapes in signatures are checked, nothing is sent anywhere."""
+"""Set-up of all tests: checks the shapes in signatures, and turns off telemetry."""
 
 import gc
 import itertools
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
 os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
-# Tests run beside each other. With more threads than cores, threads wait for each other at every
-# small product, and some tests take four times as long. Set before torch is imported.
+# Tests run in parallel. With more threads than cores, threads wait for each other at every small
+# product, and some tests take four times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
@@ -31,12 +31,13 @@ from clew.processes import collect_garbage_rarely
 collect_garbage_rarely()
 
 BROWSER = Path(__file__).with_name("browser")
-"""All of its tests are slow, which its `conftest.py` says."""
+"""The folder of browser tests. Its `conftest.py` marks all of them as slow."""
 LONGEST_FIRST = Path(__file__).with_name("longest_first.txt")
-"""Files of tests by the processor time of their tests, fast and slow ones, the longest first."""
+"""Lists the test files by the processor time of all their tests, the longest first."""
 
-# Modules whose signatures have shapes. Checks slow each call of each function in a module, so those
-# without shapes are left out: each torch function of a recorded pass goes through `capture`.
+# Modules whose signatures have shapes. The checks slow down every call of every function in a
+# module, so modules without shapes are left out, such as `capture`, through which each torch
+# function of a recorded pass goes.
 SHAPES_ARE_CHECKED = {
     "clew.layers": [
         "chunked_scan",
@@ -86,7 +87,7 @@ install_import_hook(
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files of which no test would run: each process imports all that it collects."""
+    """Skip files of which no test would run, because each process imports all collected files."""
     chosen = config.getoption("markexpr")
     if chosen == "not slow" and collection_path == BROWSER:
         return True
@@ -98,10 +99,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one process fill the recorded store at once, and others do what needs no store first.
+    """Let one process fill the recorded store at once, while others run tests without a store.
 
-    Files that take long come first, then those with many tests, so that all processes end together:
-    a process gets one file after the other, and a long one at the end would keep it alone at work.
+    Files that take long come first, then files with many tests, so that all processes end at about
+    the same time: a process gets one file after the other, and a long file at the end would keep
+    one process working while the others are idle.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -119,16 +121,16 @@ def _needs_a_store(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what all tests have imported out of further searches for garbage."""
+    """Exclude everything that is imported by now from later garbage collections."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of what one worker makes for all (`tests.made_once`).
+    """Return the folder for stores that one worker makes for all (`tests.made_once`).
 
-    `CLEW_RECORDED` names a folder to keep, for who works on the dashboard: the next test run
-    takes the stores from there.
+    Set `CLEW_RECORDED` to a permanent folder to use its stores again in the next test run, for
+    example while working on the dashboard.
     """
     base = tmp_path_factory.getbasetemp()
     own = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -137,7 +139,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recorded(shared_folder: Path) -> "Recorded":
-    """Return a store that real commands filled; a test that changes it makes a copy."""
+    """Return a store that real commands filled; a test that changes it must copy it."""
     from tests.recorded import record
 
     return record(shared_folder / "recorded")
@@ -145,20 +147,20 @@ def recorded(shared_folder: Path) -> "Recorded":
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Make a store the one in use, by its address."""
+    """Return a function that selects the tracking store by its address."""
     return lambda uri: monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
 
 
 @pytest.fixture(autouse=True)
 def artifacts_of_one_store() -> None:
-    """Let MLflow forget where artifacts lie: it goes by the run's id, which copies share."""
+    """Clear MLflow's cache of artifact locations by run id, because copies share these ids."""
     if loaded := sys.modules.get("mlflow.tracking._tracking_service.utils"):
         loaded._artifact_repos_cache.clear()
 
 
 @pytest.fixture(autouse=True)
 def pages_of_one_store() -> None:
-    """Let pages forget what they read: a dashboard has one store, tests have many."""
+    """Clear the caches of pages: a dashboard has one store, but tests use many."""
     if streamlit := sys.modules.get("streamlit"):
         streamlit.cache_data.clear()
     if loaded := sys.modules.get("clew.ui.data.models"):
@@ -168,20 +170,20 @@ def pages_of_one_store() -> None:
 
 @pytest.fixture(autouse=True)
 def log_has_its_level() -> None:
-    """Let the log say what it says by default: `clew tune` makes it quieter for its process."""
+    """Reset the log level, because `clew tune` raises it for its process."""
     logging.getLogger("clew").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
 def one_product_shows_the_peak() -> None:
-    """Let trainings measure the processor's peak rate with one product, not for half a second."""
+    """Make trainings measure the processor's peak rate with one product, not for half a second."""
     if loaded := sys.modules.get("clew.training.flops"):
         loaded.PEAK_SECONDS = 0.001
 
 
 @pytest.fixture(scope="session")
 def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a fresh tracking database; MLflow takes seconds to make one, a copy takes none."""
+    """Return an empty tracking database to copy; MLflow needs seconds to make a new one."""
     from clew.runs.store import connect
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
@@ -193,7 +195,7 @@ def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tracking_store(
     store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """Return the folder of an empty tracking store of this test's own, which is the one in use."""
+    """Return the folder of a new, empty tracking store, and use this store in the test."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     folder = tmp_path / "tracking"
@@ -207,7 +209,7 @@ def tracking_store(
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "CLEW_SPOOL"):
         monkeypatch.delenv(name, raising=False)
     yield folder
-    # MLflow keeps the connection of every database it has seen.
+    # MLflow keeps a connection to every database that it has opened.
     engine = SqlAlchemyStore._engine_map.pop(uri, None)
     if engine is not None:
         engine.dispose()

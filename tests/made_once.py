@@ -1,4 +1,4 @@
-"""Stores that take seconds to fill: one test process fills a folder, all others take it."""
+"""Stores that take seconds to fill: one test process fills a folder, and all others use it."""
 
 import fcntl
 import json
@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 RUNS_FILE = "runs.json"
-# Where a store keeps absolute addresses of files.
+# The tables and columns of a store with absolute addresses of files.
 ADDRESSES = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -20,11 +20,10 @@ ADDRESSES = (
 
 
 def made_once(folder: Path, make: Callable[[Path], dict[str, str]]) -> dict[str, str]:
-    """Return the runs of a store by name; fill its folder if no process has done so.
+    """Return the runs of a store by name, and fill its folder if no process has done so.
 
     Args:
-        folder: Where the store is, or will be. Processes that share it wait for the one that
-            fills it.
+        folder: The folder of the store. Processes that share it wait for the one that fills it.
         make: Fills the new folder and returns the runs.
     """
     runs = folder / RUNS_FILE
@@ -32,7 +31,7 @@ def made_once(folder: Path, make: Callable[[Path], dict[str, str]]) -> dict[str,
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not runs.is_file():
-            shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+            shutil.rmtree(folder, ignore_errors=True)  # files of a killed process
             folder.mkdir()
             runs.write_text(json.dumps(make(folder)), encoding="utf-8")
     found: dict[str, str] = json.loads(runs.read_text(encoding="utf-8"))
@@ -40,7 +39,7 @@ def made_once(folder: Path, make: Callable[[Path], dict[str, str]]) -> dict[str,
 
 
 def copy_filled(source: Path, folder: Path) -> None:
-    """Copy a store that has runs into a new folder, and let it point to the files there."""
+    """Copy a filled store into a new folder, and change its addresses to the new files."""
     shutil.copytree(source, folder, symlinks=True)
     with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
         for table, column in ADDRESSES:

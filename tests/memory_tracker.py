@@ -1,4 +1,4 @@
-"""A tracker that keeps everything in memory."""
+"""A tracker that stores everything in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

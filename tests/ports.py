@@ -1,7 +1,7 @@
-"""Ports for servers of tests, and for processes that look for each other, which nobody else takes.
+"""Ports for the servers and process groups of tests that no other program takes.
 
-The system gives ports of its own range to every outgoing connection: a free port of that range may
-be taken before a server gets to it, and processes whose port is taken wait for half an hour.
+The system uses a range of ports for outgoing connections. A free port of this range can be taken
+before a server opens it, and processes whose port is taken wait for half an hour.
 """
 
 import random
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 BELOW_OUTGOING = range(15_000, 30_000)
-"""Ports that no system gives to outgoing connections unless it is set up to."""
+"""Ports that systems do not use for outgoing connections by default."""
 _choice = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which no program listens."""
     while True:
         port = _choice.choice(BELOW_OUTGOING)
         with socket.socket() as probe:
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @contextmanager
 def meeting_place() -> Iterator[dict[str, str]]:
-    """Yield variables by which processes find each other; as torchrun does, the port is held."""
+    """Yield the variables by which processes find each other; hold the port, as torchrun does."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {
         "MASTER_ADDR": "127.0.0.1",

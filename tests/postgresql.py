@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own for a test or a benchmark. Its programs refuse to run as root."""
+"""A new PostgreSQL server for a test or a benchmark. Its programs refuse to run as root."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ SERVER_USER = "postgres"
 
 
 def missing() -> str | None:
-    """Return what this machine lacks for it; None: nothing."""
+    """Return what this machine lacks for a server, or None if it has everything."""
     if PROGRAMS is None:
         return "no PostgreSQL here: apt-get install postgresql"
     if importlib.util.find_spec("psycopg2") is None:
@@ -26,7 +26,7 @@ def missing() -> str | None:
 
 @contextmanager
 def postgresql(*settings: str) -> Iterator[str]:
-    """Start a server with an empty database and settings like `fsync=off`; give its address."""
+    """Start a server with an empty database and settings like `fsync=off`; yield its address."""
     assert PROGRAMS is not None
     folder = Path(tempfile.mkdtemp(prefix="clew-postgresql-"))
     data, port = folder / "data", free_port()

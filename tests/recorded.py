@@ -1,9 +1,9 @@
-"""A store that real commands filled, made once for all tests; each test that changes it has a copy.
+"""A store that real commands filled once for all tests; a test that changes it uses a copy.
 
-Everything in it was recorded by the command that a person would type, in tiny sizes: `mlflow run`,
-`clew train`, `tracin`, `trace-text`, `trace-sequence`, `compare`, `promote`. One more training
-killed itself at the end of its first epoch. What `mlflow run` starts is a process of its own; all
-other commands run in one, and the study's trainings too.
+All of its content was recorded by the commands that a person would type, with tiny models:
+`mlflow run`, `clew train`, `tracin`, `trace-text`, `trace-sequence`, `compare`, `promote`. One
+further training killed itself at the end of its first epoch. `mlflow run` starts a new process; all
+other commands run in one process, including the study's trainings.
 """
 
 import contextlib
@@ -59,17 +59,17 @@ class Recorded:
         return MlflowClient(self.uri)
 
     def files(self, name: str, path: str = "") -> Path:
-        """Return where an artifact of a run lies."""
+        """Return the path of a run's artifact."""
         return next(self.folder.glob(f"mlartifacts/*/{self.runs[name]}/artifacts")) / path
 
     def copy(self, folder: Path) -> "Recorded":
-        """Return a copy that may be changed."""
+        """Return a copy that a test can change."""
         copy_filled(self.folder, folder)
         return Recorded(folder, dict(self.runs))
 
     @contextlib.contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:
-        """Open the database, for what no command does."""
+        """Open the database for changes that no command makes."""
         with closing(sqlite3.connect(self.folder / "mlflow.db")) as base, base:
             yield base
 
@@ -84,7 +84,7 @@ class Recorded:
 
 
 def record(folder: Path, num_epochs: int = NUM_EPOCHS) -> Recorded:
-    """Fill a store in a folder, in a process of its own; take one that is there as it is."""
+    """Fill a store in a folder in a new process, or return the store that is there already."""
     return Recorded(folder, made_once(folder, lambda new: _fill(new, num_epochs)))
 
 
@@ -107,7 +107,7 @@ def _fill(folder: Path, num_epochs: int) -> dict[str, str]:
 
 
 def main(folder: Path, num_epochs: int) -> None:
-    """Run the command that dies, then all others: `mlflow run` beside those of this process."""
+    """Run the command that dies, then all others in this process, in parallel to `mlflow run`."""
     from clew.runs.mlflow_store import preload_databases
     from clew.runs.reading.search import RunQuery, search_runs
     from clew.workflows import child
@@ -146,7 +146,7 @@ def flags(num_epochs: int) -> list[str]:
 
 
 def record_here(folder: Path, num_epochs: int) -> dict[str, str]:
-    """Run what can run in one process, one after the other; return each command's run."""
+    """Run the commands of this process one after the other, and return each command's run."""
     runs = {}
     train = ("train", *flags(num_epochs))
     half, recompute = "--use-mixed-precision", "--use-gradient-checkpointing"
@@ -183,7 +183,7 @@ def record_here(folder: Path, num_epochs: int) -> dict[str, str]:
 
 
 def clew(*arguments: str, exit_code: int = 0) -> str:
-    """Run a command of the command line; return the run that it names, if it names one."""
+    """Run a command of the command line, and return the run id that it prints, if any."""
     from clew.__main__ import run
 
     printed = io.StringIO()
@@ -195,7 +195,7 @@ def clew(*arguments: str, exit_code: int = 0) -> str:
 
 
 def run_id_in(text: str) -> str:
-    """Return the first run id in what a command says."""
+    """Return the first run id in a command's output."""
     found = re.search(r"\b[0-9a-f]{32}\b", text)
     return found[0] if found else ""
 
@@ -203,7 +203,7 @@ def run_id_in(text: str) -> str:
 def in_this_process(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, capture: bool = False
 ) -> tuple[int, str]:
-    """Stand for the processes that a study starts: each would import torch and MLflow again."""
+    """Run a study's command in this process; a child would import torch and MLflow again."""
     from clew.__main__ import run
 
     printed = io.StringIO()
@@ -212,7 +212,7 @@ def in_this_process(
 
 
 def mlflow_run(folder: Path, num_epochs: int) -> str:
-    """Train as `mlflow run` does, in a process of its own; return the run."""
+    """Train by `mlflow run`, which starts a new process, and return the run."""
     from mlflow import projects
 
     project = folder / "project"
@@ -223,7 +223,7 @@ def mlflow_run(folder: Path, num_epochs: int) -> str:
 
 
 def train_and_die() -> None:
-    """Train in a fork, which kills itself at the end of the first of three epochs."""
+    """Train in a fork that kills itself at the end of the first of three epochs."""
     from clew.training.trainer import Trainer
 
     if process := os.fork():
@@ -243,7 +243,7 @@ def train_and_die() -> None:
     try:
         clew("train", *flags(3), "--seed=9")
     finally:
-        os._exit(1)  # this process is no second one that records
+        os._exit(1)  # the fork must not record the other commands too
 
 
 def head(path: Path, num_lines: int, folder: Path) -> Path:
@@ -255,13 +255,13 @@ def head(path: Path, num_lines: int, folder: Path) -> Path:
 
 
 def hostile_graph(folder: Path) -> list[str]:
-    """Write the beginning of UMLS with names that try to be markup; return the options for it."""
+    """Write the first facts of UMLS with names that contain markup; return the options for it."""
     folder.mkdir()
     harmless = ("steroid", "eicosanoid", "disease_or_syndrome")
     sizes = {"train": NUM_HOSTILE_FACTS, "valid": 20, "test": 20}
     for split, size in sizes.items():
         triples = [line.split("\t") for line in (UMLS / f"{split}.txt").read_text().splitlines()]
-        # Those about the renamed entities first, so that the first tests have such names.
+        # Facts about the renamed entities come first, so that the first tests have such names.
         triples.sort(key=lambda triple: -sum(name in harmless for name in triple))
         text = "".join("\t".join(triple) + "\n" for triple in triples[:size])
         for name, hostile in zip(harmless, HOSTILE, strict=True):
@@ -271,7 +271,7 @@ def hostile_graph(folder: Path) -> list[str]:
 
 
 def text_config(folder: Path) -> Path:
-    """Write a small corpus, and the configuration of a language model of it."""
+    """Write a small corpus, and the configuration of a language model for it."""
     folder.mkdir()
     verse = "But soft, what light through yonder window breaks? It is the east.\n"
     lines = [f"{number % 7} green bottles on a wall\n" for number in range(30)]
@@ -314,7 +314,7 @@ def config_file(folder: Path, **sections: dict[str, object]) -> Path:
 def study_file(path: Path) -> Path:
     """Write a small study with a claim of each verdict.
 
-    Its variants differ in the batch size, so that it is no precision to compare.
+    Its variants differ in the batch size, so that it is no comparison of precisions.
     """
     speed = "throughput/examples_per_second"
     claim = {"variant": "large batch", "metric": speed}

@@ -1,4 +1,4 @@
-"""Without the packages of an extra the core works, and what needs one says in a line which."""
+"""The core works without the packages of an extra; a one-line error names a needed extra."""
 
 import json
 import subprocess

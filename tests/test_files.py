@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, and errors of libraries in one line."""
+"""Files and folders are complete or missing, and libraries' errors are one line."""
 
 import errno
 import os

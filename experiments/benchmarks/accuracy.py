@@ -1,11 +1,12 @@
-"""How accurate the models are that ship, over several seeds.
+"""Measures the accuracy of the shipped presets over several seeds.
 
     CLEW_DATA=... python -m experiments.benchmarks.accuracy PRESET SEEDS
 
-A preset, such as `umls` or `codex_s_complex`, is trained as it is with the seeds 0, 1, ...; nothing
-is chosen by these figures. Each finished training is kept in `runs/accuracy`, so a program that was
-stopped goes on with the next one; each preset has a result file of its own. Seconds are wall-clock
-time of whole trainings with evaluation; other programs may have run beside them.
+A preset, such as `umls` or `codex_s_complex`, is trained unchanged with the seeds 0, 1, ...; these
+figures are not used to choose any setting. Each finished training is saved in `runs/accuracy`, so a
+program that was stopped continues with the next one. Each preset has its own result file. Seconds
+are the wall-clock time of a whole training with evaluation. Other programs can have run at the same
+time.
 """
 
 import json
@@ -35,7 +36,7 @@ Row = dict[str, float]
 
 
 def trained(preset: str, seed: int) -> Row:
-    """Return the metrics of one training, which may have finished earlier at the same commit."""
+    """Return the metrics of one training, or the saved ones of this commit if there are any."""
     kept = KEPT / f"{preset}-{seed}-{SHORT_COMMIT}.json"
     if kept.is_file():
         found: Row = json.loads(kept.read_text(encoding="utf-8"))
@@ -53,7 +54,7 @@ def trained(preset: str, seed: int) -> Row:
 
 
 def summary(rows: list[Row]) -> Mapping[str, object]:
-    """Return means over seeds; of test MRR with its 95 % interval by Student's t."""
+    """Return means over seeds, and the 95 % interval of test MRR by Student's t."""
     means = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0] if key != "seed"}
     if len(rows) < 2:
         return means
@@ -62,7 +63,7 @@ def summary(rows: list[Row]) -> Mapping[str, object]:
 
 
 def main(preset: str, seeds: int) -> None:
-    """Train, print and write."""
+    """Train with all seeds, and print and write the results."""
     KEPT.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in range(seeds):

@@ -1,18 +1,19 @@
-"""What idle OpenMP threads cost on a busy machine: trainings alone, and four at once.
+"""Measures the cost of idle OpenMP threads on a busy machine: one training, and four at once.
 
     python -m experiments.benchmarks.busy_machine [rounds] [training ...]
 
-A thread of libgomp that has no work spins before it sleeps, 300,000 turns unless told otherwise,
-and holds a core that another process wants. Three trainings, each as `clew train` runs it, with
-three ways to wait: libgomp's own, the 2,000 turns that `clew` sets in its own start, and none
+A libgomp thread without work spins before it sleeps, by default for 300,000 turns. It then occupies
+a core that another process could use. Three trainings, run by `clew train`, are measured with three
+ways to wait: libgomp's default, the 2,000 turns that `clew` sets when it starts, and no spinning
 (`OMP_WAIT_POLICY=PASSIVE`).
 
     small     ConvE on the bundled graph UMLS, six epochs
-    workers   the same with two processes that prepare batches
+    workers   the same with two worker processes that prepare batches
     large     ConvE with FB15k-237's sizes on random triples, 25 steps of 512 queries
 
-`seconds` are those of training, without the start of the process; `processor_seconds` are those of
-the whole process and its workers. What other programs do falls on all ways, which take turns.
+`seconds` is the time of training, without the start of the process. `processor_seconds` is the CPU
+time of the whole process and its workers. The ways take turns, so the load of other programs
+affects all of them.
 """
 
 import json
@@ -51,14 +52,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one training took."""
+    """The time that one training took."""
 
     seconds: float
     processor_seconds: float
 
 
 def trainings(folder: Path) -> dict[str, list[str]]:
-    """Return what `clew train` gets for each training, and write the triples of the large one."""
+    """Return the arguments of `clew train` for each training, and write the triples of `large`."""
     generator = np.random.default_rng(0)
     ends = (NUM_ENTITIES * generator.random((2, NUM_TRIPLES)) ** 2).astype(int)
     relations = generator.integers(NUM_RELATIONS, size=NUM_TRIPLES)
@@ -79,7 +80,7 @@ def trainings(folder: Path) -> dict[str, list[str]]:
 
 
 def train(settings: list[str], environment: dict[str, str]) -> Measured:
-    """Train in a process with a tracking store of its own."""
+    """Train in a separate process with its own tracking store."""
     ways = {name for way in WAYS_TO_WAIT.values() for name in way}
     inherited = {name: value for name, value in os.environ.items() if name not in ways}
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +103,7 @@ def train(settings: list[str], environment: dict[str, str]) -> Measured:
 
 
 def measure(case: Case, settings: list[str]) -> list[Measured]:
-    """Train as often as the case says, at once."""
+    """Run the trainings of a case at the same time."""
     environment = WAYS_TO_WAIT[case.idle_threads_wait]
     with ThreadPoolExecutor(case.at_once) as pool:
         runs = [pool.submit(train, settings, environment) for _ in range(case.at_once)]
@@ -110,7 +111,7 @@ def measure(case: Case, settings: list[str]) -> list[Measured]:
 
 
 def main(rounds: int, chosen: list[str]) -> None:
-    """Measure all cases in turn, several times; print and write the medians."""
+    """Measure all cases in turn in each round, and print and write the medians."""
     with tempfile.TemporaryDirectory() as folder:
         settings = trainings(Path(folder))
         names = chosen or list(settings)

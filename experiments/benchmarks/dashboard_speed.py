@@ -1,11 +1,12 @@
-"""How fast the dashboard is in a browser: cold start, page changes, large explanations.
+"""Measures the dashboard in a browser: cold start, page changes and large explanations.
 
-Times are from the start of the server, which `clew ui` reaches .4 s after it is typed, or from the
-click, to the moment when the page is drawn and the server is idle again, in headless Chromium on
-the same machine. The store has 2,000 runs of 43 metrics and 20 epochs, copies of eight that
-`clew train` recorded; the explanations have 100 tests x 1,000 facts, and one test x 100,000 facts.
-Questions go to the ConvE of `umls.yaml` after five epochs, with a checkpoint of each, which nobody
-has asked before: what its reasons share is prepared from the first question on.
+Times are measured in headless Chromium on the same machine. They start with the server, which
+`clew ui` starts after .4 s, or with a click. They end when the page is drawn and the server is
+idle again. The store has 2,000 runs with 43 metrics and 20 epochs, copies of eight runs of
+`clew train`. One explanation has 100 tests x 1,000 facts, another one test x 100,000 facts.
+Questions go to the ConvE of `umls.yaml` after five epochs, with a checkpoint for each. It has not
+answered a question before, so the data that all its reasons share is prepared from the first
+question on.
 
     python -m experiments.benchmarks.dashboard_speed
 """
@@ -38,17 +39,17 @@ TEXT = "(document.querySelector('[data-testid=stMain]')?.innerText ?? '')"
 CARD = "(document.querySelector('.clew-card')?.innerText ?? '')"
 LIMITS = {"cold start": 4.0, "page": 1.0, "explanation": 1.5, "why": 3.0}
 ASKED = ("acquired_abnormality", "virus", "bacterium", "enzyme", "hormone", "cell")
-"""Heads of the questions what they affect."""
+"""Heads of the questions `(head, affects, ?)`."""
 READING_SECONDS = 2.0
 
 
 def wait_until(page: Page, condition: str) -> None:
-    """Wait until the page is drawn."""
+    """Wait until the page fulfils the condition and the server is idle."""
     page.wait_for_function(f"() => ({condition}) && ({IDLE})", timeout=60_000)
 
 
 def timed(action: Callable[[], object], page: Page, condition: str) -> float:
-    """Return the seconds from an action to the page it leads to."""
+    """Return the seconds from an action until the page that it opens is drawn."""
     start = time.perf_counter()
     action()
     wait_until(page, condition)
@@ -56,7 +57,7 @@ def timed(action: Callable[[], object], page: Page, condition: str) -> float:
 
 
 def seed(folder: Path) -> str:
-    """Fill a store and return its address; the two trace runs are its newest runs."""
+    """Fill a store and return its address; its newest runs are the two trace runs."""
     from tests.recorded import record
     from tests.ui.seed_influence import trace_run
     from tests.ui.seed_many import large_store
@@ -69,7 +70,7 @@ def seed(folder: Path) -> str:
 
 
 def cold_starts(uri: str, page: Page) -> list[float]:
-    """Return the seconds from the command to the first page, each with a server of its own."""
+    """Return the seconds from the start of a new server to its first page, several times."""
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
@@ -84,9 +85,9 @@ def cold_starts(uri: str, page: Page) -> list[float]:
 def page_changes(
     dashboard: Dashboard, names: Sequence[str] = PAGES, pause_seconds: float = 0.0
 ) -> dict[str, list[float]]:
-    """Return the seconds of each change of page by its link, the first visit among them.
+    """Return the seconds of each change to a page by its link, including the first visit.
 
-    Before each change the reader pauses: what the dashboard keeps in memory grows old.
+    Before each change the reader pauses, so that the dashboard's caches become older.
     """
     page = dashboard.page
     seconds: dict[str, list[float]] = {}
@@ -102,7 +103,7 @@ def page_changes(
 
 
 def comparison(dashboard: Dashboard, pause_seconds: float = 0.0) -> list[float]:
-    """Return the seconds from the preset's button to its table and pictures."""
+    """Return the seconds from a click on the preset's button to its table and charts."""
     seconds = []
     for _ in range(REPEATS):
         dashboard.page.wait_for_timeout(1000 * pause_seconds)
@@ -114,9 +115,9 @@ def comparison(dashboard: Dashboard, pause_seconds: float = 0.0) -> list[float]:
 
 
 def explanation(dashboard: Dashboard, row: int, *, another: bool) -> dict[str, float]:
-    """Return the seconds to open a report from the overview, and to go to another test triple.
+    """Return the seconds to open a report from the overview, and to select another test triple.
 
-    `row` is its place among the trace runs, the newest first.
+    `row` is the position of the run among the trace runs, the newest first.
     """
     page = dashboard.page
     seconds: list[float] = []
@@ -150,10 +151,10 @@ def promote_umls() -> None:
 
 
 def questions(dashboard: Dashboard) -> dict[str, list[float]]:
-    """Return the seconds to an answer, and to the first answer why, for one head after another.
+    """Return the seconds to an answer and to its first reason, for one head after another.
 
-    A person reads for `READING_SECONDS` before asking why. What is kept for reasons is removed
-    before the first question, so that the first *Why?* finds it only as it was prepared meanwhile.
+    The reader waits for `READING_SECONDS` before clicking *Why?*. The cache for reasons is removed
+    before the first question, so the first *Why?* finds only what was prepared in the meantime.
     """
     page = dashboard.page
     seconds: dict[str, list[float]] = {}
@@ -173,9 +174,9 @@ def questions(dashboard: Dashboard) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure, print a table, write the results."""
+    """Measure everything, and print and write the results."""
     store.prepare_client_environment()
-    # A server that may not keep what Python compiles would compile it again at each start.
+    # A server that cannot write .pyc files would compile all modules again at each start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(prefix="clew-speed-") as folder, chromium() as browser:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")

@@ -1,9 +1,9 @@
-"""How long `make demo` takes once everything is installed.
+"""Measures how long `make demo` takes after the installation.
 
     python -m experiments.benchmarks.demo_time [rounds]
 
-Each round runs `clew demo` in a process of its own with an empty tracking store: two trainings of
-ConvE on the bundled graph, evaluation, ten explanations, promotion.
+Each round runs `clew demo` in a new process with an empty tracking store: two trainings of ConvE on
+the bundled graph, evaluation, ten explanations and a promotion.
 """
 
 import os
@@ -28,7 +28,7 @@ def seconds_of_a_demo() -> float:
 
 
 def main(rounds: int) -> None:
-    """Measure, print and write."""
+    """Measure all rounds, and print and write the results."""
     seconds = [seconds_of_a_demo() for _ in range(rounds)]
     print_table([{"round": turn, "seconds": value} for turn, value in enumerate(seconds)])
     write_results(NAME, {"rounds": rounds}, figures={"seconds": seconds})

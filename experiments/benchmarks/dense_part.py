@@ -1,6 +1,6 @@
-"""The densest part of a data set, a graph of few entities and many facts.
+"""Extracts the densest part of a data set: a graph of few entities and many facts.
 
-The entity with the fewest facts goes, again and again, until 104 remain: a k-core cut to size.
+The entity with the fewest facts is removed repeatedly until 104 remain, as in a k-core.
 """
 
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 NUM_ENTITIES = 104
-"""As many as the kinship graph has."""
+"""The number of entities of the kinship graph."""
 SHARES = {"train": 0.85, "valid": 0.05, "test": 0.1}
 
 
 def write_dense_part(data_set: str, folder: Path) -> dict[str, object]:
-    """Write the densest part of a data set under $CLEW_DATA, and return the settings that name it.
+    """Write the densest part of a data set under $CLEW_DATA, and return the settings to use it.
 
-    Its facts are shared out among the splits by chance.
+    The facts are divided among the splits at random.
     """
     source = Path(os.environ["CLEW_DATA"]) / data_set
     lines = [
@@ -39,7 +39,7 @@ def write_dense_part(data_set: str, folder: Path) -> dict[str, object]:
 
 
 def densest(heads: np.ndarray, tails: np.ndarray, num_entities: int) -> np.ndarray:
-    """Return the places of the facts among the entities that remain."""
+    """Return the indices of the facts between the remaining entities."""
     facts_of: dict[str, set[int]] = defaultdict(set)
     for place, (head, tail) in enumerate(zip(heads, tails, strict=True)):
         facts_of[head].add(place)
@@ -49,7 +49,7 @@ def densest(heads: np.ndarray, tails: np.ndarray, num_entities: int) -> np.ndarr
     while len(facts_of) > num_entities:
         count, entity = heappop(queue)
         if count != len(facts_of.get(entity, ())):
-            continue  # it has lost facts since, and is queued again with fewer, or is gone
+            continue  # outdated: the entity was removed, or queued again with fewer facts
         for place in facts_of.pop(entity):
             other = tails[place] if heads[place] == entity else heads[place]
             if other != entity:

@@ -1,18 +1,19 @@
-"""Temperature three hours ahead, each 4-day block held out in turn: networks beside ridge.
+"""Compares networks with ridge regression on ERA5 temperatures three hours ahead.
 
-    python -m experiments.benchmarks.era5_temperature                      # every cell, hours
+    python -m experiments.benchmarks.era5_temperature                      # every cell, takes hours
     python -m experiments.benchmarks.era5_temperature transformer film 1   # some cells
     python -m experiments.benchmarks.era5_temperature choose               # settings, then seeds
 
-Cells are (architecture; `film`, `blind` to the sun's angles, or `strict`: no window crosses a
-block; seed). A cell that is in the result already is run again and replaced. Needs the ERA5 file
-under $CLEW_DATA. Errors are over all 737 windows, each predicted by a model that never saw its
-block (`strict`: 709 windows).
+Each 4-day block is held out in turn. A cell is an architecture, a setting and a seed. The settings
+are `film`, `blind` (without the sun's angles) and `strict` (no window crosses the border of a
+block). A cell that is already in the result is run again and replaced. The ERA5 file must be under
+$CLEW_DATA. Errors are over all 737 windows (`strict`: 709), each predicted by a model that was not
+trained on its block.
 
-`choose` finds what strict training reaches with settings that the reported blocks did not choose.
-Blocks are numbered in time. Every candidate is run with three seeds, because seeds of one setting
-differ as much as settings do. The one with the least mean absolute error over the windows of the
-odd blocks is reported on the even blocks, and the other way round, over three other seeds.
+`choose` measures strict training with settings that were not chosen on the reported blocks. Blocks
+are numbered in order of time. Every candidate is run with three seeds, because seeds of one setting
+differ as much as settings do. The candidate with the smallest mean absolute error over the windows
+of the odd blocks is reported on the even blocks, and vice versa, over three other seeds.
 """
 
 import itertools
@@ -67,7 +68,7 @@ KEPT = (
 
 
 def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str, Any]:
-    """Train a model for each block and return the errors over all of them."""
+    """Train one model for each block, and return the errors over all blocks."""
     config = load(
         ROOT / "experiments/image_sequences/era5.yaml",
         {
@@ -93,10 +94,10 @@ def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str
 
 @contextmanager
 def cells(*, again: bool) -> Iterator[Callable[[Cell], dict[str, Any]]]:
-    """Give a function that runs a cell and adds it to those of earlier calls at this commit.
+    """Provide a function that runs a cell and adds it to the results of this commit.
 
     Args:
-        again: Whether a cell that is there already is run again.
+        again: Whether to run a cell again that already has a result.
     """
     path = RESULTS / f"{NAME}.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -118,13 +119,13 @@ def cells(*, again: bool) -> Iterator[Callable[[Cell], dict[str, Any]]]:
 
 
 def main(chosen: list[Cell]) -> None:
-    """Run cells, print medians over seeds."""
+    """Run cells, and print medians over seeds."""
     with cells(again=True) as run:
         print_table(summary([run(cell) for cell in chosen]))
 
 
 def choose() -> None:
-    """Choose settings on the odd blocks for the even ones and the other way round; report both."""
+    """Choose settings on the odd blocks for the even ones, and vice versa; print both."""
     with cells(again=False) as run:
         trials = {
             setting: [run((CHOSEN_FOR, setting, seed)) for seed in CHOOSING_SEEDS]
@@ -149,23 +150,23 @@ def choose() -> None:
 
 
 def half_error(rows: list[dict[str, Any]], half: int) -> float:
-    """Return the mean error of some seeds over the windows of the even (0) or odd (1) blocks."""
+    """Return the mean error over the windows of the even (0) or odd (1) blocks and all seeds."""
     return statistics.mean(weighted_mean(row["blocks"][half::2]) for row in rows)
 
 
 def mixed_error(even: dict[str, Any], odd: dict[str, Any]) -> float:
-    """Return the error over all windows: even blocks of one row, odd ones of another."""
+    """Return the error over the even blocks of one row and the odd blocks of another."""
     return weighted_mean(even["blocks"][::2] + odd["blocks"][1::2])
 
 
 def weighted_mean(blocks: list[dict[str, Any]]) -> float:
-    """Return the mean absolute error over all windows of some blocks."""
+    """Return the mean absolute error over all windows of the blocks."""
     error: float = sum(block["mae"] * block["windows"] for block in blocks)
     return error / sum(int(block["windows"]) for block in blocks)
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
-    """Return medians over seeds, one row an architecture and setting."""
+    """Return medians over seeds, with one row per architecture and setting."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["architecture"], row["setting"]), []).append(row)

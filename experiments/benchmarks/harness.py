@@ -1,8 +1,8 @@
-"""What all benchmarks share: interleaved medians, children with their peak memory, results.
+"""Shared functions of the benchmarks: interleaved timing, child processes and result files.
 
-A result is a JSON file `results/<name>.json` with machine, commit, command and time of day beside
-the figures. Alternatives are measured in the same run, turn by turn, so that what else the
-machine does falls on all of them. From a tree with uncommitted changes nothing is recorded.
+A result is a JSON file `results/<name>.json` with the figures, the machine, the commit, the command
+and the time. Alternatives are measured in turns in the same run, so that the load of other programs
+affects all of them. Nothing is recorded from a tree with uncommitted changes.
 """
 
 import json
@@ -29,15 +29,15 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
 CHILD_RESULT = "RESULT "
 COMMIT = git_commit()
-"""Asked at the start: what is committed while a benchmark runs is not what it measures."""
+"""Read at import: a commit that is made while a benchmark runs is not the one it measures."""
 SHORT_COMMIT = (COMMIT or "no-commit")[:12]
-"""Part of the names of files that hold parts of a benchmark."""
+"""Used in the names of files that save parts of a benchmark."""
 
 
 def interleaved_seconds(
     alternatives: Mapping[str, Callable[[], object]], *, repeats: int, warm_ups: int = 1
 ) -> dict[str, list[float]]:
-    """Return the seconds of each alternative, taking turns: `{name: [one a repeat]}`."""
+    """Run the alternatives in turns, and return the seconds of each repeat: `{name: [...]}`."""
     seconds: dict[str, list[float]] = {name: [] for name in alternatives}
     for turn in range(warm_ups + repeats):
         for name, function in alternatives.items():
@@ -54,7 +54,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def resident_gib() -> float:
-    """Return the resident size of this process now."""
+    """Return the current resident size of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / GIB
 
@@ -62,9 +62,9 @@ def resident_gib() -> float:
 def run_child(
     name: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, object]:
-    """Run a benchmark in a process of its own and return what it reported with `report_child`.
+    """Run a benchmark in a new process, and return the values it gave to `report_child`.
 
-    Memory that one alternative leaves behind, and what it imports, then burden no other.
+    The memory and the imports of one alternative then do not affect the others.
     """
     command = [sys.executable, "-m", f"experiments.benchmarks.{name}", *arguments]
     path = os.pathsep.join([str(ROOT / "platform"), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -84,12 +84,12 @@ def run_child(
 
 
 def report_child(values: Mapping[str, object]) -> None:
-    """Hand figures, and this process's peak memory, to the `run_child` that started it."""
+    """Send figures and the peak memory of this process to the `run_child` that started it."""
     print(CHILD_RESULT + json.dumps({**values, "process_peak_gib": process_peak_gib()}))
 
 
 def spread(values: Sequence[float]) -> dict[str, float | int]:
-    """Return what a result keeps of a figure's rounds."""
+    """Return the summary of a figure's rounds that a result file contains."""
     return {
         "median": median(values),
         "min": min(values),
@@ -99,7 +99,7 @@ def spread(values: Sequence[float]) -> dict[str, float | int]:
 
 
 def result_file(name: str, part: str = "") -> Path:
-    """Return where a benchmark's figures are kept, or those of a part of it."""
+    """Return the result file of a benchmark, or of one part of it."""
     return RESULTS / f"{name}{'-' if part else ''}{part}.json"
 
 
@@ -111,17 +111,17 @@ def write_results(
     figures: Mapping[str, Sequence[float]] | None = None,
     packages: Sequence[str] = (),
 ) -> Path | None:
-    """Write figures with where they come from to `results/<name>.json`, say so, return the file.
+    """Write figures and their origin to `results/<name>.json`, print the path and return it.
 
     Args:
-        name: The benchmark.
-        results: Everything that was measured, as JSON values.
-        part: What of the benchmark was measured, where each part has a file of its own.
-        figures: What README quotes, by name: the value of each round.
-        packages: Packages whose version matters.
+        name: The name of the benchmark.
+        results: All measurements, as JSON values.
+        part: The part of the benchmark that was measured, if each part has its own file.
+        figures: The figures that README can quote, by name: the value of each round.
+        packages: The packages whose versions are recorded.
 
     Returns:
-        None where nothing may be recorded; the reason is printed.
+        The file, or None if nothing can be recorded; the reason is then printed.
     """
     path = result_file(name, part)
     reason = why_no_result_file(COMMIT)
@@ -145,7 +145,7 @@ def write_results(
 
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:
-    """Print rows of the same keys as a table, numbers to four digits."""
+    """Print rows with the same keys as a table, with numbers to four digits."""
     if not rows:
         return
     cells = [list(rows[0])] + [[_shown(value) for value in row.values()] for row in rows]

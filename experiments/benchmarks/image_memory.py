@@ -1,11 +1,11 @@
-"""Activations and time of a training step on images, frames kept against frames computed again.
+"""Measures the memory and time of recomputing the frames in a training step on images.
 
     python -m experiments.benchmarks.image_memory
 
-The full model (64/128/256 channels) on windows of 5 frames of 440 x 640 pixels, as many windows as
-fit here. Each row is a process of its own: resident peak of one step above what stood before the
-first forward pass, weights, gradients and optimizer state included in what stood. Times are medians
-of steps of both forms taken in turns.
+The model is the full one (64/128/256 channels), on windows of 5 frames of 440 x 640 pixels. Each
+row of memory is measured in a new process: the resident peak of one step above the resident size
+before the first forward pass, which includes weights, gradients and optimizer state. Times are
+medians of steps with the frames kept and with the frames computed again, in turns.
 """
 
 import sys
@@ -36,7 +36,7 @@ Step = tuple[SequenceRegressor, torch.optim.Optimizer, torch.Tensor, torch.Tenso
 def build(
     windows: int, frames: int, recompute: bool, architecture: ArchitectureName, size: int
 ) -> Step:
-    """Return model, optimizer and inputs; the optimizer's state is there."""
+    """Return the model, an optimizer that has its state already, and the inputs."""
     torch.manual_seed(0)
     config = SequenceRegressionModel(
         architecture=architecture, frames_per_checkpoint=frames or None
@@ -61,7 +61,7 @@ def step(parts: Step) -> None:
 
 
 def measure_memory(windows: int, frames: int, recompute: bool, architecture: str) -> None:
-    """Report the resident peak of one step above what stood before it."""
+    """Report the resident peak of one step above the resident size before it."""
     keep_allocator_pages()
     step(build(1, 1, recompute, _name(architecture), 16))
     parts = build(windows, frames, recompute, _name(architecture), 1)
@@ -82,7 +82,7 @@ def measure_memory(windows: int, frames: int, recompute: bool, architecture: str
 
 
 def measure_time(windows: int, frames: int, architecture: str) -> None:
-    """Report the seconds of a step in both forms, taken in turns."""
+    """Report the seconds of a step in both forms, measured in turns."""
     keep_allocator_pages()
     forms = {
         name: build(windows, frames, name == "again", _name(architecture), 1)
@@ -110,7 +110,7 @@ def _name(text: str) -> ArchitectureName:
 
 
 def main(windows: str = "4") -> None:
-    """Measure, print, write."""
+    """Measure memory and time, and print and write the results."""
     memory = [
         run_child(NAME, "memory", windows, frames, recompute, architecture)
         for architecture in ("transformer", "gnn")

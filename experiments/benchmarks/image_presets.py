@@ -1,13 +1,13 @@
-"""The presets for image sequences, whole, for one epoch: time, and memory beside its prediction.
+"""Trains the presets for image sequences for one epoch: time, predicted and measured memory.
 
     python -m experiments.benchmarks.image_presets                       # both
-    python -m experiments.benchmarks.image_presets colab_optimized_full  # one, nothing is written
+    python -m experiments.benchmarks.image_presets colab_optimized_full  # one, writes no result
 
-Frames of 440 x 640 pixels, random, stand for data: two groups to train on, one for validation, one
-for the test. Each preset is trained by `clew train`'s own workflow with nothing changed but the
-data, `epochs=1`, and the compiler's cache, which is empty; evaluation is part of it. On a processor
-without instructions for bfloat16 the compiled preset is trained in float32, because two passes over
-a microbatch had not ended there after nine minutes. Predicted and measured memory are the run's
+The data are random frames of 440 x 640 pixels: two groups for training, one for validation and one
+for the test. Each preset is trained and evaluated by the workflow of `clew train`. Only the data
+and the number of epochs are changed, and the compiler's cache is empty. On a processor without
+bfloat16 instructions the compiled preset is trained in float32, because two passes over a
+microbatch had not finished there after nine minutes. Predicted and measured memory are the run's
 `memory/predicted_gib` and `memory/process_peak_gib` (on a GPU `memory/gpu_peak_allocated_gib`).
 """
 
@@ -28,7 +28,7 @@ GROUPS, FRAMES_PER_GROUP, FRAME_SIZE, NUM_SCALARS = 4, 54, (440, 640), 3
 
 
 def write_frames(path: Path) -> Path:
-    """Write an HDF5 file of random frames, whose target is the mean of each."""
+    """Write an HDF5 file of random frames. The target of a frame is the mean of its pixels."""
     rng = np.random.default_rng(0)
     count = GROUPS * FRAMES_PER_GROUP
     level = rng.standard_normal(count)
@@ -43,7 +43,7 @@ def write_frames(path: Path) -> Path:
 
 
 def child(preset: str) -> None:
-    """Train a preset for an epoch and report what it took."""
+    """Train a preset for one epoch, and report its time and memory."""
     import torch
 
     from clew import names
@@ -83,7 +83,7 @@ def child(preset: str) -> None:
 
 
 def main(*chosen: str) -> None:
-    """Train the presets, print, write."""
+    """Train the presets, and print and write the results."""
     rows = [run_child(NAME, "child", preset) for preset in chosen or PRESETS]
     print_table(rows)
     if not chosen:

@@ -1,12 +1,12 @@
-"""What each form of score costs beside `raw`: the same tests, training triples and checkpoints.
+"""Measures the cost of each form of score relative to `raw`.
 
     python -m experiments.benchmarks.influence_forms
 
-Two ConvE models: that of the preset `umls` on the bundled graph, and that of the preset `fb15k237`
-on 20,000 random triples with FB15k-237's numbers of entities and relations. Neither is trained to
-the end; the price does not depend on that. All training triples are scored for 1 and for 100
-test triples. Forms take turns, and each turn has a tracer that has computed nothing yet: moments of
-`deflated` and `kronecker` are part of their price.
+There are two ConvE models: that of the preset `umls` on the bundled graph, and that of the preset
+`fb15k237` on 20,000 random triples with FB15k-237's numbers of entities and relations. Neither is
+fully trained, because this does not change the cost. All training triples are scored for 1 and for
+100 test triples, with the same checkpoints. Forms take turns. Each turn has a new tracer, so the
+cost of `deflated` and `kronecker` includes their moments.
 """
 
 import os
@@ -37,11 +37,11 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how little it is trained."""
+    """A model, its data and the settings of its short training."""
 
     config: str
     num_triples: int
-    """Random triples in place of the configuration's data; 0: its own data."""
+    """Number of random triples to train on; 0 means the configuration's own data."""
     settings: Mapping[str, object]
 
 
@@ -62,7 +62,7 @@ CASES = {
 
 
 def random_files(num_triples: int, folder: Path) -> dict[str, object]:
-    """Write random triples, and return the settings that name them."""
+    """Write random triples, and return the settings to use them."""
     files: dict[str, object] = {"data.name": None, "data.valid": None}
     triples = generated_triples(num_triples)
     for split, rows in (("train", triples), ("test", triples[:: num_triples // max(NUM_TESTS)])):
@@ -73,7 +73,7 @@ def random_files(num_triples: int, folder: Path) -> dict[str, object]:
 
 
 def measure(name: str, case: Case) -> list[Row]:
-    """Train a model and return what each form costs."""
+    """Train a model, and return the cost of each form."""
     with tempfile.TemporaryDirectory() as folder:
         files = random_files(case.num_triples, Path(folder)) if case.num_triples else {}
         config = load(
@@ -95,14 +95,14 @@ def measure(name: str, case: Case) -> list[Row]:
 
 
 def prices(source: TraceSource, tests: Triples) -> Row:
-    """Return the seconds of `raw`, and every other form's price as a multiple of it."""
+    """Return the seconds of `raw`, and the cost of every other form as a multiple of it."""
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}
     for turn in range(ROUNDS + 1):
         for form in FORMS:
             tracer = tracer_of(source, form)
             start = time.perf_counter()
             tracer.explain(tests)
-            if turn:  # the first one warms up
+            if turn:  # the first turn is a warm-up
                 seconds[form].append(time.perf_counter() - start)
     ratios = {
         form: [own / raw for own, raw in zip(seconds[form], seconds["raw"], strict=True)]
@@ -119,7 +119,7 @@ def prices(source: TraceSource, tests: Triples) -> Row:
 
 
 def tracer_of(source: TraceSource, form: str) -> Tracer:
-    """Return a tracer of a form that has computed nothing yet."""
+    """Return a new tracer for a form, with nothing computed yet."""
     return Tracer(
         source.task,
         source.model.config,
@@ -130,7 +130,7 @@ def tracer_of(source: TraceSource, form: str) -> Tracer:
 
 
 def main() -> None:
-    """Measure both models, print and write."""
+    """Measure both models, and print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         rows = [row for name, case in CASES.items() for row in measure(name, case)]

@@ -1,17 +1,18 @@
-"""Published explanations against ours: which deleted facts cost a model its predictions?
+"""Compares Clew's explanations with published ones: how much does deleting their facts cost?
 
     CLEW_DATA=... python -m experiments.benchmarks.influence_kelpie [data set ...]
 
-Kelpie's authors (Rossi et al., 2022) published, for 100 test facts of WN18RR and of FB15k-237 that
-their ConvE ranked first, the training facts that four methods delete. Here a ConvE is trained, the
-test facts that it ranks first too are kept, every method deletes equally many facts for each of
-them, all at once as the authors did, and the model is trained again with other seeds. Controls:
-nothing, a random fact that shares an entity, a random sibling (same relation, same head or tail).
+Kelpie's authors (Rossi et al., 2022) published the training facts that four methods delete, for 100
+test facts of WN18RR and of FB15k-237 that their ConvE ranked first. This benchmark trains a ConvE
+and keeps the test facts that it also ranks first. Every method deletes the same number of facts for
+each test fact, all at once as the authors did, and the model is trained again with other seeds. The
+controls delete nothing, a random fact that shares an entity, or a random sibling (same relation,
+same head or tail).
 
-Trainings see the part of the graph within some steps of the 100 test facts, since 35 trainings on
-everything take hours here: `steps` says how many; 0 is the whole graph. Retrainings are kept in
-`runs/influence_kelpie`; a command that was killed goes on where it was. Each data set has a result
-file of its own.
+Models are trained on the part of the graph within a number of steps of the 100 test facts (`steps`;
+0 means the whole graph), because 35 trainings on all facts would take hours. Retrainings are saved
+in `runs/influence_kelpie`, so a command that was killed continues where it stopped. Each data set
+has its own result file.
 """
 
 import os
@@ -64,15 +65,15 @@ NOTHING_DELETED = "nothing"
 Row = dict[str, object]
 Fact = tuple[str, str, str]
 Deleted = list[np.ndarray]
-"""Training facts of each test fact."""
+"""The indices of the deleted training facts, for each test fact."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A data set, and how the model is trained."""
+    """A data set, and the settings of its model."""
 
     key: str
-    """Of the published files."""
+    """The data set's name in the names of the published files."""
     config: str
     steps: int
     settings: Mapping[str, object]
@@ -117,7 +118,7 @@ def published(method: str, case: Case) -> dict[Fact, list[Fact]]:
 
 
 def part_of_graph(data_set: str, tests: list[Fact], steps: int, folder: Path) -> dict[str, str]:
-    """Write the training facts within `steps` of the test facts, and return where."""
+    """Write the training facts within `steps` of the test facts, and return the files' settings."""
     lines = (Path(os.environ["CLEW_DATA"]) / data_set / "train.txt").read_text(encoding="utf-8")
     facts = [line.split("\t") for line in lines.splitlines()]
     near = {entity for head, _, tail in tests for entity in (head, tail)}
@@ -134,7 +135,7 @@ def part_of_graph(data_set: str, tests: list[Fact], steps: int, folder: Path) ->
 
 
 def to_indices(graph: KnowledgeGraph, tests: Triples, given: Mapping[Fact, list[Fact]]) -> Deleted:
-    """Return the places of a published method's facts among the training facts."""
+    """Return the indices of a published method's facts among the training facts."""
     place = {tuple(row): index for index, row in reversed(list(enumerate(graph.train.tolist())))}
     names = {tuple(_names(graph, row)): row for row in tests}
 
@@ -156,7 +157,7 @@ def _names(graph: KnowledgeGraph, triple: np.ndarray) -> Fact:
 def deletions(
     source: TraceSource, tests: Triples, case: Case
 ) -> Iterator[tuple[str, str, Deleted]]:
-    """Yield how many facts are deleted, which method chose them, and the facts."""
+    """Yield the number of deleted facts, the method that chose them, and the facts."""
     graph = source.task.graph
     noise = random_scores(graph, tests)
     scores = scores_by_form(FORMS, source, tests) | {
@@ -174,7 +175,7 @@ def deletions(
     yield "as many as Kelpie", UP_TO_FOUR, to_indices(graph, tests, published(UP_TO_FOUR, case))
     for name, numbers in counts.items():
         for method, values in scores.items():
-            # Among equal scores chance decides; facts that touch nothing come last.
+            # Ties are broken at random; facts that share no entity with the test come last.
             ties = noise + 100.0 * scores["touching"]
             yield (
                 name,
@@ -184,7 +185,7 @@ def deletions(
 
 
 def measure(data_set: str) -> tuple[list[Row], list[Row], Row]:
-    """Return the falls of each method, its difference from the published ones, and the model."""
+    """Return the effect of each method, its difference from published methods, and the model."""
     case = CASES[data_set]
     tests = list(published(UP_TO_FOUR, case))
     with tempfile.TemporaryDirectory() as folder:
@@ -256,7 +257,7 @@ def _measure(data_set: str, case: Case, source: TraceSource) -> tuple[list[Row],
 def retrained(
     data_set: str, source: TraceSource, tests: Triples, chosen: Mapping[tuple[str, str], Deleted]
 ) -> dict[tuple[str, str], list[Outcomes]]:
-    """Train without each choice of facts, with each seed, and return what became of the tails."""
+    """Train without each choice of facts, with each seed, and return the outcomes of the tails."""
     graph, config = source.task.graph, source.model.config
     seeds = [config.training.seed + 1 + number for number in range(SEEDS)]
     plans = {
@@ -285,7 +286,7 @@ def _interval(name: str, values: np.ndarray) -> Row:
 
 
 def main(data_sets: list[str]) -> None:
-    """Measure the data sets, print and write."""
+    """Measure the data sets, and print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         for data_set in data_sets:
@@ -299,6 +300,6 @@ def main(data_sets: list[str]) -> None:
 
 if __name__ == "__main__":
     if "CLEW_DATA" not in os.environ:
-        print(f"{NAME}: left out, needs the data set kelpie under $CLEW_DATA")
+        print(f"{NAME}: skipped, needs the data set kelpie under $CLEW_DATA")
     else:
         main(sys.argv[1:] or list(CASES))

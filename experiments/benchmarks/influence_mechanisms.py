@@ -1,18 +1,19 @@
-"""Ground truth for explanations: are a treatment's curated mechanism links its top proponents?
+"""Compares explanations with ground truth: are curated mechanism links the top proponents?
 
     CLEW_DATA=... python -m experiments.benchmarks.influence_mechanisms [run id]
 
-DrugMechDB holds drug-treats-disease triples and, for each, the links of an expert's mechanism. For
-held-out treatments whose mechanism links are training triples, training triples are ranked by their
-score; siblings (the test's own relation with its head or its tail) are left out. Every form of
-score is measured, beside heuristics that know the graph but no model, over all training triples and
-with those first that lie on a path from drug to disease.
+DrugMechDB contains drug-treats-disease triples and, for each, the links of a mechanism that an
+expert curated. For held-out treatments whose mechanism links are training triples, the training
+triples are ranked by their score. Siblings (the test's own relation with its head or its tail) are
+left out. Every form of score is measured, and also heuristics that use the graph but no model. Each
+ranking is measured twice: over all training triples, and with the triples on a path from drug to
+disease first.
 
-The form is chosen on the treatments of the validation split, by this rule, written down before it
-was measured: the ranking by a model whose first fact is most often a mechanism link; among equals
-the one that comes first here. What is reported of it comes from the treatments of the test split.
+The form is chosen on the treatments of the validation split, by a rule that was written down before
+the measurement: the ranking of a model whose first fact is most often a mechanism link, and among
+equal ones the first in the list. The reported rates are those of the treatments of the test split.
 
-Without a run id the model of `experiments/link_prediction/drugmechdb.yaml` is trained first.
+Without a run id, the model of `experiments/link_prediction/drugmechdb.yaml` is trained first.
 """
 
 import os
@@ -40,18 +41,18 @@ TREATS = "treats"
 CONFIG = "experiments/link_prediction/drugmechdb.yaml"
 TOP = 10
 TIE_ORDERS = 20
-"""Equal scores are put in random order, so many times; rates are means over them."""
+"""Number of random orders of equal scores; rates are means over these orders."""
 MAX_STEPS = 4
-"""Facts of a path from drug to disease."""
+"""The most facts of a path from drug to disease."""
 DAMPING = 0.4
-"""Power of the degree by which a walk is weighted down (Himmelstein and Baranzini, 2015)."""
+"""Exponent of the degree that reduces a walk's weight (Himmelstein and Baranzini, 2015)."""
 
 Row = dict[str, object]
 Mechanisms = dict[tuple[str, str], set[int]]
 
 
 def mechanisms(graph: KnowledgeGraph, path: Path) -> Mechanisms:
-    """Return the training triples of the mechanism of each drug and disease."""
+    """Return the indices of the training triples of each drug and disease's mechanism."""
     place = {tuple(row): index for index, row in reversed(list(enumerate(graph.train.tolist())))}
     links: Mechanisms = defaultdict(set)
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -68,7 +69,7 @@ def mechanisms(graph: KnowledgeGraph, path: Path) -> Mechanisms:
 
 
 class Treatments:
-    """Held-out treatments of one split whose mechanism can be found among the training triples."""
+    """The held-out treatments of one split whose mechanism links are training triples."""
 
     def __init__(self, graph: KnowledgeGraph, held_out: Triples, links: Mechanisms) -> None:
         treats = held_out[held_out[:, RELATION] == graph.relations.id(TREATS)]
@@ -82,7 +83,7 @@ class Treatments:
         self.on_path = np.stack([self._on_path(graph, row) for row in range(len(self.tests))])
 
     def _on_path(self, graph: KnowledgeGraph, row: int) -> np.ndarray:
-        """Return which training triples lie on a path from drug to disease without siblings."""
+        """Return which training triples are on a path from drug to disease without siblings."""
         kept = np.flatnonzero(~self.hidden[row])
         head, _, tail = self.tests[row].tolist()
         near = Neighbourhood.build(graph.train[kept], graph.num_entities)
@@ -92,7 +93,7 @@ class Treatments:
         return inside
 
     def rates(self, scores: Matrix, *, paths_first: bool) -> Row:
-        """Return how often a mechanism link comes first, and what the first ten hold of them."""
+        """Return how often a mechanism link comes first, and the recall of links in the top ten."""
         shown = np.where(self.hidden, -np.inf, scores)
         generator = np.random.default_rng(0)
         first, recall = np.zeros((2, len(self.tests)))
@@ -114,8 +115,8 @@ class Treatments:
 def weighted_paths(graph: KnowledgeGraph, treatments: Treatments) -> Matrix:
     """Return the weight of walks of up to `MAX_STEPS` facts from drug to disease over each fact.
 
-    A walk weighs the product of `degree ** -DAMPING` over both ends of its steps, as in degree-
-    weighted path counts; siblings are not walked over.
+    The weight of a walk is the product of `degree ** -DAMPING` over both ends of its steps, as in
+    degree-weighted path counts. Walks do not use siblings.
     """
     scores = np.zeros(treatments.is_link.shape)
     for row, test in enumerate(treatments.tests):
@@ -140,7 +141,7 @@ def weighted_paths(graph: KnowledgeGraph, treatments: Treatments) -> Matrix:
 
 
 def scored(source: TraceSource, treatments: Treatments) -> Iterator[tuple[str, bool, Matrix]]:
-    """Yield the name of each ranking, whether a model made it, and its scores."""
+    """Yield the name of each ranking, whether it uses a model, and its scores."""
     graph, tests = source.task.graph, treatments.tests
     for form, scores in scores_by_form([], source, tests).items():
         yield form, True, scores
@@ -160,7 +161,7 @@ def table(source: TraceSource, treatments: Treatments) -> list[Row]:
 
 
 def choose(validation: list[Row], test: list[Row]) -> Mapping[str, Row]:
-    """Return the ranking that the rule chooses on the validation split, and its test rates."""
+    """Return the test rates of the model's ranking and the heuristic that the rule chooses."""
     of_models = [row for row in range(len(validation)) if validation[row]["of a model"]]
     best = max(of_models, key=lambda row: (float(str(validation[row]["first"])), -row))
     heuristics = [row for row in range(len(validation)) if not validation[row]["of a model"]]
@@ -169,7 +170,7 @@ def choose(validation: list[Row], test: list[Row]) -> Mapping[str, Row]:
 
 
 def main(run_id: str) -> None:
-    """Train if there is no run, compare the rankings, print and write."""
+    """Train if no run is given, compare the rankings, and print and write the results."""
     trained: dict[str, float] = {}
     if not run_id:
         result = train(load(CONFIG, {}))
@@ -206,7 +207,7 @@ def main(run_id: str) -> None:
 
 if __name__ == "__main__":
     if "CLEW_DATA" not in os.environ:
-        print(f"{NAME}: left out, needs the data set drugmechdb under $CLEW_DATA")
+        print(f"{NAME}: skipped, needs the data set drugmechdb under $CLEW_DATA")
     elif len(sys.argv) > 1:
         main(sys.argv[1])
     else:

@@ -1,9 +1,10 @@
-"""The neighbourhood index on generated graphs of 1,000,000 entities and 10,000,000 edges.
+"""Measures the neighbourhood index on graphs of 1,000,000 entities and 10,000,000 edges.
 
     python -m experiments.benchmarks.influence_neighbourhood
 
-One graph has uniform ends, the other ends drawn by a power law, with hubs of 100,000 edges and
-more. Time and memory to build, and to find the candidates of 200 test triples (10 for paths).
+Both graphs are generated. One has uniform ends. The ends of the other follow a power law, with hubs
+of 100,000 edges and more. Measured are the time and memory to build the index, and the time to find
+the candidates of 200 test triples (10 for paths).
 """
 
 import sys
@@ -31,7 +32,7 @@ FILTERS = {
 
 
 def generate(kind: str) -> np.ndarray:
-    """Return triples; relations do not matter here."""
+    """Return random triples. All relations are 0, because they do not matter here."""
     generator = np.random.default_rng(0)
     triples = np.zeros((EDGES, 3), np.int32)
     for column in (0, 2):
@@ -43,7 +44,7 @@ def generate(kind: str) -> np.ndarray:
 
 
 def child(kind: str) -> None:
-    """Build and query one graph."""
+    """Build and query the index of one graph, and report the figures."""
     triples = generate(kind)
     before = resident_gib()
     start = time.perf_counter()
@@ -57,7 +58,7 @@ def child(kind: str) -> None:
     chosen = np.random.default_rng(1).integers(0, EDGES, QUERIES)
     for name, filtering in FILTERS.items():
         times, sizes = [], []
-        # Paths through hubs take seconds each, so fewer of them are asked for.
+        # Each query for paths through hubs takes seconds, so there are fewer of them.
         for head, _, tail in triples[chosen[: 10 if filtering.strict_paths else None]].tolist():
             start = time.perf_counter()
             sizes.append(len(index.candidates(head, tail, filtering)))
@@ -69,7 +70,7 @@ def child(kind: str) -> None:
 
 
 def main() -> None:
-    """Measure both graphs, print and write."""
+    """Measure both graphs, and print and write the results."""
     table = []
     for kind in ("uniform", "power law"):
         found = run_child(NAME, "child", kind)

@@ -1,13 +1,14 @@
-"""What the scores are good for, on UMLS: finding corrupted triples, and what filtering loses.
+"""Measures the quality of scores on UMLS: finding corrupted triples, and the loss by filtering.
 
     python -m experiments.benchmarks.influence_quality [epochs]
 
-1. Five per cent of the training triples get a random wrong tail. A model is trained on the rest and
-   them alike; self-influence should rank the corrupted ones high: area under the curve, for each
-   seed, beside the training loss as a plain alternative, of the last checkpoint and on average over
-   those that self-influence sees. Both sum over the directions in which a triple is trained.
-2. `batch_tracin` looks only at triples near the test. How many of the unfiltered ten strongest
-   proponents and opponents are among the candidates, and how many candidates there are.
+1. Five per cent of the training triples get a random wrong tail, and a model is trained on all
+   triples. Self-influence should rank the corrupted ones high. The area under the curve is measured
+   for each seed, and compared with that of the training loss as a simple alternative: of the last
+   checkpoint, and as the mean over the checkpoints that self-influence uses. Both scores are sums
+   over the directions in which a triple is trained.
+2. `batch_tracin` considers only triples near the test. This measures how many of the ten strongest
+   proponents and opponents without a filter are among the candidates, and the number of candidates.
 """
 
 import os
@@ -36,7 +37,7 @@ NUM_TESTS = 100
 
 
 def corrupt(folder: Path, seed: int) -> np.ndarray:
-    """Write UMLS with corrupted training triples; return which lines are."""
+    """Write UMLS with corrupted training triples, and return which lines are corrupted."""
     lines = [line.split("\t") for line in (BUNDLED / "umls/train.txt").read_text().splitlines()]
     generator = np.random.default_rng(seed)
     entities = sorted({name for head, _, tail in lines for name in (head, tail)})
@@ -54,7 +55,7 @@ def corrupt(folder: Path, seed: int) -> np.ndarray:
 
 
 def area_under_curve(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the chance that a positive scores higher than another one; ties count half."""
+    """Return the probability that a positive scores above a negative; ties count half."""
     ranks = rankdata(scores)[positive]
     count, others = int(positive.sum()), int((~positive).sum())
     return float((ranks.sum() - count * (count + 1) / 2) / (count * others))
@@ -63,7 +64,7 @@ def area_under_curve(scores: np.ndarray, positive: np.ndarray) -> float:
 def own_losses(source: TraceSource) -> np.ndarray:
     """Return each training triple's own loss at each checkpoint, `(checkpoint, triple)`.
 
-    Summed over directions, as its self-influence is.
+    The loss is summed over directions, like self-influence.
     """
     graph, rows = source.task.graph, source.task.graph.train
     if source.task.inverse_relations:
@@ -117,7 +118,7 @@ def corruption(folder: Path, epochs: int) -> list[dict[str, object]]:
 
 
 def recall(source: TraceSource) -> list[dict[str, object]]:
-    """Return what share of the unfiltered strongest is among the candidates of each filter."""
+    """Return, for each filter, the share of the strongest triples that are candidates."""
     graph = source.task.graph
     tests = graph.test[:NUM_TESTS]
     explanations = source.tracer.explain(tests)
@@ -158,7 +159,7 @@ def recall(source: TraceSource) -> list[dict[str, object]]:
 
 
 def main(epochs: int) -> None:
-    """Measure, print and write."""
+    """Measure both qualities, and print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         table = corruption(Path(folder), epochs)

@@ -1,12 +1,13 @@
-"""TracIn with FB15k-237's sizes: 32,000 training rows on 1, 4 and 100 tests, one checkpoint.
+"""Measures TracIn with FB15k-237's sizes: 32,000 training rows on 1, 4 and 100 tests.
 
     python -m experiments.benchmarks.influence_speed [rows]
 
-Alternatives run in the same run, each in a process of its own, under the same allocator settings:
-a loop of backward passes, captum 0.9 (TracInCP) and dattri 0.3 (TracInAttributor). They would take
-hours, so they get fewer rows and their time is extrapolated linearly, which is how they work: one
-after the other. All get the same model, rows and loss; their scores are compared with ours. What
-is not installed is left out and named (`pip install --no-deps captum==0.9.0 dattri==0.3.0`).
+The alternatives are a loop of backward passes, captum 0.9 (TracInCP) and dattri 0.3
+(TracInAttributor). They are measured in the same run, each in a new process with the same allocator
+settings. They would take hours, so they get fewer rows and their time is extrapolated linearly,
+because they process one row after the other. All get the same model, rows and loss, and their
+scores are compared with Clew's. An alternative that is not installed is skipped with a message
+(`pip install --no-deps captum==0.9.0 dattri==0.3.0`).
 """
 
 import importlib.util
@@ -51,20 +52,20 @@ ENTITIES, RELATIONS, ROWS = 14_541, 237, 32_000
 BUDGET_MIB = 512.0
 SMOOTHING = 0.1
 COMPARED = 64
-"""Rows whose scores all alternatives return."""
+"""Number of rows whose scores are compared."""
 ROUNDS = 3
 ALTERNATIVES = {"loop": (256, 4), "captum": (128, 4), "dattri": (32, 4)}
-"""Rows and tests that the alternatives really compute."""
+"""Number of rows and tests that each alternative computes."""
 
 
 def triples(count: int, seed: int) -> np.ndarray:
-    """Return random rows."""
+    """Return random triples."""
     bounds = (ENTITIES, RELATIONS, ENTITIES)
     return np.random.default_rng(seed).integers(0, bounds, (count, 3)).astype(np.int32)
 
 
 def network() -> ConvE:
-    """Return ConvE with FB15k-237's sizes and running statistics of real activations."""
+    """Return ConvE with FB15k-237's sizes, and running statistics from some forward passes."""
     torch.manual_seed(0)
     model = ConvE(ENTITIES, RELATIONS, ConvEModel()).train()
     rows = torch.from_numpy(triples(2048, 7).astype(np.int64))
@@ -75,26 +76,26 @@ def network() -> ConvE:
 
 
 def row_losses(scores: Tensor, tail: Tensor) -> Tensor:
-    """Return the loss of each row: binary cross entropy over all entities, smoothed labels."""
+    """Return each row's loss: binary cross entropy over all entities with smoothed labels."""
     positive = (1 - SMOOTHING) * scores.gather(1, tail[:, None])[:, 0]
     return F.softplus(scores).sum(1) - positive - SMOOTHING / ENTITIES * scores.sum(1)
 
 
 class Scorer(nn.Module):
-    """ConvE with its scores as output, as the other tools want it."""
+    """ConvE with the scores of all entities as output, as the other tools require."""
 
     def __init__(self, model: ConvE) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, head: Tensor, relation: Tensor) -> Tensor:
-        """Return all scores."""
+        """Return the scores of all entities."""
         weight, bias = self.model.entity.weight, self.model.entity_bias
         return F.linear(self.model.queries(head, relation), weight, bias)
 
 
 def columns(rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """Return head, relation and tail."""
+    """Return the head, relation and tail of each row."""
     head, relation, tail = torch.from_numpy(rows.astype(np.int64)).T
     return head, relation, tail
 
@@ -107,7 +108,7 @@ def run_clew(
     half: bool = False,
     cosine: bool = False,
 ) -> tuple[float, np.ndarray]:
-    """Return seconds for the strongest ten of each test, and the scores of the first rows."""
+    """Return the seconds to find the top ten of each test, and the scores of the first rows."""
     form = LossForm("binary_cross_entropy", SMOOTHING, one_query_a_row=False)
     kind = Directions(RELATIONS, inverse_relations=False)
     to = (torch.device("cpu"), torch.float32)
@@ -148,7 +149,7 @@ def run_clew(
 
 
 def run_loop(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
-    """One backward pass a row, inner products with the kept test gradients."""
+    """Run one backward pass per row, and take inner products with the stored test gradients."""
     model = Scorer(network())
     parameters = list(model.parameters())
 
@@ -168,7 +169,7 @@ def run_loop(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def run_captum(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
-    """TracInCP with every parameter: the fast variants see only the last layer."""
+    """Run TracInCP with every parameter; its fast variants use only the last layer."""
     from captum.influence import TracInCP
 
     model = Scorer(network())
@@ -195,11 +196,11 @@ def run_captum(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def run_dattri(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
-    """TracInAttributor: per-example gradients by vmap, flattened, test gradients each time."""
+    """Run TracInAttributor, which computes flattened per-example gradients with vmap."""
     from dattri.algorithm.tracin import TracInAttributor
     from dattri.task import AttributionTask
 
-    # It differentiates under vmap, which the products through oneDNN do not go through.
+    # TracInAttributor differentiates under vmap, which Clew's oneDNN products do not support.
     products.onednn_is_faster = lambda: False  # type: ignore[assignment]
     model = Scorer(network())
 
@@ -228,7 +229,7 @@ RUNNERS: dict[str, Callable[[np.ndarray, np.ndarray], tuple[float, np.ndarray]]]
 
 
 def child(engine: str, rows: str, tests: str, checkpoints: str, folder: str, options: str) -> None:
-    """Measure one engine and report."""
+    """Measure one engine, and report its seconds and memory."""
     keep_allocator_pages()
     train, test = triples(int(rows), 1), triples(int(tests), 2)
     network()
@@ -245,7 +246,7 @@ def child(engine: str, rows: str, tests: str, checkpoints: str, folder: str, opt
 def measure(
     engine: str, rows: int, tests: int, folder: str, *, checkpoints: int = 1, options: str = ""
 ) -> dict[str, float]:
-    """Run a child; return its seconds and the memory that it took beyond a loaded model."""
+    """Run a child process; return its seconds and its memory beyond that of the model."""
     found = run_child(
         NAME, "child", engine, str(rows), str(tests), str(checkpoints), folder, options
     )
@@ -254,14 +255,14 @@ def measure(
 
 
 def compare(folder: str, rows: int) -> tuple[list[dict[str, object]], dict[str, list[float]]]:
-    """Measure the alternatives beside ours with four tests.
+    """Measure Clew and the alternatives with four tests.
 
     Returns:
-        A table, and for each alternative how many times as long it takes, round by round.
+        A table, and for each alternative and round how many times as long it takes as Clew.
     """
     engines = [name for name in ALTERNATIVES if name == "loop" or importlib.util.find_spec(name)]
     for engine in ALTERNATIVES.keys() - engines:
-        print(f"{engine} is not installed and left out")
+        print(f"{engine} is not installed and is skipped")
     ours: list[float] = []
     runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
     for _ in range(ROUNDS):
@@ -296,7 +297,7 @@ def compare(folder: str, rows: int) -> tuple[list[dict[str, object]], dict[str, 
 
 
 def main(rows: int) -> None:
-    """Measure, print and write."""
+    """Measure Clew and the alternatives, and print and write the results."""
     results: dict[str, object] = {"load_average_before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as folder:
         table = []

@@ -1,13 +1,13 @@
-"""How well unrolled scores predict retraining on UMLS, of one run and as the mean of several.
+"""Measures how well unrolled scores of one run and of several predict retraining on UMLS.
 
     python -m experiments.benchmarks.influence_unrolled [learning_rate]
 
 A small ConvE is trained with several seeds, with ReLU and with SiLU, at the preset's learning rate
-or at another one, which has a result file of its own. 5 % of the facts are dropped at random, again
-and again, and the first run is trained again without them with its own seed and with four others.
-The scores of one run, and the means over three, are compared with what that did to the tail's loss
-of test triples. Retrainings are kept in `runs/influence_unrolled`. The price of an explanation is
-in CPU time: scores of twenty test triples over twenty, in trainings.
+or at another one, which has its own result file. Random subsets drop 5 % of the facts, and the
+first run is trained again on each subset with its own seed and with four others. The scores of one
+run, and the means over three, are compared with the change of the tail's loss of test triples.
+Retrainings are saved in `runs/influence_unrolled`. The cost of an explanation is the CPU time of
+scoring twenty test triples, divided by twenty and by the CPU time of a training.
 """
 
 import os
@@ -45,11 +45,11 @@ SMALL = {
     "model.embedding_dim": 32,
     "model.output_channels": 8,
     "training.device": "cpu",
-    "evaluation.every_epochs": 1000,  # only after the last one: nothing here depends on it
+    "evaluation.every_epochs": 1000,  # only after the last epoch: no result depends on it
 }
 ACTIVATIONS = ("relu", "silu")
 MEMBER_SEEDS = (1000, 1001)
-"""Of the further runs; far from the seeds of retrainings."""
+"""Seeds of the further runs; far from the seeds of retrainings."""
 FORMS = ("raw", "cosine", UNROLLED)
 DROP, SUBSETS, SEEDS, TESTS = 0.05, 30, 4, 20
 
@@ -60,7 +60,7 @@ def measure(activation: str, changed: Mapping[str, object]) -> Iterator[Row]:
     """Yield the datamodelling scores of each form for one run and for the mean of three."""
     settings = SMALL | {"model.activation": activation, **changed}
     folder = KEPT / "-".join(map(str, (activation, *changed.values())))
-    first = train(load(CONFIG, settings))  # what is imported at first use is not counted below
+    first = train(load(CONFIG, settings))  # not timed: it imports modules at their first use
     began = time.process_time()
     members = [train(load(CONFIG, settings | {"training.seed": seed})) for seed in MEMBER_SEEDS]
     training_seconds = (time.process_time() - began) / len(members)
@@ -115,7 +115,7 @@ def measure(activation: str, changed: Mapping[str, object]) -> Iterator[Row]:
 
 
 def main(learning_rate: str) -> None:
-    """Measure, print and write."""
+    """Measure both activations, and print and write the results."""
     changed = {"optimizer.learning_rate": float(learning_rate)} if learning_rate else {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"

@@ -1,19 +1,20 @@
-"""Do influence scores say what retraining does? The test of explanations, and the default by it.
+"""Tests whether influence scores predict retraining, and chooses the default form of score.
 
     python -m experiments.benchmarks.influence_validation [dense]
 
 Each case trains a run and tests its explanations as `clew validate-influence` does: random subsets
 of facts are dropped, the strongest facts of test triples are deleted, and the model is trained
-again with its own seed and with others. The models are small, so that one takes seconds.
-Retrainings are kept in `runs/influence_validation`; a command that was killed goes on where it was.
-`dense` means the densest parts of two data sets, after the example of the kinship graph: few
-entities, few relations, many facts. Both groups have a result file.
+again with its own seed and with others. The models are small, so a training takes seconds.
+Retrainings are saved in `runs/influence_validation`, so a command that was killed continues where
+it stopped. `dense` tests the densest parts of two data sets. Like the kinship graph, they have few
+entities, few relations and many facts. Both groups have a result file.
 
-The default form of score is chosen by this rule, written down before the measurement: the form
-whose datamodelling score with other seeds, averaged over all cases and both explained losses of the
-tail's question, is the highest; among forms within .01 of it the one that comes first in the list
-of the setting `influence.score`, which names the simpler ones first. The default of
-`influence.test_loss` is the one with the higher score of that form, averaged over cases.
+The default form of score is chosen by a rule that was written down before the measurement. It is
+the form with the highest datamodelling score with other seeds, averaged over all cases and both
+explained losses of the tail's question. If several forms are within .01 of the highest, the first
+one in the list of the setting `influence.score` is chosen, because the list starts with the simpler
+forms. The default of `influence.test_loss` is the loss with the higher score of the chosen form,
+averaged over cases.
 """
 
 import json
@@ -42,13 +43,13 @@ SMALL = {
     "model.embedding_dim": 32,
     "model.output_channels": 8,
     "training.device": "cpu",
-    "evaluation.every_epochs": 1000,  # only after the last one: nothing here depends on it
+    "evaluation.every_epochs": 1000,  # only after the last epoch: no result depends on it
 }
 SEEDS, TESTS, HOURS = 2, 100, 3.0
 FIRST_MEMBER_SEED = 1000
-"""Of the further runs of an ensemble; far from the seeds of retrainings."""
+"""Seed of the second run of an ensemble; far from the seeds of retrainings."""
 CLOSE = 0.01
-"""Forms that are so close count as equal."""
+"""The largest difference between forms that count as equal."""
 TAIL: Question = "tail"
 
 Row = dict[str, object]
@@ -56,19 +57,19 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and how much of its test can be afforded."""
+    """A training, and the size of the test of its explanations."""
 
     config: str
     settings: Mapping[str, object]
     subsets: int
     deletions: int
     members: int = 0
-    """Runs of an ensemble whose mean scores are tested too."""
+    """Number of runs of an ensemble whose mean scores are tested too; 0 means no ensemble."""
     questions: Sequence[tuple[Question, TestLoss]] = field(
         default=((TAIL, "trained"), (TAIL, "filtered"))
     )
     dense_part_of: str = ""
-    """Data set whose densest part is trained on; empty: the configuration's own data."""
+    """Data set whose densest part is used; empty means the configuration's own data."""
 
 
 EVERY_QUESTION: tuple[tuple[Question, TestLoss], ...] = (
@@ -80,7 +81,7 @@ CASES: dict[str, Case] = {
     "umls, k-vs-all": Case(
         "umls.yaml", SMALL | {"loss.kind": "kvs_all"}, 40, 15, 10, EVERY_QUESTION
     ),
-    # An epoch has seven times as many rows.
+    # An epoch has seven times as many rows as with k-vs-all.
     "umls, 1-vs-all": Case(
         "umls.yaml",
         SMALL
@@ -131,7 +132,7 @@ SCORES = "datamodelling scores"
 def measure(
     name: str, case: Case, files: Mapping[str, object]
 ) -> tuple[Row, list[ValidationRecord]]:
-    """Train the runs of a case and test their explanations; return what it was, and the results."""
+    """Train the runs of a case, test their explanations, and return a summary and the results."""
     settings = {**case.settings, **files}
     config = load(str(CONFIGS / case.config), settings)
     run = train(config)
@@ -207,7 +208,7 @@ def score_rows(name: str, record: ValidationRecord) -> Iterator[Row]:
 
 
 def deletion_rows(name: str, record: ValidationRecord) -> Iterator[Row]:
-    """Yield what deleting the strongest facts cost, with half-widths of 95 % intervals."""
+    """Yield the effects of deleting the strongest facts, with half-widths of 95 % intervals."""
     for effect in record.deletions:
         yield _about(name, record) | {
             "strongest of": effect.form,
@@ -220,7 +221,7 @@ def deletion_rows(name: str, record: ValidationRecord) -> Iterator[Row]:
 
 
 def choose(rows: Sequence[Row]) -> Row:
-    """Choose the defaults from rows of `score_rows` by the rule of this file's beginning."""
+    """Choose the defaults from rows of `score_rows` by the rule in the module's docstring."""
     losses: tuple[TestLoss, ...] = get_args(TestLoss)
     averages = {
         (form, loss): mean(
@@ -244,7 +245,7 @@ def choose(rows: Sequence[Row]) -> Row:
 
 
 def recorded_scores(other_than: str) -> list[Row]:
-    """Return the datamodelling scores of the other group, if they were recorded."""
+    """Return the recorded datamodelling scores of the other group, or an empty list."""
     (other,) = {*GROUPS} - {other_than}
     path = result_file(NAME, other)
     if not path.is_file():
@@ -254,7 +255,7 @@ def recorded_scores(other_than: str) -> list[Row]:
 
 
 def main(group: str) -> None:
-    """Measure a group of cases, print and write."""
+    """Measure a group of cases, and print and write the results."""
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"

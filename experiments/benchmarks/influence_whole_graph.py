@@ -1,10 +1,10 @@
-"""All of FB15k-237 on 100 test triples, by the command that people use.
+"""Measures `clew tracin` on FB15k-237: all training triples on 100 test triples.
 
     CLEW_DATA=... python -m experiments.benchmarks.influence_whole_graph [tests]
 
-Trains ConvE (200 dimensions) for a moment, then explains test triples by all 272,115 training
-triples in both directions, at that one checkpoint: `clew tracin` with ten proponents and opponents
-each; then 11 of them with every score kept and written as JSON, CSV and Parquet.
+Trains ConvE (200 dimensions) for 100 steps. Then explains test triples by all 272,115 training
+triples in both directions, with that one checkpoint and ten proponents and opponents each. Finally
+explains 11 of the test triples and writes every score as JSON, CSV and Parquet.
 """
 
 import os
@@ -30,7 +30,7 @@ OVERRIDES = {
     "evaluation.enabled": False,
 }
 WRITTEN_TESTS = 11
-"""Three million scores, as many as 100 tests on 30,000 triples have."""
+"""These tests have three million scores, like 100 tests on 30,000 triples."""
 CASES: tuple[tuple[str, int, dict[str, object]], ...] = (
     ("float32, ten strongest", 0, {"influence.top_k": 10}),
     ("bfloat16, ten strongest", 0, {"influence.top_k": 10, "influence.use_mixed_precision": True}),
@@ -39,7 +39,7 @@ CASES: tuple[tuple[str, int, dict[str, object]], ...] = (
 
 
 def main(tests: int) -> None:
-    """Train, explain, print and write."""
+    """Train, explain all cases, and print and write the results."""
     keep_allocator_pages()
     table: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -76,6 +76,6 @@ def main(tests: int) -> None:
 
 if __name__ == "__main__":
     if "CLEW_DATA" not in os.environ:
-        print(f"{NAME}: left out, needs the data set FB15k-237 under $CLEW_DATA")
+        print(f"{NAME}: skipped, needs the data set FB15k-237 under $CLEW_DATA")
     else:
         main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)

@@ -1,10 +1,10 @@
-"""Which ranking finds wrong facts among the training facts, and what leaving them out brings.
+"""Measures which rankings find wrong training facts, and the benefit of removing these facts.
 
     python -m experiments.benchmarks.influence_wrong_facts
 
-In 5 % of UMLS's training facts, and of no other split's, the tail is replaced by a random entity
-that makes no known fact. A small ConvE is trained on all of them, and the facts are ranked from the
-most to the least suspicious:
+In 5 % of UMLS's training facts, the tail is replaced by a random entity that makes no known fact.
+The other splits are unchanged. A small ConvE is trained on all of these facts, and the facts are
+ranked from the most to the least suspicious:
 
     values            the lowest values for the validation loss, as `clew value-facts` gives them
     raw               the lowest sums of raw scores over the validation triples
@@ -12,10 +12,11 @@ most to the least suspicious:
     own loss          the lowest probability that the trained model gives the fact
     random
 
-As many facts as are wrong are then left out from the top of each ranking, and the model is trained
-again; also without the wrong ones themselves, and without any. Every model is ranked with the same
-known answers left out: all facts of UMLS as it ships. Wrong facts are drawn for each round, whose
-number is the seed of its trainings too. Nothing is chosen by these figures.
+The number of wrong facts is known. This many facts are removed from the top of each ranking, and
+the model is trained again. It is also trained without the wrong facts, and without removing any
+fact. Every evaluation filters the same known answers: all facts of the bundled UMLS. Each round
+draws its own wrong facts, and its number is also the seed of its trainings. These figures are not
+used to choose any setting.
 """
 
 import os
@@ -48,7 +49,7 @@ SMALL = {
     "model.embedding_dim": 32,
     "model.output_channels": 8,
     "training.device": "cpu",
-    "evaluation.every_epochs": 1000,  # only after the last one: nothing here depends on it
+    "evaluation.every_epochs": 1000,  # only after the last epoch: no result depends on it
 }
 SHARE = 0.05
 ROUNDS = 3
@@ -66,7 +67,7 @@ def read(split: str) -> list[Line]:
 
 
 def write_with_wrong_facts(folder: Path, seed: int) -> np.ndarray:
-    """Write the splits, with wrong facts for training; return which these are, `(train,)`."""
+    """Write the splits with wrong training facts; return which ones are wrong, `(train,)`."""
     random = np.random.default_rng(seed)
     splits = {split: read(split) for split in ("train", "valid", "test")}
     known = {fact for facts in splits.values() for fact in facts}
@@ -87,7 +88,7 @@ def write_with_wrong_facts(folder: Path, seed: int) -> np.ndarray:
 
 
 def suspicion(run: str, seed: int, num_facts: int) -> dict[str, np.ndarray]:
-    """Return how suspicious each ranking finds each training fact, `(train,)`."""
+    """Return each ranking's degree of suspicion for each training fact, `(train,)`."""
     raw = {"influence.score": "raw", "influence.direction": "both"}
     with open_trace_source(run, raw | {"influence.top_k": 0}) as source:
         summed = sum(
@@ -115,7 +116,7 @@ def of_facts(explanation: Explanation, num_facts: int) -> np.ndarray:
 
 
 def true_quality(run: str) -> list[float]:
-    """Return the MRR of validation and test triples where the facts as they ship are known."""
+    """Return validation and test MRR, filtered by the facts of the bundled UMLS."""
     with open_model(run) as source:
         loaded = load_source(source)
     assert isinstance(loaded.task, LinkPrediction)
@@ -132,7 +133,7 @@ def true_quality(run: str) -> list[float]:
 
 
 def measure(seed: int) -> Iterator[Row]:
-    """Yield how well each ranking finds one round's wrong facts, and the MRR without its top."""
+    """Yield, for each ranking of a round, how well it finds wrong facts, and the resulting MRR."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wrong = write_with_wrong_facts(folder, seed)
@@ -163,13 +164,13 @@ def measure(seed: int) -> Iterator[Row]:
 
 
 def row(seed: int, left_out: str, result: TrainResult) -> Row:
-    """Return a training's quality, and no figures of a ranking."""
+    """Return a row with a training's quality and empty figures of a ranking."""
     quality = dict(zip(("valid MRR", "test MRR"), true_quality(str(result.run_id)), strict=True))
     return {"round": seed, "left out": left_out, **quality, **dict.fromkeys(FIGURES)}
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure all rounds, and print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         rows = []

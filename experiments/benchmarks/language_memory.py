@@ -1,12 +1,13 @@
-"""Training steps of `small_32k` at 32,768 tokens: the peak of memory beside the predicted one.
+"""Compares the predicted and the measured memory peak of training `small_32k` on 32,768 tokens.
 
     python -m experiments.benchmarks.language_memory [preset]
 
-Two optimizer steps by `clew train`'s own workflow: one window a step, 50,257 tokens in the
-vocabulary, bfloat16 products, activations recomputed, AdamW; the second step holds the optimizer's
-state throughout. `nano` at 4,096 tokens, with activations kept and recomputed, comes before it.
-Random words stand for text. Each case has a process of its own; predicted and measured are the
-run's `memory/predicted_gib` and `memory/process_peak_gib`, the whole process's.
+Each case runs two optimizer steps in the workflow of `clew train`: one window per step, a
+vocabulary of 50,257 tokens, bfloat16 products, recomputed activations and AdamW. The optimizer's
+state exists during the whole second step. `nano` with 4,096 tokens is measured first, with
+activations kept and recomputed. The text consists of random words. Each case runs in a new process.
+The predicted and the measured peak are the run's `memory/predicted_gib` and
+`memory/process_peak_gib`, both for the whole process.
 """
 
 import os
@@ -25,7 +26,7 @@ STEPS = 2
 
 
 def write_text(folder: Path, window: int) -> tuple[Path, Path]:
-    """Write a text of random words, long enough for some windows, and a tokenizer that has them."""
+    """Write a text of random words, long enough for a few windows, and a tokenizer for it."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -69,7 +70,7 @@ def configuration(preset: str, window: int, recompute: bool, folder: Path) -> di
 
 
 def child(preset: str, window: int, recompute: bool) -> None:
-    """Train for two steps; report what was predicted and measured."""
+    """Train for two steps, and report the predicted and the measured peak."""
     from clew import names
     from clew.config.load import from_mapping
     from clew.training.trainer import Trainer
@@ -102,7 +103,7 @@ def child(preset: str, window: int, recompute: bool) -> None:
 
 
 def main(preset: str = "small_32k") -> None:
-    """Measure, print, write."""
+    """Measure all cases, and print and write the results."""
     cases = [("nano", 4096, 0), ("nano", 4096, 1), (preset, 32_768, 1)]
     rows = [run_child(NAME, "child", *map(str, case)) for case in cases]
     print_table(rows)

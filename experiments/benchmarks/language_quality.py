@@ -1,16 +1,18 @@
-"""Bits per byte of eigenstate layers, fixed and gated, and a transformer, tuned alike.
+"""Compares the bits per byte of fixed and gated eigenstate layers and of a transformer.
 
     CLEW_DATA=... python -m experiments.benchmarks.language_quality DOCUMENTATION
 
-Two texts: Shakespeare's plays (the last tenth is for the test, the tenth before it for validation)
-and the folder that `python -m experiments.language_modeling.documentation` wrote. Bytes, windows of
-256, four in a step, float32, AdamW with warm-up and cosine, one thread; some 0.7 million
-parameters, so that many trainings fit into an hour: `nano`'s blocks at a quarter of its width.
+There are two texts: Shakespeare's plays (the last tenth is the test split, the tenth before it the
+validation split) and the folder that `python -m experiments.language_modeling.documentation` wrote.
+Tokens are bytes, a step has four windows of 256, and training uses float32, AdamW with a warm-up
+and cosine schedule, and one thread. The models have about 0.7 million parameters, so that many
+trainings fit into an hour: the blocks of `nano` at a quarter of its width.
 
-Tuning: each model has the same number of trials from the same grid of rates and decays, each for
-the same processor time, with seed 0; the one with the least validation loss is taken. Then seeds 1
-to 3 train with it, once for that time and once for the same number of tokens, and are tested.
-Processor time counts training alone. Finished trainings are kept in `runs/language_quality`.
+All models are tuned in the same way. Each has the same number of trials from the same grid of
+learning rates and weight decays, each for the same processor time, with seed 0. The trial with the
+lowest validation loss is selected. Then seeds 1 to 3 train with its settings, once for the same
+time and once for the same number of tokens, and are tested. Processor time includes only training.
+Finished trainings are saved in `runs/language_quality`.
 """
 
 import itertools
@@ -53,7 +55,7 @@ Row = dict[str, Any]
 
 
 def eigenstate_layers(transition: Literal["fixed", "gated"]) -> EigenstateLM:
-    """Build `nano`'s blocks at a quarter of its width."""
+    """Build a model with `nano`'s blocks at a quarter of its width."""
     config = EigenstateLMModel(
         d_model=128,
         n_layers=4,
@@ -76,7 +78,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One training: what is trained on what, with which settings, and when it ends."""
+    """One training: its text, its model, its settings and how it ends."""
 
     text: str
     model: str
@@ -87,12 +89,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of its file."""
+        """Name of the cell in its result file's name."""
         return "-".join(str(value) for value in asdict(self).values())
 
 
 def plays() -> dict[Split, Tensor]:
-    """Return Shakespeare's plays, `(token,)`, cut by position."""
+    """Return the splits of Shakespeare's plays by position, `(token,)` each."""
     file = Path(os.environ["CLEW_DATA"]) / "tinyshakespeare" / "input.txt"
     tokens = torch.from_numpy(np.fromfile(file, dtype=np.uint8).astype(np.int64))
     tenth = len(tokens) // 10
@@ -104,7 +106,7 @@ def plays() -> dict[Split, Tensor]:
 
 
 def documentation(folder: Path) -> dict[Split, Tensor]:
-    """Return the documents of each split, `(token,)`, each with an end-of-text token after it."""
+    """Return the documents of each split, `(token,)`, with an end-of-text token after each."""
     splits: dict[Split, Tensor] = {}
     names: tuple[Split, ...] = ("train", "valid", "test")
     for split in names:
@@ -116,7 +118,7 @@ def documentation(folder: Path) -> dict[Split, Tensor]:
 
 
 def batches(tokens: Tensor, seed: int) -> Iterator[Tensor]:
-    """Yield windows `(batch, WINDOW + 1)` from anywhere, the same ones for each model."""
+    """Yield windows `(batch, WINDOW + 1)` at random positions, the same for each model."""
     generator = torch.Generator().manual_seed(seed)
     windows = tokens.unfold(0, WINDOW + 1, 1)
     while True:
@@ -130,7 +132,7 @@ def losses(model: Model, windows: Tensor) -> Tensor:
 
 
 def train(cell: Cell, tokens: Tensor) -> tuple[Model, int, float]:
-    """Return the trained model, the tokens that it saw, and its processor seconds."""
+    """Return the trained model, the number of its training tokens and its processor seconds."""
     torch.manual_seed(cell.seed)
     model = MODELS[cell.model]().train()
     plain = {id(parameter) for parameter in model.parameters_without_decay()}
@@ -161,7 +163,7 @@ def train(cell: Cell, tokens: Tensor) -> tuple[Model, int, float]:
 
 @torch.no_grad()
 def bits_per_byte(model: Model, tokens: Tensor) -> float:
-    """Return the loss on windows that share nothing, in bits for each byte that is text."""
+    """Return the loss on windows without overlap, in bits per byte of text."""
     windows = tokens[:EVALUATED_BYTES].unfold(0, WINDOW + 1, WINDOW)
     parts = torch.split(windows, EVALUATED_AT_ONCE)
     total = math.fsum(float(losses(model, part).sum()) for part in parts)
@@ -169,7 +171,7 @@ def bits_per_byte(model: Model, tokens: Tensor) -> float:
 
 
 def run(cell: Cell, text: dict[Split, Tensor], measured: Split) -> Row:
-    """Train and measure a cell, or return what an earlier call at this commit found."""
+    """Train and measure a cell, or return the saved result of this commit if there is one."""
     kept = KEPT / f"{cell.name}-{measured}-{SHORT_COMMIT}.json"
     if kept.is_file():
         found: Row = json.loads(kept.read_text(encoding="utf-8"))
@@ -187,7 +189,7 @@ def run(cell: Cell, text: dict[Split, Tensor], measured: Split) -> Row:
 
 
 def tuned(text: str, splits: dict[Split, Tensor]) -> tuple[list[Row], Row]:
-    """Return all trials on a text, and the best of each model by validation."""
+    """Return all trials on a text, and each model's best trial by validation."""
     trials = [
         run(Cell(text, model, rate, decay, TUNING_SEED, "seconds"), splits, "valid")
         for rate, decay, model in itertools.product(RATES, DECAYS, MODELS)
@@ -238,7 +240,7 @@ def compared(text: str, splits: dict[Split, Tensor], best: Row) -> tuple[list[Ro
 
 
 def main(folder: str) -> None:
-    """Tune, train, test, print and write."""
+    """Tune, train and test all models, and print and write the results."""
     torch.set_num_threads(1)
     keep_allocator_pages()
     KEPT.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,14 @@
-"""Delayed recall: one symbol, a long stretch of noise, a question; how far does memory reach?
+"""Measures delayed recall: how far back can a model remember one symbol before a lot of noise?
 
     python -m experiments.benchmarks.language_recall [steps]
 
-A sequence is one of eight symbols and then noise over four others, with a query in place of the
-noise at distances 16, 32, 64 and so on up to 30,000: at each the model must name the symbol. It
-starts at 16; whenever nine of ten answers over the longest distance are right, the next longer one
-is added. Three models differ in nothing but their memory: initial time constants log-uniform up to
-32,768 tokens; up to 64, the memory of layers whose |lambda| is kept below .985; and up to 32,768
-with gated transitions. All are tested on every distance, those not trained on too. Chance is .125.
+A sequence starts with one of eight symbols. Noise over four other symbols follows, with a query in
+its place at the distances 16, 32, 64 and so on up to 30,000. At each query the model must predict
+the first symbol. Training starts with distance 16. When nine of ten answers at the longest distance
+are right, the next longer distance is added. Three models differ only in their memory: initial time
+constants are log-uniform up to 32,768 tokens; up to 64, which is the memory of layers with |lambda|
+below .985; or up to 32,768 with gated transitions. All models are tested on every distance,
+including those that they were not trained on. Chance is .125.
 """
 
 import sys
@@ -41,7 +42,7 @@ TESTS, TESTED_AT_ONCE = 128, 16
 
 @dataclass(frozen=True)
 class Recall:
-    """Sequences `(batch, longest + 1)`, the symbols asked for `(batch,)`, queries' positions."""
+    """Sequences `(batch, longest + 1)`, their symbols `(batch,)` and the queries' positions."""
 
     tokens: Tensor
     symbols: Tensor
@@ -49,7 +50,7 @@ class Recall:
 
 
 def sequences(longest: int, batch: int, generator: torch.Generator) -> Recall:
-    """Draw sequences with a query at every distance up to the longest."""
+    """Draw random sequences with a query at every distance up to `longest`."""
     tokens = torch.randint(
         NUM_SYMBOLS, NUM_SYMBOLS + NUM_NOISE, (batch, longest + 1), generator=generator
     )
@@ -66,14 +67,14 @@ def answers(model: EigenstateLM, recall: Recall) -> Tensor:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, and how many steps each distance took to learn."""
+    """A trained model, and the number of steps that each distance took to learn."""
 
     model: EigenstateLM
     steps_by_distance: dict[int, int]
 
 
 def train(memory: dict[str, Any], steps: int) -> Trained:
-    """Train on distances that grow as they are learned."""
+    """Train a model, and add the next longer distance each time the longest is learned."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     config = EigenstateLMModel(
@@ -111,7 +112,7 @@ def train(memory: dict[str, Any], steps: int) -> Trained:
 
 @torch.no_grad()
 def accuracy(model: EigenstateLM) -> dict[int, float]:
-    """Return the share of symbols recalled over each distance."""
+    """Return the share of symbols that are recalled at each distance."""
     generator = torch.Generator().manual_seed(2)
     right = torch.zeros(len(DISTANCES))
     for _ in range(TESTS // TESTED_AT_ONCE):
@@ -121,7 +122,7 @@ def accuracy(model: EigenstateLM) -> dict[int, float]:
 
 
 def main(steps: int = STEPS) -> None:
-    """Train all, print, write."""
+    """Train and test all models, and print and write the results."""
     keep_allocator_pages()
     rows: list[dict[str, Any]] = []
     for name, memory in MODELS.items():

@@ -1,12 +1,12 @@
-"""The chunked scan against one step after the other, over 32,768 steps, forward and backward.
+"""Compares the chunked scan with sequential loops over 32,768 steps, forward and backward.
 
     python -m experiments.benchmarks.language_scan [repeats]
 
-Three ways to the same states and gradients: the chunked scan, a Python loop left to autograd, and
-the same loop as TorchScript. Sizes are those of a layer of `nano` (64 eigenstates) and of
-`small_32k` (128), batch 1, complex64. Two more questions: which share of a training step of
-`small_32k`'s layers (one block, bfloat16 products, forward and backward) is the scan; and how much
-memory the scan takes beyond its inputs, as the length grows.
+Three ways compute the same states and gradients: the chunked scan, a Python loop with autograd, and
+the same loop in TorchScript. Sizes are those of a layer of `nano` (64 eigenstates) and of
+`small_32k` (128), with batch size 1 and complex64. The benchmark also measures the scan's share of
+a training step of `small_32k`'s layers (one block, bfloat16 products, forward and backward), and
+the memory that the scan needs beyond its inputs at increasing lengths.
 """
 
 import functools
@@ -39,7 +39,7 @@ GIB = 1024**3
 
 @torch.jit.script
 def scripted_loop(inputs: Tensor, eigenvalues: Tensor) -> Tensor:
-    """Return what `scan` returns, by a loop in TorchScript over complex numbers."""
+    """Return the same states as `scan`, by a TorchScript loop over complex numbers."""
     state = torch.zeros_like(inputs[:, 0])
     states: list[Tensor] = []
     for step in inputs.unbind(1):
@@ -49,7 +49,7 @@ def scripted_loop(inputs: Tensor, eigenvalues: Tensor) -> Tensor:
 
 
 def problem(num_states: int, time_steps: int = TIME) -> tuple[Tensor, Tensor]:
-    """Return inputs `(1, time, state, 2)` and eigenvalues `(1, state, 2)` that want gradients."""
+    """Return inputs `(1, time, state, 2)` and eigenvalues `(1, state, 2)`, with gradients."""
     modulus = 1 - torch.logspace(-4.5, 0, num_states)
     eigenvalues = torch.view_as_real(torch.polar(modulus, torch.rand(num_states))).unsqueeze(0)
     inputs = torch.randn(1, time_steps, num_states, 2)
@@ -70,13 +70,13 @@ def scripted(inputs: Tensor, eigenvalues: Tensor) -> Tensor:
 def forward_and_backward(
     function: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, eigenvalues: Tensor
 ) -> None:
-    """Run a way to scan in both directions."""
+    """Run the forward and the backward pass of a scan."""
     states = function(inputs, eigenvalues)
     torch.autograd.grad(states, (inputs, eigenvalues), torch.ones_like(states))
 
 
 def compare_speed(repeats: int) -> list[dict[str, object]]:
-    """Time the three ways, turn by turn."""
+    """Time the three ways in turns."""
     rows: list[dict[str, object]] = []
     ways = {"chunked scan": chunked, "TorchScript loop": scripted, "Python loop": scan_by_loop}
     for num_states in (64, 128):
@@ -124,7 +124,7 @@ def share_of_step(repeats: int) -> dict[str, object]:
 
 
 def memory_child(time_steps: int, num_states: int = 128) -> None:
-    """Report the memory that a scan, forward and backward, takes beyond inputs and gradient."""
+    """Report the memory of a forward and backward scan beyond its inputs and gradient."""
     inputs, eigenvalues = problem(num_states, time_steps)
     gradient = torch.ones_like(inputs)
     forward_and_backward(chunked, *problem(num_states, 256))
@@ -139,7 +139,7 @@ def memory_child(time_steps: int, num_states: int = 128) -> None:
 
 
 def compare_memory() -> list[dict[str, object]]:
-    """Measure the memory of the scan at growing lengths, each in a process of its own."""
+    """Measure the memory of the scan at increasing lengths, each in a new process."""
     rows: list[dict[str, object]] = []
     for time_steps in (TIME, 4 * TIME, 16 * TIME):
         found = run_child(NAME, "memory", str(time_steps))
@@ -158,7 +158,7 @@ def compare_memory() -> list[dict[str, object]]:
 
 
 def main(repeats: int = 5) -> None:
-    """Measure, print, write."""
+    """Measure everything, and print and write the results."""
     started = time.perf_counter()
     keep_allocator_pages()
     memory = compare_memory()

@@ -1,13 +1,13 @@
-"""Tokens trained a second, at short and at long windows: eigenstate layers and a transformer.
+"""Measures the training speed of eigenstate layers and a transformer on short and long windows.
 
     python -m experiments.benchmarks.language_training [repeats]
 
-`nano` (10.1 million parameters) and a transformer of 10.7 million, bytes, bfloat16 products,
-AdamW; a step is forward, backward and optimizer, on as many tokens as a step of `nano` has (4,096)
-or one window where that is longer. A step of the transformer on 32,768 tokens takes minutes: it
-ends at windows of 4,096. Products are those of one step of `nano`, recorded with their sizes,
-strides and types, and done again with nothing between them: the rate that a step could reach.
-No data set is needed. Each case has a process of its own; the first step does not count.
+The models are `nano` (10.1 million parameters) and a transformer of 10.7 million, with byte tokens,
+bfloat16 products and AdamW. A step is a forward and a backward pass and an optimizer step, on 4,096
+tokens or on one window if this is longer. The longest windows of the transformer have 4,096 tokens,
+because its step on 32,768 tokens takes minutes. `products` repeats only the matrix products of one
+step of `nano`, recorded with their sizes, strides and types: this is the rate that a step could
+reach. No data set is needed. Each case runs in a new process, and its first step is not counted.
 """
 
 import sys
@@ -48,14 +48,14 @@ CASES = (
     ("transformer", 4096, 4),
     ("nano", LONG, 2),
 )
-"""Model, tokens in a window, steps that count."""
+"""Model, tokens per window, number of counted steps."""
 
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_linear_pointwise"}
 
 
 class RecordedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the matrix products that torch does, and does them again on other numbers."""
+    """Records the matrix products that torch computes, and repeats them on random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class RecordedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Do one operation, and record it if it is a product."""
+        """Run one operation, and record it if it is a product."""
         if operator.overloadpacket.__name__ in PRODUCTS:
             form = tree_map_only(Tensor, _same_form, (args, kwargs or {}))
             self._calls.append(partial(operator, *form[0], **form[1]))
@@ -74,7 +74,7 @@ class RecordedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return len(self._calls)
 
     def again(self) -> None:
-        """Do all of them."""
+        """Run all recorded products again."""
         for call in self._calls:
             call()
 
@@ -86,14 +86,14 @@ def _same_form(tensor: Tensor) -> Tensor:
 
 
 def build(name: str) -> EigenstateLM | Transformer:
-    """Build a model by name."""
+    """Build the model of a case."""
     if name == "transformer":
         return Transformer(VOCABULARY)
     return EigenstateLM(VOCABULARY, EigenstateLMModel(preset="nano"))
 
 
 def child(name: str, window: int, steps: int) -> None:
-    """Train on random tokens; report the seconds of each step."""
+    """Train on random tokens, and report the seconds of each step."""
     keep_allocator_pages()
     torch.manual_seed(0)
     model = build(name).train()
@@ -145,7 +145,7 @@ def train_step(
 
 
 def main(repeats: int = 3) -> None:
-    """Measure, print, write."""
+    """Measure all cases, and print and write the results."""
     started = time.perf_counter()
     rows: list[dict[str, object]] = []
     for _ in range(repeats):

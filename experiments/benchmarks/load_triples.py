@@ -1,10 +1,10 @@
-"""How fast ten million triples of names load, and in how much memory.
+"""Measures the time and memory of loading ten million triples of names.
 
     python -m experiments.benchmarks.load_triples [number of triples] [number of entities]
 
-Names look like identifiers of a biomedical graph and occur as unevenly as there. Each alternative
-runs in a process of its own. `extra_gib` is the peak above what the process held before loading,
-less the triples and names that it returns. pandas and PyKEEN load a tenth of the triples.
+Names look like the identifiers of a biomedical graph and have a similarly uneven distribution. Each
+alternative runs in a new process. `extra_gib` is the peak above the memory before loading, minus
+the size of the returned triples and names. pandas and PyKEEN load a tenth of the triples.
 """
 
 import gzip
@@ -35,7 +35,7 @@ REPEATS = 3
 
 
 def generate(folder: Path, num_triples: int, num_entities: int) -> None:
-    """Write the same triples as names, compressed, and as ids with dictionaries."""
+    """Write the same triples as names, compressed names, and ids with dictionaries."""
     generator = np.random.default_rng(0)
     kinds = ["CHEBI", "NCBIGene", "MONDO", "UniProtKB", "GO"]
     entities = [f"{kinds[i % 5]}:{i * 7_919:07d}" for i in range(num_entities)]
@@ -66,7 +66,7 @@ def _compress(path: Path, opened: Callable[..., BinaryIO]) -> None:
 
 
 def load_with_clew(path: Path) -> float:
-    """Load a graph; return the GiB of its arrays."""
+    """Load a graph, and return the size of its arrays in GiB."""
     from clew.link_prediction.triple_files import GraphFiles, read_graph
 
     by_id = path.name.startswith("ids")
@@ -81,7 +81,7 @@ def load_with_clew(path: Path) -> float:
 
 
 def load_with_pandas(path: Path) -> float:
-    """Load and number the names as one would in a notebook."""
+    """Load and number the names with pandas, as in a notebook."""
     import pandas as pd
 
     table = pd.read_csv(path, sep="\t", header=None, dtype=str, quoting=3, keep_default_na=False)
@@ -117,7 +117,7 @@ CASES = [
 
 
 def child(loader: str, path: Path, warm_up: Path) -> None:
-    """Load once and report seconds and memory; imports are paid by a tiny file before."""
+    """Load once, and report seconds and memory; loading a tiny file first does the imports."""
     load = LOADERS[loader]
     load(warm_up)
     before_gib = resident_gib()
@@ -130,7 +130,7 @@ def child(loader: str, path: Path, warm_up: Path) -> None:
 
 
 def main(num_triples: int, num_entities: int) -> None:
-    """Measure every case in turn, several times; print and write the medians."""
+    """Measure all cases in turn in each round, and print and write the medians."""
     with tempfile.TemporaryDirectory(prefix="clew-benchmark-") as folder:
         generate(Path(folder), num_triples, num_entities)
         warm_up = Path(folder) / "warm_up.txt"

@@ -1,14 +1,14 @@
-"""Losses over all entities: fused beside plain and bare products, and several triples in a row.
+"""Measures losses over all entities: fused, plain, and with several triples in a row.
 
     CLEW_DATA=... python -m experiments.benchmarks.loss_speed [rounds]
 
-`losses`: milliseconds of a loss with its gradients, label smoothing .1, a bias for each entity, in
-float32 and as a training with `use_mixed_precision` computes it. `products` are the three matrix
-products that no loss over all entities can do without, of factors in that precision.
-`auto` is the implementation that a training chooses. `epochs`: seconds that an epoch of ComplEx
-takes by `loss.triples_per_row`, from steps that see 8,000 triples: everything between two batches,
-with N3, relation prediction and Adagrad as in the configurations that ship. Batches hold about
-1,000 triples. All alternatives take turns.
+`losses` are the milliseconds of a loss with its gradients, with label smoothing .1 and a bias for
+each entity, in float32 and as a training with `use_mixed_precision` computes it. `products` are the
+three matrix products that every loss over all entities needs, in the same precision. `auto` is the
+implementation that a training chooses. `epochs` are the seconds of an epoch of ComplEx for
+different values of `loss.triples_per_row`. They are extrapolated from steps on 8,000 triples and
+include everything between two batches, with N3, relation prediction and Adagrad as in the shipped
+configurations. Batches have about 1,000 triples. All alternatives take turns.
 """
 
 import itertools
@@ -76,7 +76,7 @@ def losses(rounds: int) -> list[Row]:
 def alternatives(
     batch: int, dim: int, entities: int, function: LossFunction
 ) -> dict[str, Callable[[], object]]:
-    """Return what is timed, over the same random queries and entities."""
+    """Return the functions to time, all on the same random queries and entities."""
     generator = torch.Generator().manual_seed(0)
     queries, table = (torch.randn(n, dim, generator=generator) for n in (batch, entities))
     leaves = [queries, 0.05 * table, torch.zeros(entities)]
@@ -114,7 +114,7 @@ def epochs(rounds: int) -> list[Row]:
 
 
 class Steps:
-    """Training steps of a configuration that ships, some batches a turn."""
+    """Training steps of a shipped configuration, a few batches per turn."""
 
     def __init__(self, preset: str, per_row: int) -> None:
         path = ROOT / f"experiments/link_prediction/{preset}.yaml"
@@ -133,7 +133,7 @@ class Steps:
         self.triples_a_turn = sum(len(self.examples.batch(b).row) for b in self.batches)
 
     def turn(self) -> None:
-        """Take a step for each batch."""
+        """Run one training step for each batch."""
         for indices in self.batches:
             loss = self.task.loss(self.model, self.examples.batch(indices))
             (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ class Steps:
 
 
 def main(rounds: int) -> None:
-    """Measure, print and write."""
+    """Measure losses and epochs, and print and write the results."""
     keep_allocator_pages()
     by_size = losses(rounds)
     print_table(by_size)

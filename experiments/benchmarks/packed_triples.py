@@ -1,16 +1,17 @@
-"""Triples that are packed once and read from the disk: time and memory, and how well blocks mix.
+"""Measures packed triples that are read from the disk: time, memory and mixing of blocks.
 
     python -m experiments.benchmarks.packed_triples [millions of triples ...]
 
 A generated graph (a million entities, 200 relations, entities drawn by their squared rank) is
-written as text, packed, opened and gone through in batches of 1,024, shuffled in blocks of 4,096.
-Each step has a process of its own; its memory is the peak of what is its own (anonymous pages):
-pages of mapped files belong to the system, which takes them back where memory is short. The same
-is measured where the file is read as text, at up to 10 million triples.
+written as text, packed, opened and read in batches of 1,024, shuffled in blocks of 4,096. Each step
+runs in a new process. Its memory is the peak of its own (anonymous) pages, because pages of mapped
+files belong to the system, which reclaims them when memory is short. Reading the file as text is
+measured too, for up to 10 million triples.
 
-Then, for blocks of several sizes: how many times the variance of a batch's mean is that of a whole
-shuffle, for a quantity that is the same within each block, beside the bound that the order has by
-construction; and the largest distance of a place's distribution to the uniform one, over epochs.
+For several block sizes, the benchmark then measures how well the shuffle mixes. `variance` is the
+variance of a batch's mean relative to a full shuffle, for a quantity that is constant within each
+block. `bound` is its upper bound, which follows from the order's construction. `distance` is the
+largest distance between the distribution of a place in the order and the uniform one, over epochs.
 """
 
 import sys
@@ -43,7 +44,7 @@ MIXED, MIXED_EPOCHS = 2**21, 8
 
 
 class OwnPeak:
-    """The largest size of this process's own pages while the block runs, in GiB."""
+    """Measures the peak of this process's own pages inside a `with` block, in GiB."""
 
     def __enter__(self) -> "OwnPeak":
         self.gib, self._ended = 0.0, threading.Event()
@@ -63,7 +64,7 @@ class OwnPeak:
 
 
 def write_text(path: Path, num_triples: int) -> None:
-    """Write random triples, the first entities more often."""
+    """Write random triples in which the first entities are more frequent."""
     generator = np.random.default_rng(0)
     with path.open("w") as file:
         for start in range(0, num_triples, ROWS):
@@ -75,7 +76,7 @@ def write_text(path: Path, num_triples: int) -> None:
 
 
 def step(name: str, folder: Path) -> dict[str, float]:
-    """Do one step and return its seconds and its memory, beside that of the imports alone."""
+    """Run one step, and return its seconds, its memory and the memory of the imports alone."""
     with OwnPeak() as imports:
         time.sleep(0.1)
     began = time.perf_counter()
@@ -114,7 +115,7 @@ def _text(folder: Path) -> dict[str, float]:
 
 
 def mixing(block: int) -> dict[str, float]:
-    """Return how far batches and places of a shuffle in blocks are from those of a whole one."""
+    """Return how far the batches and places of a shuffle in blocks are from a full shuffle."""
     generator = np.random.default_rng(0)
     quantity = np.repeat(generator.standard_normal(-(-MIXED // block)), block)[:MIXED]
     quantity = (quantity - quantity.mean()) / quantity.std()
@@ -138,7 +139,7 @@ def mixing(block: int) -> dict[str, float]:
 
 
 def main(millions: list[int]) -> None:
-    """Measure each size in turn, then the mixing; print and write the results."""
+    """Measure each size and then the mixing, and print and write the results."""
     rows = []
     for count in millions:
         with tempfile.TemporaryDirectory() as name:

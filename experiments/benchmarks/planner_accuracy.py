@@ -1,14 +1,14 @@
-"""The memory that `clew plan` predicts beside the peak that a training run measures.
+"""Compares the memory that `clew plan` predicts with the peak that a training run measures.
 
     python -m experiments.benchmarks.planner_accuracy
 
-Each configuration is trained for a few steps by `clew train`'s own workflow, in a process of its
-own with a store of its own, without evaluation. Predicted and measured are that run's
-`memory/predicted_gib` and, on the CPU, `memory/process_peak_gib` (resident peak), on a GPU
-`memory/gpu_peak_allocated_gib`. `error_above` is the error where what the process held when it
-started to train (interpreter and libraries) is left out of both. Random text, graphs and frames of
-given sizes stand for data, so that no data set is needed. Windows of `small_32k` are shorter than
-its own: a training on a CPU would take hours.
+Each configuration is trained for a few steps by the workflow of `clew train`, in a new process with
+its own store, without evaluation. The predicted memory is the run's `memory/predicted_gib`. The
+measured memory is its `memory/process_peak_gib` (resident peak) on the CPU, or its
+`memory/gpu_peak_allocated_gib` on a GPU. `error_above` is the error after the memory before the
+training (interpreter and libraries) is subtracted from both. The data are random texts, graphs and
+frames of given sizes, so no data set is needed. The windows of `small_32k` are shorter than in the
+preset, because a training on a CPU would take hours.
 """
 
 import os
@@ -38,7 +38,7 @@ CHECKPOINTED = {"optimizations.use_gradient_checkpointing": True}
 RETURNED = {"optimizations.keep_allocator_pages": False}
 PLAIN = {"loss.implementation": "plain"}
 SHORT = {"training.max_steps": 3}
-"""Large cases take few steps: each reaches the peak."""
+"""Large cases run few steps, because every step reaches the peak."""
 LONG = {
     "model.preset": "small_32k",
     "model.max_seq_len": 4096,
@@ -136,7 +136,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def configuration(case: str, folder: Path) -> dict[str, Any]:
-    """Write the data of a case and return its settings as a nested mapping."""
+    """Write the data of a case, and return its settings as a nested mapping."""
     settings = dict(CASES[case])
     graph, architecture = settings.pop("graph", None), settings.pop("architecture", None)
     content: dict[str, Any] = {
@@ -183,7 +183,7 @@ def _write_frames(folder: Path) -> Path:
 
 
 def child(case: str) -> None:
-    """Train a case for a few steps and report what was predicted and measured."""
+    """Train a case for a few steps, and report the predicted and the measured memory."""
     from clew import names
     from clew.config.load import from_mapping
     from clew.runs.hardware import process_gib
@@ -210,7 +210,7 @@ def child(case: str) -> None:
 
 
 def main(*chosen: str) -> None:
-    """Train all cases, print and write them."""
+    """Train all cases, and print and write the results."""
     rows = [run_child(NAME, "child", case) for case in chosen or CASES]
     print_table(rows)
     errors = [abs(float(str(row["error"]))) for row in rows]

@@ -1,11 +1,12 @@
-"""Queries ranked in a second, filtered, both sides, and the memory it takes.
+"""Measures the speed and memory of filtered ranking of heads and tails.
 
     python -m experiments.benchmarks.ranking_speed [rounds]
 
-All 20,466 test triples of FB15k-237 if `$CLEW_DATA` has it, else random triples of its sizes, with
-an untrained ConvE of 200 dimensions in float32. PyKEEN ranks the first 128 test triples with its
-own ConvE and evaluator. Both rank some triples before the clock starts. `extra_gib` is the peak
-above what the process held with model, triples and filter loaded. Processes take turns.
+An untrained ConvE of 200 dimensions ranks all 20,466 test triples of FB15k-237 in float32. If
+`$CLEW_DATA` does not have the data set, the triples are random with its sizes. PyKEEN ranks the
+first 128 test triples with its own ConvE and evaluator. Both rank some triples before the timed
+part. `extra_gib` is the peak above the memory with model, triples and filter loaded. Processes take
+turns.
 """
 
 import os
@@ -63,7 +64,7 @@ def fb15k237() -> KnowledgeGraph:
 
 
 def rank(graph: KnowledgeGraph, settings: RankingSettings) -> dict[str, float]:
-    """Rank all test triples; return seconds, queries and extra memory."""
+    """Rank all test triples, and return seconds, number of queries and extra memory."""
     model = ConvE(graph.num_entities, 2 * graph.num_relations, ConvEModel())
     known = FilterIndex.from_graph(graph)
     rank_triples(model, graph.test[:64], known, settings=settings)
@@ -109,7 +110,7 @@ def rank_with_pykeen(graph: KnowledgeGraph) -> dict[str, float]:
 
 
 def child(variant: str) -> None:
-    """Measure one variant."""
+    """Measure one variant, and report its figures."""
     keep_allocator_pages()
     torch.manual_seed(0)
     graph, settings = fb15k237(), VARIANTS[variant]
@@ -118,7 +119,7 @@ def child(variant: str) -> None:
 
 
 def main(rounds: int) -> None:
-    """Measure all variants in turn, several times; print and write the medians."""
+    """Measure all variants in turn in each round, and print and write the medians."""
     measured: dict[str, list[dict]] = {variant: [] for variant in VARIANTS}
     for _ in range(rounds):
         for variant, runs in measured.items():

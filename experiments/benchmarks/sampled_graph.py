@@ -1,12 +1,13 @@
-"""A graph too large to compare with all entities: training steps with samples, time and memory.
+"""Measures training steps with sampled entities on a graph that is too large for all of them.
 
     python -m experiments.benchmarks.sampled_graph [entities] [triples] [steps]
 
-ComplEx with 100 dimensions, batches of 4,096 queries in both directions, one sample of 4,096
-entities for each batch, softmax cross entropy, row-wise Adagrad; uniform samples, then samples by
-degree. The graph is generated, ends uneven. Each case has a process of its own, whose peak is that
-of everything: triples, order of the examples, table, state, and the checkpoint at the end. The loss
-over all entities is measured beside it while a step over all of them takes a minute or less.
+ComplEx with 100 dimensions is trained on batches of 4,096 queries in both directions, with one
+sample of 4,096 entities per batch, softmax cross entropy and row-wise Adagrad. Samples are uniform
+or by degree. The graph is generated, and its entities have uneven frequencies. Each case runs in a
+new process, whose peak includes everything: triples, order of the examples, table, optimizer state,
+and the checkpoint at the end. The loss over all entities is measured too if the graph has at most
+1,000,000 entities.
 """
 
 import sys
@@ -41,12 +42,12 @@ CASES = {
 
 
 def names_of(count: int) -> pa.StringArray:
-    """Return numbers as names, without a Python object for each."""
+    """Return numbers as names, without creating a Python object for each."""
     return pa.array(np.arange(count)).cast(pa.string())
 
 
 def triples_of(entities: int, count: int) -> Triples:
-    """Return triples with uneven ends, made block by block."""
+    """Return triples with uneven entity frequencies, generated block by block."""
     generator, triples = np.random.default_rng(0), np.empty((count, 3), np.int32)
     for start in range(0, count, BLOCK):
         block = triples[start : start + BLOCK]
@@ -69,7 +70,7 @@ def graph_of(entities: int, count: int) -> KnowledgeGraph:
 
 
 def child(entities: int, triples: int, steps: int, case: str) -> None:
-    """Train some steps and report seconds, losses and memory."""
+    """Train some steps, and report seconds, losses and memory."""
     keep_allocator_pages()
     settings = {
         "model.kind": "complex",
@@ -103,7 +104,7 @@ def child(entities: int, triples: int, steps: int, case: str) -> None:
 
 
 def main(entities: int, triples: int, steps: int) -> None:
-    """Measure all cases, print and write them."""
+    """Measure all cases, and print and write the results."""
     rows = []
     for case in CASES:
         if case == "all entities" and entities > MOST_ENTITIES_FOR_ALL:

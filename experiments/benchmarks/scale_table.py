@@ -1,9 +1,10 @@
-"""The table of docs/scale.md: memory, traffic and time on 1, 8 and 64 GPUs, from unit costs.
+"""Prints the table of docs/scale.md: planned memory, traffic and time on 1, 8 and 64 GPUs.
 
     python -m experiments.benchmarks.scale_table
 
-ComplEx with 400 dimensions, softmax cross entropy, row-wise Adagrad, 1,024 queries a step in each
-process, over all entities and with a sample of 16,384. Nothing is measured here.
+The model is ComplEx with 400 dimensions, softmax cross entropy and row-wise Adagrad, with 1,024
+queries per step in each process, over all entities or with a sample of 16,384. The figures are
+computed from unit costs; nothing is measured.
 """
 
 from clew.config.load import from_mapping

@@ -1,13 +1,13 @@
-"""Queries a second of a served model with FB15k-237's sizes, in batches of 64.
+"""Measures the queries per second of a served model with FB15k-237's sizes, in batches of 64.
 
     python -m experiments.benchmarks.serving_speed [requests]
 
-A ConvE with random weights (14,541 entities, 237 relations and their inverses, d = 200) and as many
-random known triples as FB15k-237 has is packed as `clew promote` packs it, and served by
-`mlflow models serve --env-manager local`. One client asks over HTTP, head and tail queries mixed,
-ten answers each, with probabilities and marks of what is known. In the same run, turn by turn: the
-same through MLflow's pyfunc without HTTP, through the predictor alone, and HTTP with one query a
-request.
+The model is a ConvE with random weights (14,541 entities, 237 relations and their inverses, 200
+dimensions) and with the same number of random known triples as FB15k-237. It is packaged as
+`clew promote` does, and served by `mlflow models serve --env-manager local`. One client sends head
+and tail queries over HTTP, with ten answers each, probabilities, and marks of known answers. In the
+same run, three other ways take turns: MLflow's pyfunc without HTTP, the predictor alone, and HTTP
+with one query per request.
 """
 
 import http.client
@@ -89,7 +89,7 @@ def make_model(folder: Path) -> Path:
 
 
 def random_rows(num_rows: int, source: random.Random) -> list[Row]:
-    """Draw queries, half of them for heads."""
+    """Draw random queries; about half of them ask for heads."""
     return [
         {
             source.choice(["head", "tail"]): f"/m/{source.randrange(NUM_ENTITIES):06x}",
@@ -101,7 +101,7 @@ def random_rows(num_rows: int, source: random.Random) -> list[Row]:
 
 @contextmanager
 def served(folder: Path, work: Path) -> Iterator[tuple[int, int]]:
-    """Serve a saved model, and give the port and the process that leads the server's group."""
+    """Serve a saved model, and yield its port and the leader of the server's process group."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = int(free.getsockname()[1])
     command = [str(Path(sys.executable).with_name("mlflow")), "models", "serve", "-m", str(folder)]
@@ -125,7 +125,7 @@ def served(folder: Path, work: Path) -> Iterator[tuple[int, int]]:
 
 
 def ask(connection: http.client.HTTPConnection, rows: list[Row]) -> list[object]:
-    """Send one request over an open connection and read the answer."""
+    """Send one request over an open connection, and return its predictions."""
     body = json.dumps({"dataframe_records": rows})
     connection.request("POST", "/invocations", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
@@ -153,7 +153,7 @@ def group_memory_gib(leader: int) -> float:
 def measure(
     num_requests: int, work: Path
 ) -> tuple[list[dict[str, object]], dict[str, list[float]]]:
-    """Measure all ways of asking, turn by turn; return a table, and queries/s of each round."""
+    """Measure all ways in turns, and return a table and the queries/s of each round."""
     model_folder = make_model(work)
     source = random.Random(0)
     example = random_rows(1, source)[0]
@@ -208,12 +208,12 @@ def measure(
 
 
 def queries_in(way: str) -> int:
-    """Return how many queries a request of this way has."""
+    """Return the number of queries in a request of this way."""
     return 1 if "1 a request" in way else BATCH
 
 
 def main() -> None:
-    """Measure, print and write the figures."""
+    """Measure all ways, and print and write the figures."""
     num_requests = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     with tempfile.TemporaryDirectory(prefix="clew-serving-") as folder:
         rows, figures = measure(num_requests, Path(folder))

@@ -1,12 +1,12 @@
-"""Predictions and explanations over a spread table: memory of each process, bytes, seconds.
+"""Measures predictions and explanations with a sharded entity table: memory, traffic and time.
 
     python -m experiments.benchmarks.sharded_answers [entities] [processes,processes,...]
 
-A fresh DistMult with 100 dimensions, its whole table in one file, of which each process reads its
-rows: the best ten answers to 64 queries together, and raw TracIn of 500 training triples (both
-directions) on one test triple, over all entities. gloo on one machine: what is measured is memory
-and traffic; all processes share the cores. `*_growth_gib` is how much the largest process grew
-beyond what it was before it read the model, at its peak.
+The model is an untrained DistMult with 100 dimensions. Its whole table is in one file, and each
+process reads its own rows. Together, the processes find the best ten answers to 64 queries, and raw
+TracIn of 500 training triples (both directions) on one test triple, over all entities. They
+communicate with gloo on one machine and share its cores, so only memory and traffic are meaningful.
+`*_growth_gib` is the peak of the largest process above its memory before it read the model.
 """
 
 import sys
@@ -46,7 +46,7 @@ QUERIES, TRAIN, BUDGET_MIB = 64, 500, 512
 
 
 def few(entities: int) -> KnowledgeGraph:
-    """Return a generated graph with few training triples, the first of which is explained."""
+    """Return a generated graph with few training triples; the first one will be explained."""
     graph = graph_of(entities)
     return replace(graph, train=graph.train[:TRAIN])
 
@@ -63,7 +63,7 @@ def configuration() -> RunConfig:
 
 
 def write(graph: KnowledgeGraph, folder: Path) -> None:
-    """Write a checkpoint of a fresh model, in one process."""
+    """Write a checkpoint of an untrained model, in one process."""
     config = configuration()
     task = LinkPrediction(graph, config)
     content = config.model_dump(mode="json")
@@ -71,7 +71,7 @@ def write(graph: KnowledgeGraph, folder: Path) -> None:
 
 
 def measure(graph: KnowledgeGraph, model: Path) -> dict[str, float]:
-    """Answer and explain as one of the processes, and return its figures."""
+    """Answer and explain as one of the processes, and return the process's figures."""
     figures: dict[str, float] = {}
     with joined_world() as joined:
         world = joined.sharing_tables() if joined.size > 1 else joined
@@ -90,7 +90,7 @@ def measure(graph: KnowledgeGraph, model: Path) -> dict[str, float]:
 
 
 def answer(graph: KnowledgeGraph, folder: Path) -> float:
-    """Answer queries; return the size of the process's table."""
+    """Answer queries, and return the size of the process's table in GiB."""
     model = load_graph_model(folder, graph.num_entities, graph.num_relations)
     predictor = Predictor(model, graph.entities, graph.relations)
     queries = [Query("0", head=str(entity)) for entity in range(QUERIES)]
@@ -99,8 +99,8 @@ def answer(graph: KnowledgeGraph, folder: Path) -> float:
 
 
 def explain(graph: KnowledgeGraph, folder: Path) -> float:
-    """Explain a triple; return the size of the process's table."""
-    keep_allocator_pages()  # as the command does
+    """Explain a triple, and return the size of the process's table in GiB."""
+    keep_allocator_pages()  # as `clew tracin` does
     config = configuration()
     tracer = Tracer(
         LinkPrediction(graph, config),
@@ -115,14 +115,14 @@ def explain(graph: KnowledgeGraph, folder: Path) -> float:
 
 
 def main(entities: int, processes: str) -> None:
-    """Measure every number of processes, print and write the figures."""
+    """Measure every number of processes, and print and write the figures."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         model = str(Path(folder) / "model")
         run_child(NAME, "write", str(entities), model)
         for count in processes.split(","):
             found = run_child(NAME, "child", str(entities), model, count)
-            found.pop("process_peak_gib")  # of the process that started them
+            found.pop("process_peak_gib")  # the peak of the parent process
             rows.append({"processes": int(count), **found})
             print_table(rows[-1:])
     figures = {
@@ -140,7 +140,7 @@ if __name__ == "__main__":
         report_child({})
     elif sys.argv[1:2] == ["child"]:
         graph, model = few(int(sys.argv[2])), Path(sys.argv[3])
-        graph.entities.id_of_text("0")  # the index of names is no part of the table: once for all
+        graph.entities.id_of_text("0")  # build the index of names once, before the forks
         report_child(largest_figures(int(sys.argv[4]), lambda _: measure(graph, model)))
     else:
         main(

@@ -1,11 +1,12 @@
-"""A table of entities spread over processes: memory of each, bytes received, seconds a step.
+"""Measures training with a sharded entity table: memory, received bytes and seconds per step.
 
     python -m experiments.benchmarks.sharded_table [entities] [processes,processes,...]
 
-DistMult with 100 dimensions, Adam, binary cross entropy over all entities, 64 queries a step in
-all, gloo on one machine: what is measured is memory and traffic; all processes share the cores.
-`table_and_state_gib` is the largest process's table, bias and optimizer state, tensor by tensor;
-`growth_gib` is how much the largest process grew beyond what it was before, at its peak.
+DistMult with 100 dimensions is trained with Adam and binary cross entropy over all entities, with
+64 queries per step in total. The processes communicate with gloo on one machine and share its
+cores, so only memory and traffic are meaningful. `table_and_state_gib` is the sum of the largest
+process's table, bias and optimizer state. `growth_gib` is the peak of the largest process above its
+memory before the training.
 """
 
 import json
@@ -48,7 +49,7 @@ RELATIONS, DIMENSIONS, QUERIES, STEPS = 50, 100, 64, 4
 
 
 def graph_of(entities: int) -> KnowledgeGraph:
-    """Return a generated graph of few triples."""
+    """Return a generated graph with few triples."""
     generator = np.random.default_rng(0)
     columns = [generator.integers(0, n, 5000) for n in (entities, RELATIONS, entities)]
     return KnowledgeGraph(
@@ -62,7 +63,7 @@ def graph_of(entities: int) -> KnowledgeGraph:
 
 
 def train(graph: KnowledgeGraph, processes: int, folder: Path) -> dict[str, float]:
-    """Train some steps as one of the processes and return its figures."""
+    """Train some steps as one of the processes, and return the process's figures."""
     settings = {
         "model.kind": "distmult",
         "model.embedding_dim": DIMENSIONS,
@@ -117,7 +118,7 @@ def train(graph: KnowledgeGraph, processes: int, folder: Path) -> dict[str, floa
 def largest_figures(
     processes: int, measure: Callable[[Path], dict[str, float]]
 ) -> dict[str, float]:
-    """Measure in some processes, and return the largest of each figure; all get one folder."""
+    """Measure in several processes with one folder, and return the maximum of each figure."""
     torch.set_num_threads(1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -138,11 +139,11 @@ def largest_figures(
 
 
 def main(entities: int, processes: str) -> None:
-    """Measure every number of processes, print and write the figures."""
+    """Measure every number of processes, and print and write the figures."""
     rows = []
     for count in processes.split(","):
         found = run_child(NAME, "child", str(entities), count)
-        found.pop("process_peak_gib")  # of the process that started them
+        found.pop("process_peak_gib")  # the peak of the parent process
         rows.append({"processes": int(count), **found})
         share = float(str(found["table_and_state_gib"])) / rows[0]["table_and_state_gib"]
         rows[-1]["share_of_one"] = share

@@ -1,12 +1,12 @@
-"""Whether the dashboard's pages are drawn in 1.5 s while many processes write to its store.
+"""Tests whether the dashboard draws its pages in 1.5 s while many processes write to its store.
 
-A PostgreSQL server as it is installed holds what `tests/recorded.py` records, trainings of 20
-epochs among it, and copies of eight of them. Each writer opens a run with Clew's tracker and logs a
-step of a training every second. Pages are timed as in `dashboard_speed`, from the click to the
-moment when the page is drawn and the server idle; before each click the reader pauses for 5 s, so
-that most searches are made again. There are two rounds, each with a dashboard that was just
-started: one without the writers, one with them. In the end the store must have every value of
-every writer once, and each writer's run as finished.
+The store is a PostgreSQL server with default settings. It contains the runs that
+`tests/recorded.py` records, including trainings of 20 epochs, and copies of eight of them. Each
+writer opens a run with Clew's tracker and logs one training step every second. Pages are timed as
+in `dashboard_speed`, from the click until the page is drawn and the server is idle. Before each
+click the reader pauses for 5 s, so that most searches are repeated. There are two rounds, each with
+a new dashboard: one without writers and one with them. In the end the store must have every value
+of every writer exactly once, and each writer's run must be finished.
 
     python -m experiments.benchmarks.shared_store [runs] [writers]
 """
@@ -47,7 +47,7 @@ from tests.recorded import Recorded, record
 NUM_RUNS, NUM_WRITERS = 10_000, 16
 STEP_SECONDS, PAUSE_SECONDS, LIMIT_SECONDS = 1.0, 5.0, 1.5
 PATIENCE_SECONDS = 180.0
-"""How long a writer may take to open its run, or to send the rest and end it."""
+"""The longest time for a writer to open its run, or to send the last values and finish it."""
 READ = "fp32 0"
 """The run whose page is opened."""
 KEYS = (
@@ -62,12 +62,12 @@ KEYS = (
 
 
 def values_at(step: int, writer: int) -> dict[str, float]:
-    """Return what a writer logs at a step: values that no other writer, key or step has."""
+    """Return the values that a writer logs at a step; each value occurs only once."""
     return {key: writer + (place + 1) / (10 * (step + 2)) for place, key in enumerate(KEYS)}
 
 
 def write(writer: int, said: Connection, end: Event) -> None:
-    """Be a writer: wait for the word to begin, say the run's id; at the end, how many steps."""
+    """Run a writer: wait for the start, send the run's id, and at the end the number of steps."""
     from clew.runs.mlflow_store import open_tracker
 
     said.recv()
@@ -87,13 +87,13 @@ def write(writer: int, said: Connection, end: Event) -> None:
 
 
 class Writers:
-    """Processes that share what this one has imported, so that many fit into a small machine."""
+    """Writer processes that share this process's imports, so that many fit into memory."""
 
     def __init__(self, number: int) -> None:
         from clew.runs.mlflow_store import preload_databases
 
         preload_databases()
-        gc.freeze()  # a collection in a writer would copy the pages that it looks at
+        gc.freeze()  # a garbage collection in a writer would copy shared pages
         context = multiprocessing.get_context("fork")
         self._end = context.Event()
         self._said: list[Connection] = []
@@ -104,13 +104,13 @@ class Writers:
         self._run_ids: list[str] = []
 
     def begin(self) -> None:
-        """Let all begin at once; return when every one of them has a run."""
+        """Start all writers at the same time, and return when each of them has a run."""
         for said in self._said:
             said.send("begin")
         self._run_ids = [str(answer) for answer in self._answers()]
 
     def finish(self) -> dict[str, Counter[tuple[str, int, float]]]:
-        """Let all end; return how often the store should have which value of each run."""
+        """Stop all writers, and return the counts of the values that each run should have."""
         self._end.set()
         return {
             run_id: Counter(
@@ -126,15 +126,15 @@ class Writers:
     def _answers(self) -> Iterator[object]:
         for writer, said in enumerate(self._said):
             if not said.poll(PATIENCE_SECONDS):
-                raise RuntimeError(f"writer {writer} says nothing for {PATIENCE_SECONDS:g} s")
+                raise RuntimeError(f"no message from writer {writer} in {PATIENCE_SECONDS:g} s")
             yield said.recv()
 
 
 def check_written(uri: str, written: Mapping[str, Counter[tuple[str, int, float]]]) -> None:
-    """Look for every value of every writer in the store.
+    """Check that the store has every value of every writer exactly once.
 
     Raises:
-        RuntimeError: one is not there, or there twice, or a run is not finished.
+        RuntimeError: When a value is missing or repeated, or a run is not finished.
     """
     engine = create_engine(uri)
     with engine.connect() as base:
@@ -147,14 +147,14 @@ def check_written(uri: str, written: Mapping[str, Counter[tuple[str, int, float]
             lost, surplus = (wanted - found).total(), (found - wanted).total()
             if ended != "FINISHED" or lost or surplus or not wanted:
                 raise RuntimeError(
-                    f"run {run_id} of a writer is {ended}; of its {wanted.total()} values {lost} "
-                    f"are not in the store, and {surplus} are too many"
+                    f"run {run_id} of a writer is {ended}; of its {wanted.total()} values, {lost} "
+                    f"are not in the store, and the store has {surplus} unexpected values"
                 )
     engine.dispose()
 
 
 def run_page(dashboard: Dashboard, run_id: str) -> list[float]:
-    """Return the seconds from the link in the overview to the page of a run, with its table."""
+    """Return the seconds from a click on a run's link to the run's page with its table."""
     seconds = []
     for _ in range(REPEATS):
         dashboard.open(f"/?search={run_id}").tick(0, 0)
@@ -168,7 +168,7 @@ def run_page(dashboard: Dashboard, run_id: str) -> list[float]:
 def round_of_pages(
     uri: str, browser: Browser, run_id: str, num_writers: int
 ) -> list[dict[str, object]]:
-    """Start a dashboard and return a row for each page."""
+    """Start a dashboard, time its pages, and return a row for each page."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     with serving(uri) as address:
         dashboard = Dashboard(page, address).open("/")
@@ -193,7 +193,7 @@ def round_of_pages(
 
 @contextmanager
 def surroundings() -> Iterator[tuple[str, Recorded]]:
-    """Start the server and record; give the store's address, and what there is to fill it."""
+    """Start the server, and yield the store's address and the recorded runs to fill it with."""
     with tempfile.TemporaryDirectory(prefix="clew-shared-") as folder, postgresql() as uri:
         recorded = record(Path(folder) / "recorded", num_epochs=NUM_EPOCHS)
         os.environ |= {"MLFLOW_TRACKING_URI": uri, "CLEW_SPOOL": f"{folder}/spool"}
@@ -202,14 +202,14 @@ def surroundings() -> Iterator[tuple[str, Recorded]]:
 
 
 def main(num_runs: int = NUM_RUNS, num_writers: int = NUM_WRITERS) -> None:
-    """Measure, check what was written, print a table, write the results."""
+    """Measure both rounds, check the written values, and print and write the results."""
     store.prepare_client_environment()
     if lack := missing() or (None if CHROMIUM.exists() else f"no Chromium: {CHROMIUM} is missing"):
         sys.exit(f"shared_store: {lack}")
     from tests.ui.seed_shared import shared_store
 
     with surroundings() as (uri, recorded):
-        writers = Writers(num_writers)  # before there are connections and threads to inherit
+        writers = Writers(num_writers)  # forked first, so they inherit no connections and threads
         rows_in_store = shared_store(recorded, uri, num_runs)
         print(", ".join(f"{number:,} {table}" for table, number in rows_in_store.items()))
         with chromium() as browser:
@@ -219,7 +219,7 @@ def main(num_runs: int = NUM_RUNS, num_writers: int = NUM_WRITERS) -> None:
         written = writers.finish()
         check_written(uri, written)
     num_values = sum(values.total() for values in written.values())
-    print(f"{num_writers} writers: {num_values:,} values, each of them once in the store")
+    print(f"{num_writers} writers: {num_values:,} values, each exactly once in the store")
     print_table(rows)
     results = {**rows_in_store, "values written meanwhile": num_values, "pages": rows}
     write_results("shared_store", results, packages=("streamlit", "mlflow", "psycopg2-binary"))

@@ -1,15 +1,16 @@
-"""The whole matrix: loss alone, training step, ranking, whole epochs, by size and precision.
+"""Measures the speed of losses, training steps, epochs and ranking by size and precision.
 
     python -m experiments.benchmarks.speed_matrix [quick|full] [part]
 
-Entities 14,541 / 100,000 / 1,000,000; batches of 128 / 512 / 1,024 / 4,096; float32, bfloat16 and,
-on a GPU, float16; plain and fused loss (on a GPU also the fused loss without its kernels:
-"chunked"); eager and compiled; PyKEEN where its scores fit into memory. 200 dimensions, binary
-cross entropy with smoothing .1, Adam. `quick`, the default on a CPU, leaves out the widest graph
-and the largest batch. Every cell has a process of its own. What would not fit is said, not tried.
-With a part (loss, step, epoch, ranking) only that is measured, the rest of the last result is kept.
+The cells combine 14,541 / 100,000 / 1,000,000 entities; batches of 128 / 512 / 1,024 / 4,096;
+float32, bfloat16 and, on a GPU, float16; plain and fused loss (on a GPU also the fused loss without
+its kernels: "chunked"); eager and compiled models; and PyKEEN if its scores fit into memory. All
+use 200 dimensions, binary cross entropy with smoothing .1, and Adam. `quick`, the default on a CPU,
+omits the largest graph and the largest batch. Every cell runs in a new process. A cell that would
+not fit into memory is not run, and its row says so. If a part (loss, step, epoch, ranking) is
+given, only this part is measured, and the other rows of the last result are kept.
 
-Written: results/speed_matrix.json and .png, and a run of the experiment `clew-benchmarks`.
+This writes results/speed_matrix.json and .png, and a run of the experiment `clew-benchmarks`.
 """
 
 import itertools
@@ -71,27 +72,27 @@ class Cell:
     batch: int
 
     def words(self) -> list[str]:
-        """Return the cell as words of a command line."""
+        """Return the cell as command-line arguments."""
         return [str(value) for value in asdict(self).values()]
 
     @classmethod
     def parse(cls, words: list[str]) -> "Cell":
-        """Return the cell that `words` gave."""
+        """Return the cell for the arguments that `words` returned."""
         return cls(words[0], words[1], words[2], int(words[3]), int(words[4]))
 
     @property
     def held_gib(self) -> float:
-        """Memory for what the variant holds of size (batch, entity), predicted."""
+        """Predicted memory of the variant's tensors of size (batch, entity), in GiB."""
         return SCORES_HELD.get(self.variant, 0) * self.batch * self.entities * 4 / 2**30
 
 
 def device() -> torch.device:
-    """Return the GPU, where there is one."""
+    """Return the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def cells(size: str) -> Iterator[Cell]:
-    """Yield the matrix."""
+    """Yield all cells of the matrix."""
     entities, batches = SIZES[size]
     on_gpu = device().type == "cuda"
     precisions = list(DTYPES) if on_gpu else ["float32", "bfloat16"]
@@ -118,7 +119,7 @@ def precision_of(cell: Cell) -> AbstractContextManager[object]:
 
 
 def loss_of(cell: Cell) -> Callable[..., Tensor]:
-    """Return the loss; `chunked` is the fused loss on PyTorch's operations."""
+    """Return the loss function; `chunked` is the fused loss with PyTorch's operations."""
     if cell.variant == "chunked":
         fused_one_vs_all.slopes_for = (  # type: ignore[attr-defined]
             lambda workspace, exact, operand, gain: Slopes(workspace, operand, gain)
@@ -128,7 +129,7 @@ def loss_of(cell: Cell) -> Callable[..., Tensor]:
 
 
 def loss_call(cell: Cell) -> Callable[[], object]:
-    """Return one loss with its gradients."""
+    """Return a function that computes one loss with its gradients."""
     on = device()
     queries = torch.randn(cell.batch, DIMENSIONS, device=on, requires_grad=True)
     table = (torch.randn(cell.entities, DIMENSIONS, device=on) / 14).requires_grad_()
@@ -148,7 +149,7 @@ def loss_call(cell: Cell) -> Callable[[], object]:
 
 
 def step_call(cell: Cell, batches: int = 1) -> Callable[[], object]:
-    """Return optimizer steps of ConvE."""
+    """Return a function that runs optimizer steps of ConvE."""
     on, compare = device(), loss_of(cell)
     model = ConvE(cell.entities, RELATIONS, ConvEModel()).to(on)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
@@ -172,7 +173,7 @@ def step_call(cell: Cell, batches: int = 1) -> Callable[[], object]:
 
 
 def pykeen_call(cell: Cell) -> Callable[[], object]:
-    """Return optimizer steps of PyKEEN's ConvE: its scores, its loss, Adam."""
+    """Return a function that runs an optimizer step of PyKEEN's ConvE with Adam."""
     from pykeen.models import ConvE as PyKEENConvE
     from pykeen.triples import CoreTriplesFactory
 
@@ -196,16 +197,16 @@ def pykeen_call(cell: Cell) -> Callable[[], object]:
 
 
 def ranking_call(cell: Cell) -> Callable[[], object]:
-    """Return the ranking of some test triples, both sides."""
+    """Return a function that ranks the heads and tails of some test triples."""
     graph = graph_of(cell.entities)
-    # With inverse relations: otherwise heads would be ranked one candidate after the other.
+    # Without inverse relations, heads would be ranked one candidate after the other.
     model = ConvE(cell.entities, 2 * len(graph.relations), ConvEModel()).to(device())
     known, tests = FilterIndex.from_graph(graph), graph.test[:RANKED]
     return lambda: rank_triples(model, tests, known, settings=RankingSettings())
 
 
 def call_of(cell: Cell) -> tuple[Callable[[], object], int]:
-    """Return what is timed, and how many queries a call answers."""
+    """Return the function to time, and the number of queries in a call."""
     if cell.part == "loss":
         return loss_call(cell), cell.batch
     if cell.part == "ranking":
@@ -217,7 +218,7 @@ def call_of(cell: Cell) -> tuple[Callable[[], object], int]:
 
 
 def child(cell: Cell) -> None:
-    """Measure one cell."""
+    """Measure one cell, and report its figures."""
     keep_allocator_pages()
     torch.manual_seed(0)
     on_gpu = device().type == "cuda"
@@ -248,7 +249,7 @@ def child(cell: Cell) -> None:
 
 
 def memory_gib() -> float:
-    """Return how much memory there is for a cell."""
+    """Return the memory that is available for a cell."""
     if device().type == "cuda":
         return torch.cuda.mem_get_info()[0] / 2**30
     text = Path("/proc/meminfo").read_text()
@@ -256,7 +257,7 @@ def memory_gib() -> float:
 
 
 def measure(cell: Cell) -> dict[str, object]:
-    """Run a cell; return its figures, or why there are none."""
+    """Run a cell, and return a row with its figures, or with the reason if there are none."""
     row: dict[str, object] = asdict(cell)
     if cell.held_gib > 0.6 * memory_gib():
         return {**row, "note": f"does not fit: about {cell.held_gib:.0f} GiB of scores"}
@@ -269,7 +270,7 @@ def measure(cell: Cell) -> dict[str, object]:
 
 
 def draw(table: list[dict[str, object]], path: Path) -> None:
-    """Draw queries per second by batch, a panel for each part and number of entities."""
+    """Draw queries per second by batch, with one panel per part and number of entities."""
     from matplotlib.figure import Figure
 
     shown = [row for row in table if "seconds" in row and row["part"] in {"loss", "step"}]
@@ -297,7 +298,7 @@ def draw(table: list[dict[str, object]], path: Path) -> None:
 
 
 def earlier_rows() -> dict[Cell, dict[str, object]]:
-    """Return the rows of the last result, if it is of this commit."""
+    """Return the rows of the last result if it is from this commit."""
     path = RESULTS / f"{NAME}.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if content.get("commit") != COMMIT:
@@ -307,7 +308,7 @@ def earlier_rows() -> dict[Cell, dict[str, object]]:
 
 
 def main(size: str, part: str | None = None) -> None:
-    """Measure all cells, or those of a part, print, draw, write and record."""
+    """Measure all cells or those of a part; print, draw, write and record the results."""
     kept = earlier_rows() if part else {}
     table = []
     for cell in cells(size):
@@ -332,7 +333,7 @@ def main(size: str, part: str | None = None) -> None:
                 tracker.metrics({key: float(str(row["queries_per_second"]))}, 0)
         for file in (path, picture):
             tracker.artifact(file)
-    print(f"drawn in {picture}, and recorded as a run")
+    print(f"written to {picture}, and recorded as a run")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training a generated graph without a folder of its own, each step timed."""
+"""Trains on a generated graph in a temporary folder, and times each step."""
 
 import tempfile
 import time
@@ -20,7 +20,7 @@ from clew.training.trainer import Trainer
 def timed_steps(
     graph: KnowledgeGraph, config: RunConfig, tracker: Tracker | None = None
 ) -> tuple[Trainer, list[float]]:
-    """Train as a configuration says; return the trainer and the seconds of each step.
+    """Train with a configuration, and return the trainer and the seconds of each step.
 
     Data handling, logging and memory clean-up are included, as in `clew train`.
     """

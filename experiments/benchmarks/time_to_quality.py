@@ -1,14 +1,15 @@
-"""How soon a model is good: validation MRR against wall-clock seconds, with PyKEEN beside it.
+"""Measures time to quality: validation MRR against wall-clock seconds, for Clew and PyKEEN.
 
     CLEW_DATA=... python -m experiments.benchmarks.time_to_quality [minutes] [data set ...]
 
-Each curve is a process of its own, which is stopped when its minutes are over. Its clock starts
-with it, so imports, reading the data and every validation count. The configurations of ConvE and
-ComplEx are those that ship for such a machine; nothing is chosen by these curves. "Plain ComplEx"
-is one recipe for both programs: 400 numbers an entity, inverse relations, all answers of 500
-queries a step, cross entropy over all entities, Adagrad at .1, no regulariser. Every second epoch
-is validated. Each data set has a result file of its own. Finished curves are kept in
-`runs/time_to_quality`, so a program that was stopped goes on with the next one.
+Each curve is measured in a new process, which is stopped after the given minutes. The clock starts
+with the process, so imports, reading the data and every validation are included. The configurations
+of ConvE and ComplEx are those that Clew ships for such a machine; these curves are not used to
+choose any setting. "Plain ComplEx" is the same recipe for both programs: 400 numbers per entity,
+inverse relations, all answers of 500 queries per step, cross entropy over all entities, Adagrad at
+.1, no regulariser. Every second epoch is validated. Each data set has its own result file. Finished
+curves are saved in `runs/time_to_quality`, so a program that was stopped continues with the next
+one.
 """
 
 import json
@@ -55,7 +56,7 @@ SINGLE_ROWS = {"loss.triples_per_row": 1}
 SHARED_ROWS = {"loss.triples_per_row": 8, "training.batch_size": 250}
 PYKEEN = "PyKEEN 1.11.1"
 GRACE_SECONDS = 60
-"""How long a process may take to stop."""
+"""The longest time for a process to stop."""
 
 Point = dict[str, float]
 Row = dict[str, object]
@@ -63,7 +64,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A training whose validation MRR is followed."""
+    """A training whose validation MRR is recorded over time."""
 
     program: str
     recipe: str
@@ -81,7 +82,7 @@ CURVES = (
 
 
 def followed(curve: Curve, data: str, minutes: float) -> list[Point]:
-    """Return the points of a curve, which may have been followed earlier at the same commit."""
+    """Return the points of a curve, or the saved ones of this commit if there are any."""
     of_file = "-".join([data, curve.program, curve.recipe, f"{minutes:g}", SHORT_COMMIT])
     kept = KEPT / f"{of_file.replace(' ', '_')}.json"
     if kept.is_file():
@@ -112,21 +113,21 @@ def follow(curve: Curve, data: str, minutes: float) -> list[Point]:
 
 
 def stop_after(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a process, and end it when its time is over.
+    """Wait for a process, and terminate it when its time is over.
 
     Raises:
-        RuntimeError: it ended by itself with an error.
+        RuntimeError: When the process ended with an error before this time.
     """
     try:
         if process.wait(seconds):
             raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
     except subprocess.TimeoutExpired:
-        process.terminate()  # what a shell starts in the background ignores SIGINT
+        process.terminate()  # not SIGINT: background processes of a shell ignore it
         process.wait(GRACE_SECONDS)
 
 
 def clew_command(curve: Curve, data: str) -> list[str]:
-    """Return the command that trains a curve of ours."""
+    """Return the command that trains a curve with Clew."""
     config = f"experiments/link_prediction/{DATA_SETS[data][curve.model]}.yaml"
     settings = {
         "evaluation.every_epochs": EVERY_EPOCHS,
@@ -139,12 +140,12 @@ def clew_command(curve: Curve, data: str) -> list[str]:
 
 
 def pykeen_command(data: str) -> list[str]:
-    """Return the command that trains PyKEEN's curve: this program with another argument."""
+    """Return the command that trains PyKEEN's curve: this module with `--pykeen`."""
     return [sys.executable, "-m", f"experiments.benchmarks.{NAME}", "--pykeen", data]
 
 
 def points_of_the_run(store: str, start: float) -> Iterator[Point]:
-    """Yield what the only run of a store recorded."""
+    """Yield the points that the only run of a store recorded."""
     client = MlflowClient(store)
     (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
     for metric in client.get_metric_history(run.info.run_id, names.metric("valid", names.MRR)):
@@ -152,7 +153,7 @@ def points_of_the_run(store: str, start: float) -> Iterator[Point]:
 
 
 def train_with_pykeen(data: str) -> None:
-    """Train until somebody stops it; print time and validation MRR of every second epoch."""
+    """Train until stopped, and print the time and validation MRR of every second epoch."""
     from pykeen.evaluation import RankBasedEvaluator
     from pykeen.models import ComplEx
     from pykeen.training import LCWATrainingLoop, TrainingCallback
@@ -170,7 +171,7 @@ def train_with_pykeen(data: str) -> None:
     evaluator = RankBasedEvaluator(filtered=True)
 
     class Validation(TrainingCallback):
-        """Validates as the other curves do, filtered by every known triple."""
+        """Validates like the other curves, filtered by all known triples."""
 
         def post_epoch(self, epoch: int, epoch_loss: float, **others: object) -> None:
             if epoch % EVERY_EPOCHS:
@@ -198,7 +199,7 @@ def train_with_pykeen(data: str) -> None:
 
 
 def summary(curve: Curve, points: list[Point]) -> Row:
-    """Return the best of a curve, and how soon it was within a tenth and a hundredth of that."""
+    """Return the best MRR of a curve, and the seconds to 90 % and 99 % of it."""
     row: Row = {"program": curve.program, "recipe": curve.recipe, "validations": len(points)}
     best = max((point["mrr"] for point in points), default=0.0)
 
@@ -214,7 +215,7 @@ def summary(curve: Curve, points: list[Point]) -> Row:
 
 
 def main(minutes: float, data_sets: list[str]) -> None:
-    """Follow every curve of each data set, print and write."""
+    """Measure every curve of each data set, and print and write the results."""
     KEPT.mkdir(parents=True, exist_ok=True)
     for data in data_sets:
         found = {}

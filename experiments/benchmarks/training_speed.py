@@ -1,12 +1,13 @@
-"""Queries trained in a second, and the memory it takes, with FB15k-237's sizes.
+"""Measures the training speed and memory of ConvE with FB15k-237's sizes.
 
     python -m experiments.benchmarks.training_speed [rounds]
 
-14,541 entities, 474 relations with inverses, 200 dimensions, batches of 512 (PyKEEN: 128), binary
-cross entropy with label smoothing .1 over all entities. Ids are drawn at random, with heads and
-tails as uneven as in a real graph; no data set is needed. A step is everything between two
-batches: indexing and preparing a batch, forward, loss, backward, the optimizer. `extra_gib` is the
-peak of a process above that of an interpreter with torch loaded. Processes take turns.
+The model has 14,541 entities, 474 relations with inverses and 200 dimensions. Training uses batches
+of 512 (PyKEEN: 128) and binary cross entropy with label smoothing .1 over all entities. Ids are
+drawn at random, with head and tail frequencies as uneven as in a real graph, so no data set is
+needed. A step includes everything between two batches: indexing and preparing a batch, forward
+pass, loss, backward pass and optimizer. `extra_gib` is the peak of a process above that of an
+interpreter with torch loaded. Processes take turns.
 """
 
 import os
@@ -53,7 +54,7 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train, in a process of its own."""
+    """One way to train, measured in a new process."""
 
     variant: str
     precision: Precision
@@ -62,7 +63,7 @@ class Case:
     keep_pages: bool
 
     def arguments(self) -> list[str]:
-        """Return the case as words of a command line."""
+        """Return the case as command-line arguments."""
         return [
             self.variant,
             self.precision,
@@ -73,7 +74,7 @@ class Case:
 
     @classmethod
     def parse(cls, words: list[str]) -> "Case":
-        """Return the case that `arguments` wrote."""
+        """Return the case for the arguments that `arguments` returned."""
         variant, precision, batch_size, steps, keep = words
         assert precision in ("float32", "bfloat16")
         return cls(variant, precision, int(batch_size), int(steps), bool(int(keep)))
@@ -86,7 +87,7 @@ class Case:
 
 
 def generated_triples(num_triples: int = NUM_TRIPLES) -> np.ndarray:
-    """Draw triples `(triple, 3)`, int32: few entities in many, many in few."""
+    """Draw int32 triples `(triple, 3)`: few entities are frequent, and most are rare."""
     generator = np.random.default_rng(0)
     ends = (NUM_ENTITIES * generator.random((2, num_triples)) ** 2).astype(np.int32)
     relations = (NUM_RELATIONS * generator.random(num_triples) ** 2).astype(np.int32)
@@ -94,7 +95,7 @@ def generated_triples(num_triples: int = NUM_TRIPLES) -> np.ndarray:
 
 
 def bare_loop(case: Case) -> list[float]:
-    """Train ConvE in a plain loop, without the trainer; return the seconds of each step."""
+    """Train ConvE in a plain loop without the trainer, and return the seconds of each step."""
     loss = one_vs_all_loss if "plain" in case.variant else fused_one_vs_all_loss
     settings = OneVsAll(label_smoothing=0.1)
     examples = OneVsAllExamples(generated_triples(), NUM_RELATIONS, inverse_relations=True)
@@ -117,11 +118,11 @@ def bare_loop(case: Case) -> list[float]:
         start = end
         if len(seconds) == case.steps:
             return seconds
-    raise ValueError(f"{case.steps} steps asked for, an epoch has {len(seconds)}")
+    raise ValueError(f"{case.steps} steps were requested, but an epoch has only {len(seconds)}")
 
 
 def trainer_loop(case: Case) -> list[float]:
-    """Train through the trainer, recorded in a tracking store of its own; seconds of each step.
+    """Train with the trainer and a new tracking store, and return the seconds of each step.
 
     Data handling, logging, heartbeats and memory clean-up are included, as in `clew train`.
     """
@@ -146,11 +147,12 @@ def trainer_loop(case: Case) -> list[float]:
 
 
 def pykeen_loop(case: Case) -> list[float]:
-    """Train PyKEEN's ConvE with its LCWA loop; return the seconds of each step.
+    """Train PyKEEN's ConvE with its LCWA loop, and return the seconds of each step.
 
-    As its documentation advises for ConvE: inverse triples, LCWA training, binary cross entropy
-    with logits, Adam. It trains in float32 and refuses sub-batches for a model with batch
-    normalisation. A small graph with all the entities and relations keeps the set-up short.
+    The settings are those that PyKEEN's documentation advises for ConvE: inverse triples, LCWA
+    training, binary cross entropy with logits, Adam. PyKEEN trains in float32 and refuses
+    sub-batches for a model with batch normalisation. A small graph with all entities and relations
+    keeps the set-up short.
     """
     from pykeen.models import ConvE as PyKEENConvE
     from pykeen.training import LCWATrainingLoop
@@ -191,10 +193,11 @@ def pykeen_loop(case: Case) -> list[float]:
 
 
 def products_loop(case: Case) -> list[float]:
-    """Do only the matrix products that a step cannot do without; return the seconds of each.
+    """Run only the matrix products that every step needs, and return the seconds of each step.
 
-    Forward and both gradients of the projection and of the scores: what a step would take if
-    indexing, convolution, normalisation, dropout, loss and optimizer were free.
+    These are the forward products and both gradients of the projection and of the scores. A step
+    would take this long if indexing, convolution, normalisation, dropout, loss and optimizer took
+    no time.
     """
     settings = ConvEModel()
     model = ConvE(NUM_ENTITIES, 2 * NUM_RELATIONS, settings)
@@ -214,8 +217,8 @@ def products_loop(case: Case) -> list[float]:
 
 
 def torch_loaded_gib() -> float:
-    """Return the peak of an interpreter that has loaded torch and nothing else."""
-    # Not getrusage: its maximum is inherited from the process that starts the interpreter.
+    """Return the peak memory of an interpreter that has imported only torch."""
+    # Not getrusage: a new process inherits its parent's maximum.
     script = "import torch; print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     return int(run.stdout) / 2**20
@@ -243,7 +246,7 @@ CASES = [
 
 
 def child(case: Case) -> None:
-    """Train one case and report its steps."""
+    """Train one case, and report the seconds of its steps after the warm-up."""
     if case.keep_pages:
         assert keep_allocator_pages(), "no glibc allocator"
     torch.manual_seed(0)
@@ -253,7 +256,7 @@ def child(case: Case) -> None:
 
 
 def main(rounds: int) -> None:
-    """Measure all cases in turn, several times; print and write the medians."""
+    """Measure all cases in turn in each round, and print and write the medians."""
     measured: dict[Case, list[dict]] = {case: [] for case in CASES}
     for _ in range(rounds):
         for case in CASES:

@@ -1,12 +1,12 @@
-"""A graph of 1,000,000 entities on a small machine: the loss, training steps, ranking.
+"""Measures loss, training steps and ranking for 1,000,000 entities on a small machine.
 
     python -m experiments.benchmarks.wide_graph [entities] [rounds]
 
-200 dimensions, batches of 1,024, float32, binary cross entropy over all entities. The loss is
-measured beside the three bare matrix products that it cannot do without (scores, gradient of the
-queries, gradient of the table), made with the same chunks into memory that stays; what the loss
-takes beyond its inputs and their gradients is its extra memory. Training goes through the trainer:
-with Adam in every round, with Adagrad in the first. Every case has a process of its own.
+The settings are 200 dimensions, batches of 1,024, float32 and binary cross entropy over all
+entities. The loss is compared with the three matrix products that it needs (scores, gradient of the
+queries, gradient of the table), computed in the same chunks. The extra memory of the loss is its
+peak beyond its inputs and their gradients. Training uses the trainer, with Adam in every round and
+with Adagrad only in the first. Every case runs in a new process.
 """
 
 import os
@@ -46,7 +46,7 @@ STEPS, RANKED, ROUNDS = 4, 1000, 3
 
 
 def timed_alone(function: object, leaves: list[torch.Tensor]) -> tuple[float, float]:
-    """Return the seconds of a second call, and its peak beyond inputs and their gradients."""
+    """Return the seconds of the second call, and its peak beyond inputs and their gradients."""
     assert callable(function)
     for leaf in leaves:
         leaf.grad = torch.zeros_like(leaf)
@@ -94,7 +94,7 @@ def loss_alone(entities: int, implementation: str) -> dict[str, float]:
 
 
 def graph_of(entities: int) -> KnowledgeGraph:
-    """Return a generated graph with uneven ends."""
+    """Return a generated graph with uneven entity frequencies."""
     generator = np.random.default_rng(0)
     ends = (entities * generator.random((2, 50_000)) ** 2).astype(np.int32)
     relation = generator.integers(0, RELATIONS, 50_000).astype(np.int32)
@@ -106,7 +106,7 @@ def graph_of(entities: int) -> KnowledgeGraph:
 
 
 def training(entities: int, optimizer: str) -> dict[str, float]:
-    """Return seconds a step and the whole process's peak, data and optimizer included."""
+    """Return the seconds per step, and the whole process's peak with data and optimizer."""
     kind, _, row_wise = optimizer.partition(" ")
     settings = {
         "training.batch_size": BATCH,
@@ -124,7 +124,7 @@ def training(entities: int, optimizer: str) -> dict[str, float]:
 
 
 def ranking(entities: int) -> dict[str, float]:
-    """Return seconds and extra memory of ranking both sides of some test triples."""
+    """Return the seconds and extra memory of ranking heads and tails of some test triples."""
     torch.manual_seed(0)
     graph = graph_of(entities)
     model, known = ConvE(entities, 2 * RELATIONS, ConvEModel()), FilterIndex.from_graph(graph)
@@ -142,7 +142,7 @@ def ranking(entities: int) -> dict[str, float]:
 
 
 def child(entities: int, part: str, variant: str) -> None:
-    """Measure one case."""
+    """Measure one case, and report its figures."""
     keep_allocator_pages()
     if part == "loss":
         report_child(dict(loss_alone(entities, variant)))
@@ -163,7 +163,7 @@ CASES = [
 
 
 def main(entities: int, rounds: int) -> None:
-    """Measure all cases in turn, several times; print and write the medians."""
+    """Measure all cases in turn in each round, and print and write the medians."""
     measured: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in CASES}
     for turn in range(rounds):
         for case, runs in measured.items():

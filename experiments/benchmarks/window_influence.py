@@ -1,17 +1,18 @@
-"""Explaining texts and image sequences by training windows: all scores, and a search by index.
+"""Measures explanations of texts and image sequences: all scores, and a search with an index.
 
     python -m experiments.benchmarks.window_influence text               # all windows of `nano`
     python -m experiments.benchmarks.window_influence sequences
     python -m experiments.benchmarks.window_influence text --windows 60  # a quick look
     (further options: --tests 10 --steps 300 --half --candidates 20,15 --rank 64 --folder FOLDER)
 
-Needs tinyshakespeare, or the ERA5 file, under $CLEW_DATA. It trains the model for some steps,
-scores all training windows for ten tests in one pass, without cosines, makes the index, and
-searches it for one test after the other, for proponents and opponents and for proponents alone; the
-exact and the found ten strongest proponents are compared. The price of cosines is the time for some
-windows with them, divided by the time without, in turns. Each stage is kept under the
-folder (default runs/window_influence/…) and not repeated: an interrupted benchmark goes on after
-the last one. Seconds are of the explanation itself, without start of the process and index.
+This needs tinyshakespeare or the ERA5 file under $CLEW_DATA. It trains the model for some steps,
+and scores all training windows for ten tests in one pass, without cosines. Then it builds the
+index, and searches it for one test after the other, for proponents and opponents and for proponents
+alone. The ten strongest proponents of the search are compared with the exact ones. The cost of
+cosines is the time for some windows with cosines, divided by the time without, in turns. The result
+of each stage is saved in the folder (default runs/window_influence/…) and the stage is not
+repeated, so an interrupted benchmark continues after the last finished stage. Seconds are those of
+the explanation itself, without the start of the process and the building of the index.
 """
 
 import argparse
@@ -55,11 +56,11 @@ GRIB = Path("era5_uk_t2m_2019_03") / "era5-2mt-2019-03-uk.grib"
 CPU = torch.device("cpu")
 TOP, SAMPLE, ROUNDS = 10, 48, 3
 PROMPT, CONTINUATION = 64, 32
-"""Bytes of the prompts, which are taken from the test text, and of what is explained."""
+"""Bytes of a prompt from the test text, and of the continuation that is explained."""
 
 
 class FirstWindows:
-    """Some windows of all, spread evenly."""
+    """An evenly spaced selection of all windows."""
 
     def __init__(self, windows: Any, count: int) -> None:
         self.windows = windows
@@ -69,15 +70,15 @@ class FirstWindows:
         return len(self.chosen)
 
     def batch(self, indices: np.ndarray) -> Any:
-        """Return a batch."""
+        """Return a batch of selected windows."""
         return self.windows.batch(self.chosen[indices])
 
 
 def configuration(subject: str, folder: Path, steps: int) -> RunConfig:
-    """Return the shipped configuration, cut short."""
+    """Return the shipped configuration for a short training."""
     short = {"training.max_steps": steps, "tracking.log_mfu": False, "evaluation.enabled": False}
     if subject == "text":
-        # Influence refuses an average; constants up to the end of a short run.
+        # Influence does not accept averaged parameters. A constant rate suits a short run.
         changed = {"training.ema_decay": None, "schedule.kind": "constant"}
         return load(ROOT / "experiments/language_modeling/nano.yaml", short | changed)
     data = folder / "era5"
@@ -88,7 +89,7 @@ def configuration(subject: str, folder: Path, steps: int) -> RunConfig:
 
 
 def trained(config: RunConfig, task: Any, folder: Path) -> Path:
-    """Train, or take what was trained before; return the folder of checkpoints."""
+    """Train unless a saved training exists, and return the folder of checkpoints."""
     run = folder / "run"
     if not (folder / "trained").exists():
         origin = Manifest(0, 0, 0.0, task.kind, {}, "benchmark", task.data_fingerprint)
@@ -107,7 +108,7 @@ def trained(config: RunConfig, task: Any, folder: Path) -> Path:
 
 
 def test_windows(task: Any, count: int) -> list[Any]:
-    """Return the windows to explain, a batch each."""
+    """Return the windows to explain, each as a batch."""
     if isinstance(task, SequenceRegression):
         windows = task.splits.windows["test"]
         chosen = np.linspace(0, len(windows) - 1, count).astype(int)
@@ -126,7 +127,7 @@ def test_windows(task: Any, count: int) -> list[Any]:
 
 
 def kept(path: Path, stage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a stage's result, from an earlier run if there is one."""
+    """Return a stage's saved result, or run the stage and save its result."""
     if not path.exists():
         write_whole(path, json.dumps(stage()))
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -150,7 +151,7 @@ def all_scores(tracer: WindowTracer[Any], tests: Sequence[Any]) -> dict[str, Any
 
 
 def price_of_cosines(tracer: WindowTracer[Any], tests: Sequence[Any]) -> dict[str, Any]:
-    """Return the time with cosines divided by that without, of some windows."""
+    """Return the time with cosines divided by the time without, for some windows."""
 
     def explain(*, with_cosine: bool) -> None:
         few = copy(tracer)
@@ -169,7 +170,7 @@ def price_of_cosines(tracer: WindowTracer[Any], tests: Sequence[Any]) -> dict[st
 def searches(
     tracer: WindowTracer[Any], tests: Sequence[Any], settings: SearchSettings
 ) -> dict[str, Any]:
-    """Search for one test after the other; the first has the index made, and is repeated."""
+    """Search for one test after the other; an untimed first search builds the index."""
     made = tracer.explain(tests[:1], top_k=TOP, settings=settings, progress=show)[0].searched
     assert made is not None
     seconds, cpu, top, errors = [], [], [], []
@@ -193,13 +194,13 @@ def searches(
 
 
 def show(done: int, total: int) -> None:
-    """Print how far a stage is, now and then."""
+    """Print the progress of a stage at intervals."""
     if done % 200 < 4 or done == total:
         print(f"  {done} of {total} windows", flush=True)
 
 
 def recall(exact: list[list[int]], found: list[list[int]]) -> float:
-    """Return the share of the exact top that was found."""
+    """Return the share of the exact top proponents that the search found."""
     return float(np.mean([len({*a} & {*b}) / len(a) for a, b in zip(exact, found, strict=True)]))
 
 

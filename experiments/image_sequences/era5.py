@@ -1,10 +1,11 @@
-"""Turns the ERA5 file into a folder of NumPy arrays: the temperature three hours ahead.
+"""Converts the ERA5 file into image sequences for predicting the temperature three hours ahead.
 
     python -m experiments.image_sequences.era5 FILE.grib FOLDER
 
-Frames are hourly 2 m temperatures over Britain. The target of a frame is the temperature at 51.5 N,
-0 E three hours later, its present value the temperature there now. The scalars are the sun's zenith
-angle and azimuth there at the hour of the target. Groups are blocks of four days.
+The output is a folder of NumPy arrays. Frames are hourly 2 m temperatures over Britain. The target
+of a frame is the temperature at 51.5 N, 0 E three hours later, and its present value is the current
+temperature at this place. The scalars are the sun's zenith angle and azimuth at this place at the
+hour of the target. Groups are blocks of four days.
 
 Generated using Copernicus Climate Change Service information [2019].
 """
@@ -24,7 +25,7 @@ HOURS_AHEAD, DAYS_IN_GROUP = 3, 4
 
 
 def convert(grib: Path, folder: Path) -> None:
-    """Write images, target, present, scalars, time, group and names of a file's fields."""
+    """Convert a GRIB file into the arrays and the names of a folder of image sequences."""
     fields = read_grib(grib)
     images = np.stack([field.values for field in fields]).astype(np.float32)
     hours = np.array([(f.time - fields[0].time) / timedelta(hours=1) for f in fields])
@@ -54,7 +55,7 @@ def convert(grib: Path, folder: Path) -> None:
 
 
 def _grid_point(field: GribField) -> tuple[int, int]:
-    """Return row and column of the place whose temperature is predicted."""
+    """Return the row and column of the grid point whose temperature is predicted."""
     rows, columns = field.values.shape
     row = (field.north - LATITUDE) / (field.north - field.south) * (rows - 1)
     column = (LONGITUDE - field.west) / (field.east - field.west) * (columns - 1)

@@ -1,8 +1,8 @@
-"""Reads GRIB edition 1 with simple packing: enough for a regular grid of one parameter.
+"""Reads GRIB edition 1 files with simple packing and a regular grid.
 
-A message is indicator, product definition, grid definition and binary data section (WMO Manual on
-Codes, FM 92 GRIB edition 1). A packed value is (R + X 2^E) / 10^D: R a float as IBM wrote them, X a
-whole number of a fixed width, E and D scale factors with a sign bit.
+A message has four sections: indicator, product definition, grid definition and binary data (WMO
+Manual on Codes, FM 92 GRIB edition 1). A packed value is (R + X 2^E) / 10^D. R is an IBM System/360
+float, X an unsigned integer of a fixed width, and E and D are scale factors with a sign bit.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ HAS_GRID, HAS_BITMAP = 0x80, 0x40
 
 
 class GribError(ValueError):
-    """A message that this reader cannot decode; the text names file, message and reason."""
+    """Raised for a message that this reader cannot decode; names file, message and reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class GribField:
-    """One field on a regular grid, first row in the north, first column in the west."""
+    """A field on a regular grid. The first row is in the north, the first column in the west."""
 
     time: datetime
     parameter: int
@@ -37,7 +37,7 @@ def read_grib(path: Path) -> list[GribField]:
     """Read all messages of a file, in order.
 
     Raises:
-        GribError: a message is cut off or uses what is not supported.
+        GribError: When a message is cut off or uses an unsupported feature.
     """
     raw = path.read_bytes()
     fields: list[GribField] = []
@@ -57,11 +57,11 @@ def read_grib(path: Path) -> list[GribField]:
 
 def _decode(message: bytes) -> GribField:
     if message[7] != 1 or message[-4:] != b"7777":
-        raise GribError(f"edition {message[7]} or cut off; expected a whole message of edition 1")
+        raise GribError(f"edition {message[7]} or cut off; expected a complete message, edition 1")
     product, rest = _section(message[8:])
     flags = product[7]
     if not flags & HAS_GRID or flags & HAS_BITMAP:
-        raise GribError("without a grid or with a bitmap; expected a plain grid")
+        raise GribError("no grid or a bitmap; expected a grid without a bitmap")
     grid, rest = _section(rest)
     data, _ = _section(rest)
     if grid[5] != 0 or grid[27] != 0:
@@ -87,16 +87,16 @@ def _unpack(data: bytes, count: int, decimal_scale: int) -> np.ndarray:
     if bits == 0:
         return np.full(count, reference / 10.0**decimal_scale)
     if bits not in (8, 16, 32):
-        raise GribError(f"{bits} bits a value; expected 8, 16 or 32")
+        raise GribError(f"{bits} bits per value; expected 8, 16 or 32")
     packed = np.frombuffer(data, dtype=f">u{bits // 8}", offset=11, count=count)
     return (reference + packed.astype(np.float64) * 2.0**binary_scale) / 10.0**decimal_scale
 
 
 def _section(data: bytes) -> tuple[bytes, bytes]:
-    """Return the section that `data` begins with, and what follows it."""
+    """Split `data` into its first section and the rest."""
     length = _whole(data[:3])
     if length < 11 or length > len(data):
-        raise GribError(f"a section of {length} bytes where {len(data)} are left")
+        raise GribError(f"a section of {length} bytes, but only {len(data)} bytes are left")
     return data[:length], data[length:]
 
 
@@ -110,13 +110,13 @@ def _whole(octets: bytes) -> int:
 
 
 def _signed(octets: bytes) -> int:
-    """Return a number whose first bit is its sign."""
+    """Return a sign-and-magnitude integer, whose first bit is the sign."""
     sign_bit = 1 << (8 * len(octets) - 1)
     value = _whole(octets)
     return -(value ^ sign_bit) if value & sign_bit else value
 
 
 def _ibm_float(octets: bytes) -> float:
-    """Return a System/360 float: sign, exponent of 16 with an excess of 64, 24 bits of fraction."""
+    """Return a System/360 float: sign, exponent of base 16 with bias 64, fraction of 24 bits."""
     sign = -1.0 if octets[0] & 0x80 else 1.0
     return float(sign * _whole(octets[1:4]) / 2**24 * 16.0 ** ((octets[0] & 0x7F) - 64))

@@ -1,7 +1,7 @@
-"""Where the sun stands: zenith and azimuth from time and place, to a few tenths of a degree.
+"""Computes the sun's zenith angle and azimuth to within a few tenths of a degree.
 
-Fourier series of Spencer (1971) for declination and equation of time, as in NOAA's general solar
-position calculations; no refraction.
+The declination and the equation of time are Spencer's Fourier series (1971), as in NOAA's general
+solar position calculations. Refraction is ignored.
 """
 
 from datetime import datetime
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def solar_angles(time: datetime, latitude: float, longitude: float) -> tuple[float, float]:
-    """Return zenith angle and azimuth in degrees, the azimuth clockwise from north.
+    """Return zenith angle and azimuth in degrees. The azimuth is clockwise from north.
 
     Args:
         time: In UTC.

@@ -1,11 +1,11 @@
-"""A text of another kind than plays: the documentation of the packages that are installed here.
+"""Collects the documentation of the installed Python packages as a text corpus.
 
     python -m experiments.language_modeling.documentation FOLDER
 
-Docstrings of a module, and every file of Markdown or reStructuredText, are one document each.
-Only packages whose licence permits distribution are read; `packages.csv` names them with version
-and licence. A document belongs to one of the folders `train`, `valid` and `test` by the hash of
-its name. Texts that occur twice, and those below 500 bytes, are left out.
+The docstrings of a module are one document, and so is each Markdown or reStructuredText file. Only
+packages whose licence permits distribution are read; `packages.csv` lists them with version and
+licence. The hash of a document's name decides whether it goes into the folder `train`, `valid` or
+`test`. Duplicates and texts below 500 bytes are left out.
 """
 
 import ast
@@ -29,7 +29,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def licence(package: Distribution) -> str:
-    """Return what a package says of its licence, on one line."""
+    """Return the licence that a package's metadata states, as one line."""
     said = package.metadata
     classifiers = [c for c in said.get_all("Classifier") or [] if c.startswith("License ::")]
     expressions, licences = (said.get_all(key) or [] for key in ("License-Expression", "License"))
@@ -38,7 +38,7 @@ def licence(package: Distribution) -> str:
 
 
 def is_free(name: str) -> bool:
-    """Return whether a licence is one of those that permit distribution with their notice."""
+    """Return whether a licence permits distribution if its notice is included."""
     words = name.lower().replace("-", " ").replace("(", " ").replace(")", " ").split()
     text = " ".join(words)
     copyleft = any(word in text for word in ("gpl", "gnu", "mpl", "mozilla"))
@@ -46,10 +46,10 @@ def is_free(name: str) -> bool:
 
 
 def docstrings(code: str) -> str:
-    """Return the docstrings of a module in their order; nothing for code that does not parse."""
+    """Return the docstrings of a module as one text, or an empty text if it does not parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in the code of others
+            warnings.simplefilter("ignore")  # such as invalid escapes in the parsed code
             tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
         return ""
@@ -58,7 +58,7 @@ def docstrings(code: str) -> str:
 
 
 def documents(package: Distribution) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each document of a package, in the order of their names."""
+    """Yield the name and text of each document of a package, sorted by name."""
     for file in sorted(package.files or [], key=str):
         path = Path(str(package.locate_file(file)))
         if path.suffix not in (*MARKUP, ".py") or not path.is_file():
@@ -71,13 +71,13 @@ def documents(package: Distribution) -> Iterator[tuple[str, str]]:
 
 
 def split_of(name: str) -> str:
-    """Return the split of a document: a tenth each for validation and test."""
+    """Return the split of a document. Validation and test get a tenth of the documents each."""
     first = hashlib.sha256(name.encode()).digest()[0]
     return "test" if first < TENTH else "valid" if first < 2 * TENTH else "train"
 
 
 def assemble(folder: Path, packages: Iterable[Distribution]) -> dict[str, int]:
-    """Write all documents and the list of packages; return the bytes of each split."""
+    """Write all documents and the list of packages, and return the bytes of each split."""
     seen: set[bytes] = set()
     sizes = dict.fromkeys(("train", "valid", "test"), 0)
     for split in sizes:

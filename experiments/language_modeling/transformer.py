@@ -1,6 +1,7 @@
-"""A transformer of the size of `nano`, for comparison: plain torch, rotary positions, tied head.
+"""A transformer of the same size as `nano`, for comparison.
 
-Six layers of 384 channels and six heads, as the "baby GPT" of nanoGPT: 10.7 million parameters.
+It is plain torch, with rotary position embeddings and a tied output layer. It has six layers of 384
+channels and six heads, like nanoGPT's "baby GPT": 10.7 million parameters.
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and an MLP, each on a normalised copy of the residual stream."""
+    """Causal attention and an MLP, each with layer normalisation of its input."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -37,14 +38,14 @@ class TransformerBlock(nn.Module):
 
 
 def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn pairs of channels by angles that grow with the position (Su et al., 2104.09864)."""
+    """Rotate pairs of channels by angles that grow with the position (Su et al., 2104.09864)."""
     cosine, sine = (turn.to(x.dtype) for turn in turns)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=-1)
 
 
 class Transformer(nn.Module):
-    """Returns hidden vectors, as `EigenstateLM` does."""
+    """A causal transformer that returns hidden vectors, as `EigenstateLM` does."""
 
     def __init__(
         self,
@@ -79,5 +80,5 @@ class Transformer(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
-        """Return the scales of normalisation: decay is for matrices."""
+        """Return the scales of normalisation; weight decay is only for matrices."""
         return [p for p in self.parameters() if p.dim() == 1]

@@ -1,4 +1,4 @@
-"""One small model, trained through the API and promoted, that all tests of the API share."""
+"""One small model that all tests of the API share; it is trained through the API and promoted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from tests.workflows.trained import dispose_of
 
 @pytest.fixture(scope="session")
 def store(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return the folder of a store of its own."""
+    """Return the folder of a tracking store for the tests of the API."""
     folder = tmp_path_factory.mktemp("api")
     yield folder
     dispose_of(uri_of(folder))
@@ -26,7 +26,7 @@ def uri_of(store: Path) -> str:
 
 @contextmanager
 def in_use(store: Path) -> Iterator[None]:
-    """Make a store the one in use, whatever other tests of this process have set."""
+    """Use a store inside this context, regardless of what other tests of this process have set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", uri_of(store))
         for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "CLEW_SPOOL"):
@@ -36,14 +36,14 @@ def in_use(store: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def store_in_use(store: Path) -> Iterator[None]:
-    """Make the shared store the one in use for each test of the API."""
+    """Use the shared store in each test of the API."""
     with in_use(store):
         yield
 
 
 @pytest.fixture(scope="session")
 def why(store: Path) -> clew.Attribution:
-    """Return what the sample program explains; its run and its folder are in the store."""
+    """Return the sample program's explanation; its run and its folder are in the store."""
     with in_use(store):
         return train_and_ask(store / "model")
 

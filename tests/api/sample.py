@@ -1,4 +1,4 @@
-"""A program over the API with all its types; mypy checks it in `make lint`, a test runs it."""
+"""A sample program that uses all types of the API; `make lint` checks it and a test runs it."""
 
 from pathlib import Path
 from typing import assert_type
@@ -9,7 +9,7 @@ import clew
 
 
 def train_and_ask(folder: Path) -> clew.Attribution:
-    """Train a small model, ask it and explain a prediction."""
+    """Train a small model, query it and explain a prediction."""
     run = clew.train(
         "umls",
         epochs=2,

@@ -1,4 +1,4 @@
-"""The Python API says what the commands say, in types that a notebook shows well."""
+"""The Python API returns what the commands print, in types that a notebook displays well."""
 
 import json
 from collections.abc import Callable
@@ -144,7 +144,7 @@ def test_a_table_of_triples_is_explained_row_by_row(why: clew.Attribution, champ
 
 
 def hostile(why: clew.Attribution) -> clew.Attribution:
-    """Return an explanation with one fact and no opponent, whose names try to be markup."""
+    """Return an explanation with one fact and no opponent, whose names contain markup."""
     from clew.api.tables import triple_table
 
     assert isinstance(why.report, InfluenceReport)
@@ -167,7 +167,7 @@ def test_a_notebook_shows_names_as_text(why: clew.Attribution) -> None:
 
 
 def sizes(plan: clew.MemoryPlan) -> list[object]:
-    """Return what of a plan does not depend on how large this process has become."""
+    """Return the parts of a plan that do not depend on the size of this process."""
     weights = [variant.memory.parts_gib["weights"] for variant in plan.variants]
     return [plan.batch_size, [variant.settings for variant in plan.variants], weights]
 

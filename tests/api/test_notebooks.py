@@ -1,4 +1,4 @@
-"""The worked notebooks run from top to bottom, and find what they say they find."""
+"""The example notebooks run from top to bottom, and their results match their text."""
 
 import runpy
 from pathlib import Path
@@ -14,7 +14,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
 
 
 def execute(name: str) -> dict[str, Any]:
-    """Run a notebook in the current folder and store; return its variables."""
+    """Run a notebook in the current folder and store, and return its variables."""
     return runpy.run_path(str(NOTEBOOKS / f"{name}.py"))
 
 

@@ -1,4 +1,4 @@
-"""Trainings leave the process of a notebook as they found it, and do not disturb each other."""
+"""Trainings do not change the process of a notebook, and do not disturb each other."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The Python lines of the README and of the documents run as they are printed, for fewer epochs."""
+"""The Python examples of the README and the documentation run as printed, with fewer epochs."""
 
 import re
 from pathlib import Path

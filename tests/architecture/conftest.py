@@ -1,4 +1,4 @@
-"""What these tests share: the project's root and its files."""
+"""Shared fixtures: the project's root and its files."""
 
 import subprocess
 from pathlib import Path
@@ -15,7 +15,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def project_files(root: Path) -> list[Path]:
-    """Every file that belongs to the project: tracked, or new and not ignored."""
+    """Return every file of the project: tracked, or new and not ignored."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,

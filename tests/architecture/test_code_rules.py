@@ -1,11 +1,11 @@
-"""Words that no file of the project holds: paths of one machine, how a text came about, pickles."""
+"""No file of the project contains local paths, the history of a text, or pickles."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-# What means something on one machine or to one writer only.
+# Words that are meaningful only on one machine or to one author.
 FOREIGN = {
     "a folder beside the project": re.compile(r"\.\./shared"),
     "an absolute path of one machine": re.compile(r"(?<![\w.)])/(work|root|home|opt)/\w"),
@@ -13,7 +13,7 @@ FOREIGN = {
     "talk of how the text came about": re.compile(
         r"\b(this|previous|next|earlier|another) session\b", re.IGNORECASE
     ),
-    # Ruff bans the modules; it does not see these.
+    # Ruff bans the modules, but does not see these uses.
     "a pickle": re.compile(r"allow_pickle=True|weights_only=False|\.to_pickle\("),
 }
 MAY_NAME = {

@@ -1,4 +1,4 @@
-"""Every configuration field says what it is, in words that are not its name."""
+"""Every configuration field has a description that is more than its name."""
 
 from typing import Any, get_args
 

@@ -1,4 +1,4 @@
-"""The command line is made from declarations; MLproject and the reference page say the same."""
+"""The command line is made from declarations that match MLproject and the reference page."""
 
 import re
 import shlex
@@ -57,11 +57,11 @@ PARAMETERS = {
     "pretokenize": "dataset output chunk_size tokenizer vocabulary_size text_column num_proc "
     "max_chunks held_out_fraction force",
 }
-"""Names that scripts rely on."""
+"""Names that scripts depend on."""
 OF_THE_COMMAND_LINE_ALONE = {"runs", "sync", "ui"}
-"""Verbs that MLflow has no use for: it opens a run for what it starts."""
+"""Verbs that are not in MLproject, because MLflow would open a run for them."""
 OPTIONS_OF_THE_COMMAND_LINE_ALONE = {"json", "disable_memory_cleanup", "quick"}
-"""For a terminal, or a second way to say what a parameter says."""
+"""Options for a terminal, or alternatives to another parameter."""
 
 
 @pytest.mark.parametrize(("path", "content"), written_files().items())
@@ -112,7 +112,7 @@ def test_parameters_are_the_agreed_ones(project: dict[str, Any], name: str) -> N
     parameters = project["entry_points"][name].get("parameters", {})
     assert set(parameters) == set(PARAMETERS[name].split())
     for value in parameters.values():
-        # A default that YAML does not read as text would reach the command as `False` or `None`.
+        # If YAML does not read a default as text, the command gets `False` or `None`.
         assert value == "string" or isinstance(value["default"], str)
 
 

@@ -1,4 +1,4 @@
-"""pyproject.toml, constraints.txt, conda.yaml and python_env.yaml say the same."""
+"""pyproject.toml, constraints.txt, conda.yaml and python_env.yaml agree."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-# Brought in by torch alone, where it is built for a GPU, in the versions that torch itself pins.
+# Dependencies of torch's GPU builds only, in the versions that torch itself pins.
 GPU_LIBRARIES = ("nvidia-", "cuda-", "triton")
 
 
@@ -41,7 +41,7 @@ def pins(root: Path) -> dict[str, str]:
 
 
 def test_hashes_are_of_the_pinned_versions(root: Path, pins: dict[str, str]) -> None:
-    """`make lock` writes them; what torch needs of CUDA is there beside what is pinned."""
+    """`make lock` writes these files; they have the pinned packages and torch's CUDA packages."""
     text = (root / "requirements.txt").read_text(encoding="utf-8")
     entries = re.findall(
         r"^([\w.-]+)==(\S+) [^\n]*\\\n((?: +--hash=sha256:\w{64}.*\n)+)", text, re.M
@@ -53,7 +53,7 @@ def test_hashes_are_of_the_pinned_versions(root: Path, pins: dict[str, str]) -> 
 
 
 def test_uv_and_pip_install_the_same_files(root: Path) -> None:
-    """`uv sync` reads uv.lock, `pip install --require-hashes` requirements.txt."""
+    """`uv sync` reads uv.lock, and `pip install --require-hashes` reads requirements.txt."""
     lock = tomllib.loads((root / "uv.lock").read_text(encoding="utf-8"))
     of_uv = {
         f"{package['name']}=={package['version']}": {
@@ -93,7 +93,7 @@ def requirements(declared: dict[str, Any], without: Collection[str] = ()) -> lis
 
 
 def installed(declared: dict[str, Any]) -> list[Requirement]:
-    """Return the requirements of this environment: `make test` brings neither docs nor server."""
+    """Return the requirements of this environment, in which docs and server can be missing."""
     only_there = {"docs": ("mkdocs", "mkdocstrings"), "server": ("flask_wtf", "authlib")}
     missing = [
         extra
@@ -141,7 +141,7 @@ def test_everything_brought_in_is_pinned(declared: dict[str, Any], pins: dict[st
 def test_what_is_installed_is_what_is_pinned(
     declared: dict[str, Any], pins: dict[str, str]
 ) -> None:
-    """The tests speak for the pinned versions only if these are the ones that run."""
+    """The tests are valid for the pinned versions only if these versions are installed."""
     for name in set(needed(installed(declared))):
         found = Version(metadata.version(name)).public
         assert found == pins[name], f"{name} {found} is installed; run make test"

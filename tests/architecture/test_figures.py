@@ -1,4 +1,4 @@
-"""What README, the log and docs/measurements.md quote is what the result files say, nothing else.
+"""README, the log and docs/measurements.md quote exactly the figures of the result files.
 
 `python -m experiments.report` writes the documents.
 """
@@ -90,7 +90,7 @@ FIGURE = Figure("a step", "speed", (Quote("seconds", "{} s"),), (Quote("other", 
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let benchmarks write into a folder of ours, from a committed tree."""
+    """Make benchmarks write to a temporary folder, as from a committed tree."""
     monkeypatch.setattr(harness, "ROOT", tmp_path)
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     monkeypatch.setattr(harness, "COMMIT", "a" * 40)
@@ -119,7 +119,7 @@ def test_a_figure_is_shown_with_its_rounds_file_and_commit(recorded: Path) -> No
         ({"commit": "a" * 40 + "-dirty"}, "uncommitted changes"),
         ({"commit": None}, "not a git checkout"),
         ({"figures": {}}, "no figure 'seconds'"),
-        ({"command": "python -m experiments.benchmarks.speed 9"}, "of the default sizes"),
+        ({"command": "python -m experiments.benchmarks.speed 9"}, "with the default sizes"),
     ],
 )
 def test_what_cannot_be_trusted_is_not_quoted(
@@ -133,7 +133,7 @@ def test_what_cannot_be_trusted_is_not_quoted(
 
 def test_two_rounds_are_too_few(recorded: Path) -> None:
     harness.write_results("speed", [], figures={"seconds": [2.0] * 3, "other": [1.0] * 2})
-    assert gap(FIGURE, written(recorded)) == "'other' has 2 rounds; 3 are wanted"
+    assert gap(FIGURE, written(recorded)) == "'other' has 2 rounds; at least 3 are needed"
 
 
 @pytest.mark.parametrize("commit", ["a" * 40 + "-dirty", None])

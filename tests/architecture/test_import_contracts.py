@@ -1,4 +1,4 @@
-"""Which way imports run: a broken contract of pyproject.toml is found; `make lint` checks them."""
+"""Every broken import contract of pyproject.toml is found; `make lint` checks the contracts."""
 
 import os
 import shutil
@@ -26,15 +26,15 @@ BROKEN = [
     (
         "platform/clew/config/base.py",
         "import clew.training",
-        "Folders import downwards",
+        "Folders import only",
     ),
-    ("platform/clew/layers/__init__.py", "import clew.training", "Folders import downwards"),
-    ("platform/clew/helpers.py", "ANSWER = 42", "Folders import downwards"),
-    ("platform/clew/training/__init__.py", "import mlflow", "MLflow is known to"),
+    ("platform/clew/layers/__init__.py", "import clew.training", "Folders import only"),
+    ("platform/clew/helpers.py", "ANSWER = 42", "Folders import only"),
+    ("platform/clew/training/__init__.py", "import mlflow", "Only clew.runs imports"),
     ("platform/clew/config/__init__.py", "import torch", "A configuration is checked"),
-    ("platform/clew/runs/reading/__init__.py", "import clew.layers.products", "never reach torch"),
-    ("platform/clew/runs/base.py", "import mlflow", "seam is free of MLflow"),
-    ("platform/clew/workflows/__init__.py", "import streamlit", "Streamlit is known"),
+    ("platform/clew/runs/reading/__init__.py", "import clew.layers.products", "not import torch"),
+    ("platform/clew/runs/base.py", "import mlflow", "interface does not import MLflow"),
+    ("platform/clew/workflows/__init__.py", "import streamlit", "Only the dashboard imports"),
     ("platform/clew/ui/views/__init__.py", "import clew.runs.reading", "Only clew.ui.data reads"),
     ("platform/clew/ui/data/__init__.py", "import clew.ui.views", "Pages over components"),
 ]
@@ -42,7 +42,7 @@ BROKEN = [
 
 @pytest.fixture(scope="module")
 def broken_report(root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Report on a copy of the project in which every contract is broken."""
+    """Return the report on a copy of the project in which every contract is broken."""
     copy = tmp_path_factory.mktemp("broken")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "bundled")
     shutil.copytree(root / "platform", copy / "platform", ignore=ignore)

@@ -1,4 +1,4 @@
-"""`platform/` never hides the standard module of that name, and make knows its targets."""
+"""`platform/` does not hide the standard module of that name, and all make targets exist."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What must start fast imports nothing heavy, checked in one fresh interpreter."""
+"""Modules that must start fast import nothing heavy, checked in one new interpreter."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 
 def modules_of(package: str, root: Path) -> list[str]:
-    """Return the package and every module below it; the package alone where it is `clew`."""
+    """Return the package and every module below it; only the package itself if it is `clew`."""
     source = root / "platform"
     folder = source.joinpath(*package.split("."))
     if package == "clew" or not folder.is_dir():
@@ -18,8 +18,8 @@ def modules_of(package: str, root: Path) -> list[str]:
     return sorted({".".join(path.parts).removesuffix(".__init__") for path in files})
 
 
-# Packages in the order in which one interpreter imports them, and what is not there after each:
-# what may be there after one of them must be allowed for all that follow.
+# Packages in the order in which one interpreter imports them, with the modules that must not be
+# imported after each. A module that one of them can import must be allowed for all that follow.
 STEPS = [
     (["clew"], ["torch", "mlflow", "streamlit", "pandas", "numpy", "pydantic", "clew.api"]),
     (["clew.config"], ["torch", "mlflow", "streamlit", "numpy", "pandas", "pyarrow"]),
@@ -42,7 +42,7 @@ for modules, heavy in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def found(root: Path) -> list[list[str]]:
-    """Return what each step has imported of what it must not."""
+    """Return the forbidden modules that each step has imported."""
     steps = [
         ([name for package in packages for name in modules_of(package, root)], heavy)
         for packages, heavy in STEPS

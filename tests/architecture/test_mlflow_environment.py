@@ -1,7 +1,7 @@
-"""`mlflow run .` takes the project's own environment: no conda, no pyenv, no activation.
+"""`mlflow run .` uses the project's own environment, without conda, pyenv or activation.
 
-The name of that environment comes from a private helper of MLflow; these tests say when an
-upgrade has changed it.
+The name of the environment comes from a private helper of MLflow; these tests fail if an upgrade
+changes it.
 """
 
 import os
@@ -18,7 +18,7 @@ BARE_PATH = "/usr/bin:/bin"
 
 @pytest.fixture
 def bare_environment(tmp_path: Path) -> dict[str, str]:
-    """A shell without conda, pyenv or an activated environment, in another home folder."""
+    """Return variables of a shell without conda, pyenv or an activated environment."""
     return {
         "PATH": BARE_PATH,
         "HOME": str(tmp_path / "home"),
@@ -49,7 +49,7 @@ def test_every_python_of_the_environment_knows_the_root(bare_environment: dict[s
 def test_mlflow_run_takes_this_environment(
     root: Path, tmp_path: Path, bare_environment: dict[str, str]
 ) -> None:
-    """A project with the same python_env.yaml runs, and its values arrive as they were typed."""
+    """A project with the same python_env.yaml runs and gets its parameters unchanged."""
     if shutil.which("pyenv", path=BARE_PATH) or shutil.which("conda", path=BARE_PATH):
         pytest.skip(f"conda or pyenv is in {BARE_PATH}, so this proves nothing")
     project = tmp_path / "project"
@@ -110,7 +110,7 @@ def mlflow_told(program: str, folder: Path, environment: dict[str, str]) -> str:
 
 
 def test_setup_links_again_in_place_of_an_old_link(tmp_path: Path) -> None:
-    """An older python_env.yaml or another version of MLflow leaves no second link behind."""
+    """The link of an older python_env.yaml or another version of MLflow is removed."""
     root = Path(__file__).resolve().parents[2]
     program = (
         "import importlib.util, pathlib, sys\n"

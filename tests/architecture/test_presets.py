@@ -1,4 +1,4 @@
-"""Configurations are found by name from any folder."""
+"""Configurations are found by name in any folder."""
 
 import logging
 from pathlib import Path

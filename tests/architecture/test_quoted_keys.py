@@ -1,4 +1,4 @@
-"""The programs behind README write the figures that it quotes, with what their children report."""
+"""The benchmarks write the figures that README quotes, from the reports of their children."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ MEASURED = {
 
 
 def child(name: str, *arguments: str, **_: object) -> dict[str, Any]:
-    """Report what any child of any benchmark might."""
+    """Return values for every key that a benchmark's child can report."""
     if name == "training_speed":
         return MEASURED | {"seconds": [2.0, 2.5]}
     if name == "influence_speed":
@@ -46,7 +46,7 @@ def run_corruption(folder: Path, epochs: int) -> list[dict[str, object]]:
 
 
 def prepare(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    """Replace what takes long, and return the program's main function."""
+    """Replace the slow parts, and return the program's main function."""
     if hasattr(module, "run_child"):
         monkeypatch.setattr(module, "run_child", child)
     match name:

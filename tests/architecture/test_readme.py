@@ -1,4 +1,4 @@
-"""What the documents tell people to type exists: targets, verbs, options, parameters, files."""
+"""Everything that the documentation tells users to type exists: targets, verbs, options, files."""
 
 import re
 import shlex
@@ -26,7 +26,7 @@ PROGRAMS = ("make", "clew", "mlflow", "python", "python3")
 
 
 def code_lines(text: str) -> Iterator[str]:
-    """Yield the lines of fenced and of indented code blocks, continued lines joined."""
+    """Yield the lines of fenced and indented code blocks; continued lines are joined."""
     fenced = False
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("```"):
@@ -36,7 +36,7 @@ def code_lines(text: str) -> Iterator[str]:
 
 
 def program_and_words(line: str) -> tuple[str, list[str]]:
-    """Split a command line, without the variables that it sets and its comment."""
+    """Split a command line into words, without its variables and its comment."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:
@@ -47,7 +47,7 @@ def program_and_words(line: str) -> tuple[str, list[str]]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """Return (document, command line) for every command of ours in a code block."""
+    """Return (document, command line) for every command of Clew in a code block."""
     return [
         (document, line)
         for document in DOCUMENTS
@@ -125,7 +125,7 @@ def test_links_and_named_files_exist(document: str) -> None:
     missing = [
         target
         for target in targets
-        # The site takes its pictures from the dashboard's folder.
+        # The pictures of the site are in the dashboard's folder.
         if not (folder / target).exists() and not (ROOT / "ui" / target).exists()
     ]
     named = re.findall(r"`((?:platform|ui|experiments|tests|docs)/[\w./-]+)`", text)

@@ -1,4 +1,4 @@
-"""The audit of what is installed finds what is wrong; the bill of materials lists every package."""
+"""The audit finds problems of installed packages; the bill of materials lists every package."""
 
 import hashlib
 import importlib.util
@@ -24,7 +24,7 @@ def supply_chain(root: Path) -> ModuleType:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Install packages of one file each, the first thing that is looked at."""
+    """Install packages with one file each in a folder that is first on the path."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
@@ -48,7 +48,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 @pytest.fixture
 def installed(supply_chain: ModuleType, install: Callable[..., Path]) -> Callable[[], list[str]]:
-    """Take a project of two packages for Clew; return what is wrong with them."""
+    """Audit a project with two packages instead of Clew, and return the problems."""
     install("thread", "0.1", "spindle>=1", "distaff; extra == 'fancy'")
     install("distaff", "7.0")
     versions = {"spindle": "1.5", "wheelwright": "2.0"}
@@ -112,7 +112,7 @@ def test_the_bill_lists_every_package_that_is_needed(
         {"ref": "pkg:pypi/thread@0.1", "dependsOn": ["pkg:pypi/spindle@1.5"]},
         {"ref": "pkg:pypi/spindle@1.5", "dependsOn": ["pkg:pypi/wheelwright@2.0"]},
     ]
-    assert metadata.version("distaff") == "7.0"  # it is there, and not needed
+    assert metadata.version("distaff") == "7.0"  # installed but not needed
 
 
 def test_pins_are_read_with_their_markers(

@@ -1,10 +1,10 @@
-"""How many cases a run of these tests tries, and what is allowed to happen in each.
+"""Sets the number of cases that a run of these tests tries, and the allowed outcomes of a case.
 
-Usual test runs try the same `NUM_CASES` cases each time; a failed case is made as small as it can
-be, and printed. `CLEW_ATTACK_CASES=1000000` tries more of them. `CLEW_ATTACK_SEED=7` tries others,
-drawn from random bytes, which takes less time for each but makes none smaller; a failure names
-its number, and `CLEW_ATTACK_SEED=7:1234` begins with case 1234. `CLEW_ATTACK_GUIDED=1` leads them
-by what they reach in the code (`pip install atheris`; see `guided`).
+By default a test run tries the same `NUM_CASES` cases each time. A failed case is shrunk as far as
+possible and printed. `CLEW_ATTACK_CASES=1000000` tries more cases. `CLEW_ATTACK_SEED=7` tries other
+cases, drawn from random bytes. This takes less time per case, but does not shrink failed cases. A
+failure prints the number of its case, and `CLEW_ATTACK_SEED=7:1234` starts with case 1234.
+`CLEW_ATTACK_GUIDED=1` uses code coverage to choose the cases (`pip install atheris`; see `guided`).
 """
 
 import itertools
@@ -27,19 +27,19 @@ from clew.errors import ClewError, DataError, of_the_system
 from tests.attack.guided import fuzz_guided
 
 NUM_CASES = 10_000
-"""In all fuzzers together."""
+"""The number of cases in all fuzzers together."""
 NUM_BYTES = 2**15
-"""That a case is drawn from when a seed is given; few need as many."""
+"""The number of random bytes that a case is drawn from when a seed is given; few need them all."""
 MAX_MESSAGE = 2_000
 MAX_PROCESSOR_SECONDS = 10
 MAX_MORE_BYTES = 2**30
 MAX_FRAMES = 950
-"""A command's own begin some frames below Python's 1,000."""
+"""A command starts a few frames below Python's limit of 1,000."""
 SIZE_FILE = "/proc/self/statm"
 
 
 def fuzz(share: float, case: Callable[[DrawFn], object]) -> None:
-    """Try a fuzzer's share of all cases; each draws its input."""
+    """Try a fuzzer's share of all cases; each case draws its input."""
     number = max(1, round(share * int(os.environ.get("CLEW_ATTACK_CASES") or NUM_CASES)))
 
     @settings(
@@ -67,7 +67,7 @@ def fuzz(share: float, case: Callable[[DrawFn], object]) -> None:
 def _fuzz_from_bytes(
     case: Callable[[bytes], bytes | None], seed: int, first: int, number: int
 ) -> None:
-    """Try cases until enough were whole: one that needs more bytes than it has is not counted."""
+    """Try cases until enough were complete; a case that needs too many bytes is not counted."""
     tried = 0
     for index in itertools.count(first):
         try:
@@ -81,11 +81,11 @@ def _fuzz_from_bytes(
 
 
 class Endless(BaseException):
-    """A case that took more processor time than any may; nothing in the product catches it."""
+    """Raised when a case takes too much processor time; nothing in the product catches it."""
 
 
 class _Messages(logging.Handler):
-    """Keeps the longest message that was logged."""
+    """Stores the longest logged message."""
 
     longest = ""
 
@@ -94,13 +94,13 @@ class _Messages(logging.Handler):
 
 
 def attempt(call: Callable[[], object]) -> ClewError | None:
-    """Call what a command calls: it succeeds, or refuses in one line of reasonable length.
+    """Call a command's function; it must succeed, or raise an error with one short line.
 
-    Any other exception, a message that is none, more than `MAX_PROCESSOR_SECONDS` of this
-    process's own time, or `MAX_MORE_BYTES` of memory, is a failure.
+    Any other exception, an unprintable message, more than `MAX_PROCESSOR_SECONDS` of this
+    process's own time, or more than `MAX_MORE_BYTES` of memory, is a failure.
 
     Returns:
-        Why it was refused; None: it was not.
+        The error if the call was refused, else None.
     """
     refused: ClewError | None = None
     with limits(), _logged() as messages:
@@ -108,7 +108,7 @@ def attempt(call: Callable[[], object]) -> ClewError | None:
             call()
         except ClewError as error:
             refused = error
-        except OSError as error:  # `clew.__main__` says these in one line
+        except OSError as error:  # `clew.__main__` prints these as one line
             if (refused := of_the_system(error)) is None:
                 raise
     if refused is not None:
@@ -119,14 +119,14 @@ def attempt(call: Callable[[], object]) -> ClewError | None:
 
 
 def refused(call: Callable[[], object], says: str, kind: type[Exception] = DataError) -> None:
-    """Require that a call is refused in one line that matches."""
+    """Check that a call raises an error whose message is one line and matches."""
     with pytest.raises(kind, match=says) as caught:
         call()
     require_one_line(str(caught.value))
 
 
 def require_one_line(message: str) -> None:
-    """Refuse a message that a terminal does not show as one line of reasonable length."""
+    """Check that a terminal shows a message as one line of reasonable length."""
     assert 0 < len(message) <= MAX_MESSAGE, f"{len(message)} characters: {message[:200]!r}"
     assert len(message.splitlines()) == 1, repr(message)
     assert message.isprintable() or "\t" in message, repr(message)
@@ -144,7 +144,7 @@ def _logged() -> Iterator[_Messages]:
 
 @contextmanager
 def limits() -> Iterator[None]:
-    """Give what is called no more time, memory and depth than a command may have."""
+    """Limit time, memory and recursion depth to those that a command can use."""
 
     def stop(*_: object) -> None:
         raise Endless
@@ -155,7 +155,7 @@ def limits() -> Iterator[None]:
     earlier = signal.signal(signal.SIGVTALRM, stop)
     resource.setrlimit(resource.RLIMIT_DATA, (data + MAX_MORE_BYTES, before[1]))
     signal.setitimer(signal.ITIMER_VIRTUAL, MAX_PROCESSOR_SECONDS)
-    sys.setrecursionlimit(_num_frames() + MAX_FRAMES)  # Hypothesis doubles it
+    sys.setrecursionlimit(_num_frames() + MAX_FRAMES)  # Hypothesis doubles the limit
     try:
         yield
     finally:
@@ -174,7 +174,7 @@ def _num_frames() -> int:
 
 @contextmanager
 def replaced(path: Path, content: bytes) -> Iterator[None]:
-    """Let a file hold something else for a while; what has the old one open keeps it."""
+    """Replace a file's content inside this context; open handles still see the old file."""
     before = path.read_bytes()
     path.unlink()
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""What is attacked: files that real commands wrote, made once, in tiny sizes."""
+"""The files to attack: small files that real commands wrote once."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from tests.workflows.trained import filled_once
 
 @pytest.fixture(scope="session")
 def material(store_template: Path, shared_folder: Path) -> Material:
-    """Return files of every kind that Clew reads; nothing may change them."""
+    """Return files of every kind that Clew reads; tests must not change them."""
     folder = shared_folder / "attacked"
     return Material(folder, **filled_once(folder, store_template, make_material))
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for the files of one case after the other."""
+    """Return a folder that consecutive cases share for their files."""
     return tmp_path_factory.mktemp("case")

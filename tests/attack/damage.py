@@ -1,4 +1,4 @@
-"""Input that nobody meant: good files with damage, and text that is made to hurt."""
+"""Invalid input: good files with damage, and text that is meant to cause errors."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ HOSTILE_NUMBERS = (
     0, -1, 1, 2, 0.5, -0.0, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 2**70, 10**400, 1e308,
 )  # fmt: skip
 DEEP = tuple(f"\0deep {depth}" for depth in (60, 250, 450, 900))
-"""Texts that `as_json` replaces by so many lists within each other."""
+"""Texts that `as_json` replaces by nested lists of this depth."""
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 TOKENS = (
     b"\x00", b"\xff", b"\xef\xbb\xbf", b"\r", b"\n", b"\r\n", b"\t", b"\t\t", b'"', b"'", b"{",
@@ -70,7 +70,7 @@ values = st.recursive(
 
 @st.composite
 def damaged_bytes(draw: DrawFn, content: bytes, *, most: int = 4) -> bytes:
-    """Return a file's content with a few bits, pieces or its end changed; perhaps with nothing."""
+    """Return a file's content with up to `most` changes to bits, pieces or its end."""
     changed = bytearray(content)
     for _ in range(draw(st.integers(0, most))):
         place = draw(st.integers(0, max(len(changed) - 1, 0)))
@@ -104,7 +104,7 @@ def damaged_value(draw: DrawFn, content: Any, *, most: int = 3) -> Any:
 
 
 def _damage_one(draw: DrawFn, content: Any) -> Any:
-    """Walk down to a part, as deep as chance has it, and change it."""
+    """Walk down to a random part, and change it."""
     if isinstance(content, dict) and content and draw(st.integers(0, 9)):
         key = draw(st.sampled_from(sorted(content)))
         match draw(st.integers(0, 9)):
@@ -129,7 +129,7 @@ def _damage_one(draw: DrawFn, content: Any) -> Any:
 
 
 def as_json(content: Any) -> bytes:
-    """Write JSON as careless programs do: with NaN, halves of characters, and without end."""
+    """Write JSON as careless programs do: with NaN, lone surrogates and deep nesting."""
     text = json.dumps(content)
     text = re.sub(r'"\\u0000deep (\d+)"', lambda m: "[" * int(m[1]) + "]" * int(m[1]), text)
     return text.encode("utf-8", "surrogatepass")
@@ -137,7 +137,7 @@ def as_json(content: Any) -> bytes:
 
 @st.composite
 def damaged_json(draw: DrawFn, content: Any) -> bytes:
-    """Return a JSON file with values that do not belong there, or with broken text."""
+    """Return a JSON file with unexpected values or damaged text."""
     if draw(st.integers(0, 3)) == 0:
         return draw(damaged_bytes(as_json(content)))
     return as_json(draw(damaged_value(content)))

@@ -1,12 +1,13 @@
-"""A training that kills itself at one of the file operations with which it writes checkpoints.
+"""A training that kills itself at one of the file operations that write checkpoints.
 
     python -m tests.attack.dying FOLDER [FIRST LAST]
 
-trains once without being killed, then once for every file operation of its second checkpoint, of
-the best one with it, and of what becomes of the first: killed there, looked at, and resumed. It
-prints what was not as it should be, and the number of operations last.
+trains once without being killed. Then it trains once for every file operation of the second
+checkpoint, including those that write the best checkpoint and remove the first one. Each of these
+trainings is killed at its operation, checked, and resumed. The program prints every problem, and at
+the end the number of operations.
 
-The processes are forked from one that has loaded everything and computed nothing.
+The processes are forked from one that has imported everything and computed nothing.
 """
 
 import hashlib
@@ -50,7 +51,7 @@ class Trap:
         self.fatal, self.num_seen, self._depth = fatal, 0, 0
 
     def arm(self) -> None:
-        """Count within all that writes a checkpoint."""
+        """Count the calls inside every method that writes a checkpoint."""
         for name in COUNTED:
             setattr(Checkpointer, name, self._watched(getattr(Checkpointer, name)))
 
@@ -76,14 +77,14 @@ class Trap:
         if not (
             isinstance(owner, io.IOBase) or module in {"posix", "io", "_io"} or "safe" in module
         ):
-            return  # str.replace and its like
+            return  # no file operation, such as str.replace
         self.num_seen += 1
         if self.num_seen == self.fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Do work in a process of its own; return how it ended, negative: killed by that signal."""
+    """Do work in a forked process; return its exit code, or the negative number of a signal."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -115,10 +116,10 @@ def configuration(graph: Path) -> RunConfig:
 
 def main(folder: Path, first: int = 1, last: int | None = None) -> None:
     write_graph(folder / "graph")
-    # The store is not what dies here: how runs end there is tested elsewhere.
+    # No tracking store is needed: how its runs end is tested elsewhere.
     workflow.open_training_run = lambda *_, **__: MemoryTracker()  # type: ignore[assignment]
     resuming.end_if_dead = lambda run_id: None
-    memory_guard.predicted_memory = lambda *_: {}  # half the time of so small a training
+    memory_guard.predicted_memory = lambda *_: {}  # half the time of such a small training
     config, count = configuration(folder / "graph"), folder / "count"
 
     def trained(kept: Path, fatal: int | None) -> None:
@@ -147,7 +148,7 @@ def found_in(kept: Path, downloads: Path) -> ResumePoint:
 
 
 def problems_of(kept: Path) -> list[str]:
-    """Say what is not as it should be in a folder that a killed training left."""
+    """Return the problems of a folder that a killed training left."""
     found = []
     checkpoints = list_checkpoints(kept / "checkpoints")
     if not checkpoints or checkpoints[-1].epoch not in (1, 2):
@@ -162,7 +163,7 @@ def problems_of(kept: Path) -> list[str]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return a digest of each file of weights and of optimizer state in a folder."""
+    """Return a digest of each file of weights or optimizer state in a folder."""
     paths = sorted(folder.glob("**/*.safetensors"))
     shown = {str(path.relative_to(folder)): path for path in paths if path.name[0] != "."}
     return {

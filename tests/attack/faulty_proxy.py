@@ -1,4 +1,4 @@
-"""A proxy on loopback that loses, delays and cuts off what goes through it, as it is told."""
+"""A proxy on loopback that drops, delays or cuts off requests and answers on demand."""
 
 import http.client
 import socket
@@ -11,15 +11,15 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Fault = Literal["refuse", "hang", "500", "429", "half an answer", "no answer"]
-"""`half an answer` and `no answer`: the server has done what it was asked."""
+"""With `half an answer` and `no answer`, the server has carried out the request."""
 FAULTS: tuple[Fault, ...] = ("refuse", "hang", "500", "429", "half an answer", "no answer")
 MOST_FAULTS = 12
-"""Then the outage is over: a checkpoint takes more requests than lie between two faults."""
+"""After this many faults the outage ends: a checkpoint needs many requests without a fault."""
 HOP_HEADERS = {"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"}
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """Forwards requests to a server; each `every`-th one that changes something goes wrong."""
+    """Forwards requests to a server; every `every`-th request that changes something fails."""
 
     daemon_threads = True
 
@@ -33,7 +33,7 @@ class FaultyProxy(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def next_fault(self) -> Fault | None:
-        """Return what happens to the next request that changes something."""
+        """Return the fault of the next request that changes something, or None."""
         with self._lock:
             self._num_changes += 1
             over = self.num_faults == MOST_FAULTS
@@ -43,7 +43,7 @@ class FaultyProxy(ThreadingHTTPServer):
             return self.fault
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of clients that went away."""
+        """Ignore clients that closed the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _reset(self) -> None:
-        """End the connection at once, so that the client sees an error and no end."""
+        """Reset the connection, so that the client sees an error instead of a normal end."""
         self.close_connection = True
         linger = struct.pack("ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
-    """Run a proxy before a server."""
+    """Run a proxy in front of a server."""
     proxy = FaultyProxy(target)
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Cases that are led to code which none before has reached: atheris watches what runs of Clew."""
+"""Coverage-guided cases: atheris leads them to code of Clew that no earlier case has reached."""
 
 import inspect
 import os
@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 NUM_FIRST = 20
-"""Random cases that the others are made from."""
+"""The number of random cases from which atheris makes the others."""
 
 
 def fuzz_guided(case: Callable[[bytes], bytes | None], number: int, length: int) -> None:
     """Try `number` cases of up to `length` bytes in a child process, which atheris ends.
 
-    Of a case that fails, atheris prints what was raised and where it keeps the bytes.
+    If a case fails, atheris prints the exception and the file with the case's bytes.
     """
     atheris = pytest.importorskip("atheris", reason="pip install atheris")
     sys.stdout.flush()
@@ -35,12 +35,12 @@ def fuzz_guided(case: Callable[[bytes], bytes | None], number: int, length: int)
                 atheris.Setup([sys.argv[0], corpus, *options], case)
                 atheris.Fuzz()
             finally:
-                os._exit(1)  # it has ended the process before, unless something raised
+                os._exit(1)  # reached only if something raised: atheris ends the process itself
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "see what was printed"
 
 
 def _functions() -> Iterator[FunctionType]:
-    """Yield all functions and methods of the modules of Clew that are loaded."""
+    """Yield all functions and methods of Clew's imported modules."""
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "clew"]
     classes = [found for module in modules for found in _own(module, inspect.isclass)]
     for owner in (*modules, *classes):
@@ -48,7 +48,7 @@ def _functions() -> Iterator[FunctionType]:
 
 
 def _own(owner: ModuleType | type, is_kind: Callable[[object], bool]) -> list[Any]:
-    """Return what of a kind a module or class defines itself."""
+    """Return the members of a kind that a module or class defines itself."""
     module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
     members = list(vars(owner).values())
     return [found for found in members if is_kind(found) and found.__module__ == module]

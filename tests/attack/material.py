@@ -1,4 +1,4 @@
-"""Files of every kind that Clew reads, written by its own commands in tiny sizes."""
+"""Small files of every kind that Clew reads, written by its own commands."""
 
 import contextlib
 import io
@@ -43,12 +43,12 @@ class Material:
         return self.folder / "influence"
 
     def model(self, kind: str) -> Path:
-        """Return a model folder as it is served: `graph`, `text` or `frames`."""
+        """Return the served model folder `graph`, `text` or `frames`."""
         return self.folder / "models" / kind
 
 
 def clew(*arguments: object) -> str:
-    """Run a command; return the run that it names."""
+    """Run a command, and return the id of the run that it prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         ended = run([str(argument) for argument in arguments])
@@ -57,7 +57,7 @@ def clew(*arguments: object) -> str:
 
 
 def make_material(folder: Path) -> dict[str, str]:
-    """Train a model of each kind, explain one, and promote all; return the runs of `Material`."""
+    """Train a model of each kind, explain one, promote all, and return the runs of `Material`."""
     write_graph(folder / "graph")
     common = ("training.device=cpu", "tracking.log_mfu=false", "training.checkpoint_frequency=1")
     small = (
@@ -97,7 +97,7 @@ def make_material(folder: Path) -> dict[str, str]:
 
 
 def write_graph(folder: Path) -> None:
-    """Write the beginning of UMLS with dictionaries, labels and a list of wrong facts."""
+    """Write the first facts of UMLS with dictionaries, labels and a list of wrong facts."""
     folder.mkdir()
     kept = {}
     for split, size in SPLITS.items():

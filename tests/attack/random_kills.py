@@ -1,12 +1,12 @@
-"""Kills commands at random moments and looks at what is left.
+"""Kills commands at random moments, and checks the results of repeating them.
 
     python -m tests.attack.random_kills FOLDER --kills 50 --seed 0
 
-trains, explains and promotes on a small graph in a store of its own, and packs a larger graph,
-with the real program. Each command is killed (SIGKILL) at a random moment of the time that it
-takes, then given again, a training with `--resume`. Its result must be that of a command that was
-not killed, bit for bit, and after `clew sync` no run but those of trainings that were started over
-may say RUNNING.
+runs the real program: it trains, explains and promotes on a small graph in a new store, and packs a
+larger graph. Each command is killed (SIGKILL) at a random moment of its usual run time, and then
+repeated, a training with `--resume`. The result must be equal, bit for bit, to that of a command
+that was not killed. After `clew sync`, only runs of trainings that started from the beginning again
+may be RUNNING.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SMALL = (
 
 
 class Attack:
-    """A small graph, a store, and one run of each command that was not killed."""
+    """A small graph, a store, and the result of each command without a kill."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Attack:
                 self.run_id = json.loads(manifest.read_text())["run_id"]
 
     def start(self, command: str, name: str, *, again: bool = False) -> subprocess.Popen[bytes]:
-        """Start a command whose results have a name; `again`: after it was killed."""
+        """Start a command that writes results of this name; `again` means after a kill."""
         kept = self.folder / name
         match command:
             case "train" if again and any(kept.glob("checkpoints/epoch-*/manifest.json")):
@@ -91,7 +91,7 @@ class Attack:
         )
 
     def result(self, command: str, name: str) -> object:
-        """Return what a command made, without what it measured."""
+        """Return the result of a command without its measurements."""
         match command:
             case "train":
                 return digests(self.folder / name)
@@ -111,7 +111,7 @@ class Attack:
                 return version.run_id, dict(client.get_registered_model(name).aliases)
 
     def kill(self, command: str, name: str, after_seconds: float) -> str:
-        """Kill a command, give it again, and say how that ended."""
+        """Kill a command, repeat it, and return the outcome."""
         process = self.start(command, name)
         try:
             process.wait(after_seconds)
@@ -125,7 +125,7 @@ class Attack:
         return "equal" if same else "OTHER RESULT"
 
     def num_running(self) -> int:
-        """Return how many runs say that they are running, once everything is sent."""
+        """Return the number of RUNNING runs after everything has been sent."""
         sync = [sys.executable, "-m", "clew", "sync"]
         subprocess.run(sync, env=self.environment, check=True, stdout=subprocess.DEVNULL)
         client = MlflowClient(self.uri)

@@ -1,4 +1,4 @@
-"""Addresses of the dashboard's pages, which anybody may send: a page, never a trace of a fault."""
+"""Any address of the dashboard shows a page, never a stack trace."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ KNOWN = (
 def in_use(material: Material) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         use_store(patch, f"sqlite:///{material.folder / 'mlflow.db'}")
-        patch.setattr(Jobs, "warm_up", lambda self: None)  # a process of its own
+        patch.setattr(Jobs, "warm_up", lambda self: None)  # it would start a process
         yield
 
 

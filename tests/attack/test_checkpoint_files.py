@@ -1,4 +1,4 @@
-"""Checkpoints: damaged as they lie, or without digests, as older versions wrote them."""
+"""Damaged checkpoints, with digests or without them, as older versions wrote them."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def in_use(material: Material) -> Iterator[None]:
 
 
 def copied(material: Material, place: Path) -> Path:
-    """Copy a checkpoint and the best one, and return the former."""
+    """Copy a checkpoint and the best checkpoint, and return the copy of the first."""
     kept = material.checkpoint.parents[1]
     shutil.copytree(kept / "best", place / "best")
     return Path(shutil.copytree(material.checkpoint, place / "checkpoints/epoch-0002"))
@@ -52,13 +52,13 @@ def copied(material: Material, place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(material: Material, place: Path) -> Path:
-    """A checkpoint of which a file is damaged at a time."""
+    """Return a checkpoint of which tests damage one file at a time."""
     return copied(material, place / "whole")
 
 
 @pytest.fixture(scope="module")
 def older(material: Material, place: Path) -> Path:
-    """The same without digests, so that what is damaged is read."""
+    """Return a checkpoint without digests, so that damaged files are read."""
     folder = copied(material, place / "older")
     edit_manifest(folder, lambda manifest: None)
     return folder
@@ -66,7 +66,7 @@ def older(material: Material, place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def restore(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Load a checkpoint into the trainer of its own configuration."""
+    """Return a function that loads a checkpoint into the trainer of its own configuration."""
     manifest = read_manifest(whole)
     config = from_mapping(manifest.config)
     trainer = build_trainer(
@@ -80,7 +80,7 @@ def restore(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
     )
 
     def restored(folder: Path) -> None:
-        trainer.history.tracker = MemoryTracker()  # it keeps all that it ever got
+        trainer.history.tracker = MemoryTracker()  # a new one: a tracker keeps everything
         trainer.checkpointer.resumable.restore(folder)
 
     return restored
@@ -120,7 +120,7 @@ def _same_json(one: bytes, other: bytes) -> bool:
 
 
 def drawn_manifest(draw: DrawFn, content: dict[str, Any]) -> bytes:
-    """Return a manifest with damage, often to its configuration, which most of it is."""
+    """Return a manifest with damage, often in its configuration, which is the largest part."""
     if draw(st.booleans()):
         return draw(damaged_json(content))
     config = draw(damaged_json(content["config"]))

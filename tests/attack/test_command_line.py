@@ -1,4 +1,4 @@
-"""Whole commands: any options with any values, in this process; some through the real program."""
+"""Whole commands with arbitrary options and values, in this process or by the real program."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ from tests.workflows.trained import ROOT, use_store
 pytestmark = pytest.mark.slow
 
 ENDLESS = {"demo", "ui", "tune", "compare", "validate-influence"}
-"""They take minutes, or until somebody stops them, when nothing is wrong."""
+"""Commands that run for minutes, or until they are stopped, if nothing is wrong."""
 WRONG: tuple[tuple[str, ...], ...] = (
     ("train", "--config", "x" * 5_000),
     ("train", "--set", "model.embedding_dim=" + "9" * 4_000),
@@ -42,7 +42,7 @@ WRONG_IN_A_PROCESS: tuple[tuple[str, ...], ...] = (
     ("predict", "--model", "../../x", "--prompt", "\udcff\udcfe"),
     ("data", "--set", "data.train=/dev/full"),
 )
-"""What a terminal, the system's encoding or its files may make worse."""
+"""Commands for which the terminal, the system's encoding or special files matter."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def in_use(material: Material, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def drawn_arguments(draw: DrawFn, material: Material, verb: Verb) -> list[str]:
-    """Return a few options of a command with hostile values, or good ones of something else."""
+    """Return a few options of a command, with hostile values or valid values of other options."""
     good = (
         material.graph_run,
         material.text_run,
@@ -72,13 +72,13 @@ def drawn_arguments(draw: DrawFn, material: Material, verb: Verb) -> list[str]:
     arguments = [f"{dashed(name)}={draw(value)}" for name in chosen]
     if draw(st.integers(0, 3)) == 0:
         arguments.append(draw(texts))
-    if verb.name in {"train", "pretokenize"}:  # never a whole one
+    if verb.name in {"train", "pretokenize"}:  # these must never run to the end
         arguments += ["--config=no such file"] if verb.name == "train" else ["--dataset=/no/such"]
     return [argument.replace("\0", "") for argument in arguments]
 
 
 def ends_well(arguments: list[str]) -> int:
-    """Run a command and return its exit code, one of ours; what it prints as an error is a line."""
+    """Run a command, check its exit code and its one-line error, and return the exit code."""
     errors, printed = io.StringIO(), io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(printed):
         code = run(arguments)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 SOURCES = {name: path.read_bytes() for name, path in sorted(presets().items())}
 CONTENTS = {name: yaml.safe_load(content) for name, content in SOURCES.items()}
-"""Read once: good files are no part of a case."""
+"""The good files, read once; cases only change them."""
 KEYS = sorted({key for name in SOURCES for key in flatten(load(name))})
 Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -31,14 +31,14 @@ def damaged_yaml(draw: DrawFn, source: bytes, content: Any) -> bytes:
     changed = draw(damaged_value(content))
     try:
         written: bytes = yaml.dump(changed, Dumper=Dumper, encoding="utf-8")
-    except UnicodeEncodeError:  # halves of characters, which only the slow one writes
+    except UnicodeEncodeError:  # lone surrogates, which only the slow writer can write
         text: str = yaml.safe_dump(changed, allow_unicode=False)
         written = text.encode("utf-8", "surrogatepass")
     return written
 
 
 def check(config: RunConfig) -> None:
-    """What is accepted can be written, and means the same when it is read again."""
+    """Check that an accepted configuration can be written."""
     to_yaml(config).encode()
 
 

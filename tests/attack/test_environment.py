@@ -1,4 +1,4 @@
-"""Environment variables with any values: where runs, data and files are said to be."""
+"""Arbitrary values of the environment variables that locate runs, data and files."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ STARTS = (
     "databricks", "databricks-uc://", "uc:", "s3://", "://", "x://", "~", "~nobody/", "/dev/null",
     "/proc/self/", "/dev/full", "%", "sqlite:///%2e%2e/", "sqlite:////dev/null", "sqlite:////proc/",
 )  # fmt: skip
-"""Of what a variable holds: nothing that reaches beyond this machine, no server that answers."""
+"""Parts of a variable's value: they name no other machine and no server that answers."""
 READ = ("MLFLOW_TRACKING_URI", "CLEW_DATA", "CLEW_USER")
 WRITTEN = ("CLEW_SPOOL", "CLEW_ARTIFACTS", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 COMMANDS = (
@@ -44,7 +44,7 @@ def in_use(material: Material, tmp_path: Path) -> Iterator[None]:
 
 
 def drawn_value(draw: DrawFn, *, stays_here: bool) -> str:
-    """Return what the system lets a variable hold, as a path in the current folder if asked."""
+    """Return a value that the system allows; optionally a path in the current folder."""
     text = draw(texts).replace("\0", "").encode("utf-8", "replace").decode()
     if stays_here:
         return text.replace("..", "").lstrip("/~")

@@ -1,4 +1,4 @@
-"""Graphs in other forms: KGX folders that are converted, and packed triples."""
+"""Graphs in other formats: KGX folders to convert, and packed triples."""
 
 import gzip
 import shutil
@@ -35,7 +35,7 @@ EDGES: list[dict[str, Any]] = [
 
 
 def lines(draw: DrawFn, records: list[dict[str, Any]]) -> bytes:
-    """Return JSON Lines, one of them with damage."""
+    """Return JSON Lines with one damaged line."""
     place = draw(st.integers(0, len(records) - 1))
     written = [
         draw(damaged_json(record)) if number == place else as_json(record)
@@ -87,7 +87,7 @@ def packed(material: Material, place: Path) -> Path:
 
 
 def damaged_arrow(draw: DrawFn, content: bytes) -> bytes:
-    """Return the bytes of an Arrow file with damage, or one that holds something else."""
+    """Return the bytes of a damaged Arrow file, or of one with unexpected content."""
     if draw(st.booleans()):
         return draw(damaged_bytes(content, most=2))
     triples = pa.array([[0, 0, 1], [1, 0, 2]], SCHEMA.field(0).type)

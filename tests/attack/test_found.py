@@ -1,4 +1,4 @@
-"""What the attack found, one small case each: refused in one line, where it once was a crash."""
+"""Small cases that the attack found: each once crashed, and is now refused in one line."""
 
 import json
 import subprocess
@@ -193,7 +193,7 @@ def test_a_token_that_the_vocabulary_does_not_have(tmp_path: Path) -> None:
     load_tokens(config, window=16)
     path = tmp_path / "packed/tokens.bin"
     content = bytearray(path.read_bytes())
-    content[41] ^= 0x40  # the upper half of a token
+    content[41] ^= 0x40  # the upper byte of a token
     path.write_bytes(content)
     windows = load_tokens(config, window=16).windows["train"]
     refused(lambda: windows.batch(np.arange(len(windows))), "vocabulary has 257 tokens; the file")

@@ -1,4 +1,4 @@
-"""What the attack found besides: manifests, what commands left, stores, journals, servers."""
+"""Further cases that the attack found: manifests, leftover files, stores, journals, servers."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What the attack found in data: converted and packed graphs, arrays, prompts, draws."""
+"""Cases that the attack found in data: converted and packed graphs, arrays, prompts, sampling."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_texts_in_hdf5_that_are_searched_for_ever(
 ) -> None:
     path = write_hdf5(tmp_path / "frames.h5", sequence_columns())
     whole = path.read_bytes()
-    second = whole.index(b"GCOL") + 40  # the heap's own 16 bytes, 24 of its first text
+    second = whole.index(b"GCOL") + 40  # after the heap's 16-byte header and 24 bytes of text
     path.write_bytes(whole[:second] + b'"' + whole[second:])
     monkeypatch.setattr(hdf5_store, "MAX_PROCESSOR_SECONDS", 0.2)
     refused(lambda: read_frames(path), "HDF5 cannot read the file")

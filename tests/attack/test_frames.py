@@ -31,14 +31,14 @@ SPARSE = ((2**40,), (COUNT, 2**36), (COUNT, 1, 2**20, 2**20), (2**40, 1, 9, 13))
 
 
 def read(path: Path) -> None:
-    """Read what a training reads first: every column, and the pixels of some frames."""
+    """Read every column and the pixels of some frames, as a training does first."""
     table = read_frames(path)
     table.images.read(np.array([0, len(table.target) - 1]))
     _ = table.fingerprint
 
 
 def drawn_array(draw: DrawFn) -> np.ndarray:
-    """Return an array of any type and shape that might be one of the columns."""
+    """Return an array of any type and shape that could be one of the columns."""
     kind = draw(st.sampled_from(TYPES))
     shape = draw(st.sampled_from([(), (0,), (COUNT,), (COUNT - 1,), (COUNT, 3), (COUNT, 1, 9, 13)]))
     array: Any = np.zeros(shape, kind)
@@ -98,7 +98,7 @@ def test_hdf5_files(place: Path) -> None:
     whole = write_hdf5(path, columns).read_bytes()
 
     def case(draw: DrawFn) -> None:
-        path.unlink(missing_ok=True)  # HDF5 knows a file that is still open by its place
+        path.unlink(missing_ok=True)  # HDF5 identifies a file that is still open by its inode
         if draw(st.booleans()):
             path.write_bytes(draw(damaged_bytes(whole)))
         else:
@@ -107,7 +107,7 @@ def test_hdf5_files(place: Path) -> None:
                 name = draw(st.sampled_from(NAMES))
                 del file[name]
                 array = drawn_array(draw)
-                if draw(st.integers(0, 3)) == 0:  # a size that no disk holds
+                if draw(st.integers(0, 3)) == 0:  # larger than any disk
                     shape = draw(st.sampled_from(SPARSE))
                     file.create_dataset(name, shape=shape, dtype="f4", chunks=(1,) * len(shape))
                 elif array.dtype.kind in "fiub":
@@ -123,7 +123,7 @@ def test_hdf5_files(place: Path) -> None:
 
 
 def _unusable(value: object) -> bool:
-    """Whether HDF5 itself cannot hold it."""
+    """Return whether HDF5 cannot store the value."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except ValueError:

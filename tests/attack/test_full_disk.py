@@ -1,4 +1,4 @@
-"""A small disk that is full, from a real file system: one line, nothing half, and it goes on."""
+"""A full disk with a real file system: one-line errors, no partial files, and resumption."""
 
 import contextlib
 import io
@@ -50,7 +50,7 @@ def _failed(command: list[str]) -> bool:
 
 @contextlib.contextmanager
 def only(disk: Path, kib: int) -> Iterator[None]:
-    """Fill a disk but for so much."""
+    """Fill a disk, and leave this many bytes free."""
     filler = disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(disk).free - kib * KIB))
     try:
@@ -60,7 +60,7 @@ def only(disk: Path, kib: int) -> Iterator[None]:
 
 
 def clew(*arguments: object) -> tuple[int, str]:
-    """Run a command; return its exit code and its error, which is one line."""
+    """Run a command, and return its exit code and its one-line error."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
         code = run([str(argument) for argument in arguments])
@@ -102,7 +102,7 @@ def test_checkpoints_on_a_full_disk(
 def test_everything_on_a_full_disk(
     disk: Path, store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store and the journal, too: the run ends when there is room again."""
+    """Store and journal are on the full disk too; the run ends when there is room again."""
     uri = copy_store(store_template, disk)
     use_store(monkeypatch, uri)
     write_graph(tmp_path / "graph")

@@ -1,4 +1,4 @@
-"""Journals that `clew sync` sends: whatever is in them, nothing waits for ever behind it."""
+"""Journals that `clew sync` sends: no content of a journal blocks the messages after it."""
 
 import json
 import shutil
@@ -42,23 +42,23 @@ NUMBERS = (-(2**63) - 1, -1, 0, 2**31, 2**63 - 1, 2**63, 2**70)
 
 @dataclass(frozen=True)
 class Spool:
-    """A spool folder whose journal belongs to a run, and a file beside it that is nobody's."""
+    """A spool folder with the journal of a run, and a private file that belongs to no run."""
 
     root: Path
     run_id: str
 
     @property
     def folder(self) -> Path:
-        """The journal's."""
+        """The folder of the journal."""
         return self.root / self.run_id
 
     @property
     def private(self) -> Path:
-        """What no journal may reach."""
+        """A file that no journal must reach."""
         return self.root.parent / "private/diary.txt"
 
     def renew(self) -> None:
-        """Write what a process left that died while a server was away."""
+        """Write the files of a process that died while its server was unreachable."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.folder.mkdir(parents=True, mode=0o700)
         origin = {"tracking_uri": store.tracking_uri(), "run_id": self.run_id, "experiment_id": "1"}
@@ -71,7 +71,7 @@ class Spool:
 
 @pytest.fixture
 def spool(material: Material, tmp_path: Path) -> Iterator[Spool]:
-    """Return a spool of the attacked store, for a run that records nothing else."""
+    """Return a spool of the attacked store, for a run without other records."""
     with pytest.MonkeyPatch.context() as patch:
         use_store(patch, f"sqlite:///{material.folder / 'mlflow.db'}")
         run = connect(store.tracking_uri()).create_run("1", run_name="journal")
@@ -82,7 +82,7 @@ def spool(material: Material, tmp_path: Path) -> Iterator[Spool]:
 
 
 def damaged_message(draw: DrawFn) -> bytes:
-    """Return a line of a journal that a program, a disk or an enemy has changed."""
+    """Return a line of a journal that a program, a disk or an attacker has changed."""
     message = dict(draw(st.sampled_from(MESSAGES)))
     match draw(st.integers(0, 3)):
         case 0:
@@ -110,7 +110,7 @@ def synced(spool: Spool) -> SyncResult:
 
 
 def test_messages(spool: Spool) -> None:
-    """A message that cannot be sent goes aside, and what follows is sent."""
+    """A message that cannot be sent is put aside, and the next messages are sent."""
 
     def case(draw: DrawFn) -> None:
         spool.renew()
@@ -144,7 +144,7 @@ def test_files_of_a_journal(spool: Spool) -> None:
             damages.append(lambda: path.write_bytes(as_json(origin)))
         path.unlink(missing_ok=True)
         draw(st.sampled_from(damages))()
-        if path.exists():  # what is no journal at all is left alone
+        if path.exists():  # without the file, it is not a journal
             synced(spool)
 
     fuzz(0.001, case)

@@ -1,4 +1,4 @@
-"""A training that is killed at any file operation of a checkpoint goes on as if it never was."""
+"""A training that is killed at any file operation of a checkpoint resumes to the same result."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.recorded import ROOT
 pytestmark = pytest.mark.slow
 
 FEWEST_OPERATIONS = 50
-"""Six files, two folders, a best checkpoint: fewer would mean that most were not seen."""
+"""The least number of operations: there are six files, two folders and the best checkpoint."""
 
 
 def test_every_file_operation_of_a_checkpoint(tmp_path: Path) -> None:

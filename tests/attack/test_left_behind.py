@@ -1,4 +1,4 @@
-"""What killed commands left to go on with: results, retrainings, indexes, passes, packed parts."""
+"""Damaged files that killed commands left for their continuation, such as results and indexes."""
 
 import io
 import json
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.slow
 
 
 def damaged_file(draw: DrawFn, path: Path) -> bytes:
-    """Return a file's content with damage that its kind allows."""
+    """Return a file's content with damage that fits its kind."""
     content = path.read_bytes()
     if path.suffix == ".parquet":
         return damaged_parquet(draw, content)

@@ -1,4 +1,4 @@
-"""Eight processes at once on a store that is not there yet: one sqlite file, or one PostgreSQL."""
+"""Eight processes start at once on a store that does not exist: SQLite or PostgreSQL."""
 
 import os
 import subprocess
@@ -47,9 +47,9 @@ sys.exit(any([os.wait()[1] for _ in range({NUM_WRITERS})]))
 
 
 def write_at_once(uri: str, folder: Path) -> None:
-    """Let all writers begin when all of them are there, and look at what they wrote.
+    """Start all writers at the same time, and check what they wrote.
 
-    They are forks of one process that has imported everything and seen no store.
+    They are forks of one process that has imported everything and opened no store.
     """
     environment = os.environ | {
         "MLFLOW_TRACKING_URI": uri,

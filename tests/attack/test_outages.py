@@ -1,4 +1,4 @@
-"""A server behind a proxy that spoils every third change: nothing is lost, nothing is twice."""
+"""A server behind a proxy that fails every third change: nothing is lost or duplicated."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ __all__ = ["server"]
 pytestmark = pytest.mark.slow
 
 MOST_SYNCS = 40
-"""Each sends at least one message more; a run has fewer than that after its end."""
+"""Each sync sends at least one message, and fewer messages remain when a run ends."""
 
 
 @pytest.fixture

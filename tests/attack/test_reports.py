@@ -1,4 +1,4 @@
-"""Files of explanations, and tables and records that models and runs keep."""
+"""Damaged files of explanations, and tables and records of models and runs."""
 
 import io
 import json
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 
 def show(files: ReportFiles) -> None:
-    """Read what the dashboard shows of a report."""
+    """Read the parts of a report that the dashboard shows."""
     head = read_head(files)
     for index in head.tests.index[:1]:
         facts = read_facts(files, int(index))
@@ -40,13 +40,13 @@ def show(files: ReportFiles) -> None:
 
 
 def no_utf8(count: int) -> pa.StringArray:
-    """Return texts that are none."""
+    """Return values that are not texts."""
     ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32))
     return pa.StringArray.from_buffers(count, ends, pa.py_buffer(b"\xff" * count))
 
 
 def damaged_parquet(draw: DrawFn, content: bytes) -> bytes:
-    """Return the bytes of a table with damage, or with a column of other values or missing."""
+    """Return the bytes of a table with damage, or with a changed or missing column."""
     if draw(st.integers(0, 2)) == 0:
         return draw(damaged_bytes(content, most=2))
     table = pq.read_table(io.BytesIO(content))

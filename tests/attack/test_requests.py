@@ -1,4 +1,4 @@
-"""What is asked of models that are served: queries by name, prompts, windows of frames."""
+"""Invalid requests to served models: queries by name, prompts, windows of frames."""
 
 import pytest
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Bytes sent to a scoring server: what its door lets through, and what the model answers."""
+"""Arbitrary bytes sent to a scoring server: which requests pass, and what the model answers."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "text": ({"prompt": "3 green"}, {"max_tokens": 2, "temperature": 0.5, "top_p": 1.0, "seed": 1}),
     "frames": (WINDOW, {"confidence": 0.9}),
 }
-"""A good row and good parameters for each model."""
+"""A valid row and valid parameters for each model."""
 Ask = Callable[[bytes, str], tuple[int, bytes]]
 
 
@@ -44,7 +44,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def ask(kind: str, material: Material) -> Iterator[Ask]:
-    """Send bytes of a content type to a server's application, without a network between."""
+    """Send bytes of a content type to a server's application without a network."""
     from mlflow.pyfunc import load_model, scoring_server
 
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +53,7 @@ def ask(kind: str, material: Material) -> Iterator[Ask]:
         columns = model.metadata.get_input_schema().input_names()
         door = Door(scoring_server.init(model), "rows", set(columns), REQUESTS[kind][1].keys())
         runner = asyncio.Runner()
-        # Not in this thread: where a browser was used before, Playwright runs a loop in it.
+        # Not in this thread: after a browser test, Playwright runs an event loop in it.
         with ThreadPoolExecutor(1) as thread:
 
             def asked(body: bytes, content_type: str) -> tuple[int, bytes]:

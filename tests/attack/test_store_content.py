@@ -1,4 +1,4 @@
-"""What a shared store holds of people and programs: reviews, decisions, views, studies, names."""
+"""Hostile content of a shared store: reviews, decisions, views, studies, names."""
 
 import io
 import json
@@ -59,7 +59,7 @@ VIEW = {"schema_version": 1, "address": "runs=a,b&quality=valid/mrr", "person": 
 
 @pytest.fixture
 def artifacts(material: Material) -> Iterator[Path]:
-    """Return the folder of a trace run's files, of a store in use; it is restored."""
+    """Return the folder of a trace run's files, and restore it after the test."""
     run_id = material.trace_run
     folder = next(material.folder.glob(f"mlartifacts/*/{run_id}/artifacts"))
     with pytest.MonkeyPatch.context() as patch:
@@ -129,7 +129,7 @@ def test_saved_views(artifacts: Path) -> None:
             with store.using("a view"):
                 client().set_experiment_tag("1", key, text)
         except ClewError:
-            return  # MLflow does not take it
+            return  # MLflow refuses the text
         attempt(show)
         client().delete_experiment_tag("1", key)
 
@@ -167,7 +167,7 @@ def test_names_and_ranks(material: Material, artifacts: Path) -> None:
 
 
 def test_tags_and_logs(material: Material, artifacts: Path) -> None:
-    """Read what any program may have written of a run."""
+    """Read a run's records, which any program can have written."""
     run_id, log = material.trace_run, artifacts / names.ARTIFACT_LOG
     before = log.read_bytes() if log.is_file() else None
 

@@ -43,7 +43,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 def read(path: Path, column: str) -> None:
-    """Read a whole corpus, in units so small that it has several."""
+    """Read a whole corpus in small units, so that it has several."""
     for unit in plan_units(str(path), unit_bytes=512):
         for piece in read_unit(unit, column):
             piece.text.decode()

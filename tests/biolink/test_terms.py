@@ -1,4 +1,4 @@
-"""Which category and which predicate of the Biolink Model a name means."""
+"""Names are mapped to the right category or predicate of the Biolink Model."""
 
 import re
 

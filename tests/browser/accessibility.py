@@ -1,7 +1,7 @@
-"""What a page keeps from people who see little, or work without a mouse: in one line a finding.
+"""Finds barriers of a page for people with low vision or without a mouse, one line per finding.
 
-axe-core looks at the page as it stands, all of its rules but the experimental ones. It knows no
-contrast of text in charts, which are SVG, and does not press Tab: both are measured here.
+axe-core checks the current page by all of its rules except the experimental ones. It cannot check
+the contrast of text in charts, which are SVG, and does not press Tab: this module checks both.
 """
 
 from io import BytesIO
@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import FloatRect, Page
 
 NUM_CHARACTERS = 120
-# axe-core can tell nothing of what is inside a chart, and takes its time for it.
+# axe-core finds nothing inside a chart and needs a long time for it.
 RUN = """() => axe.run(
     {exclude: [['svg.marks > *']]}, {reporter: 'no-passes', preload: false}
 )"""
@@ -39,7 +39,7 @@ PALE_TEXT = """least => {
 
 
 def findings(page: Page) -> list[str]:
-    """Return what is wrong with a page: rule, where, the element, and what axe-core says of it."""
+    """Return the findings of a page: rule, place, element and axe-core's message."""
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(AXE_SCRIPT)
     found = [
@@ -82,10 +82,10 @@ MAX_STOPS = 80
 
 
 def focus_stops(page: Page) -> dict[str, bool]:
-    """Press Tab through a page; return by name of each control whether one sees where one is.
+    """Press Tab through a page; return for each control, by name, whether its focus is visible.
 
-    One sees it if enough of the picture has three times the light, or a third, of what it has
-    without the focus.
+    The focus is visible if enough pixels have at least three times, or at most a third of, the
+    luminance that they have without the focus.
     """
     stops: dict[str, bool] = {}
     for _ in range(MAX_STOPS):

@@ -1,4 +1,4 @@
-"""A browser, and servers over copies of what real commands recorded."""
+"""A browser, and dashboard servers over copies of stores that real commands recorded."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def browser_empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def champion(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Return a store of its own: training, asking and promoting write to it."""
+    """Return a separate store, because training, asking and promoting write to it."""
     return recorded.copy(tmp_path_factory.mktemp("champion") / "store")
 
 
@@ -67,7 +67,7 @@ def champion_address(champion: Recorded) -> Iterator[str]:
 
 @pytest.fixture
 def look(browser: Browser) -> Iterator[Look]:
-    """Open a page in a browser of its own; fail at the end on anything that went wrong in it."""
+    """Open pages in new browser contexts; fail at the end if a page had a problem."""
     opened: list[Dashboard] = []
 
     def open_page(
@@ -89,7 +89,7 @@ def look(browser: Browser) -> Iterator[Look]:
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where pictures go: `$CLEW_SCREENSHOTS`, or a folder that is thrown away."""
+    """Return the folder of pictures: `$CLEW_SCREENSHOTS` or a temporary one."""
     folder = os.environ.get("CLEW_SCREENSHOTS")
     path = Path(folder) if folder else tmp_path_factory.mktemp("pictures")
     path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A dashboard server and a browser page that looks at it: for the browser tests and benchmarks."""
+"""A dashboard server and a browser page that shows it, for browser tests and benchmarks."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ PROBES = ("/_stcore/health", "/_stcore/host-config")
 
 @contextmanager
 def serving(uri: str, *, wait: bool = True) -> Iterator[str]:
-    """Serve the dashboard over a store; give its address."""
+    """Serve the dashboard over a store, and yield its address."""
     port = free_port()
     command = [sys.executable, "-m", "clew.ui.serve"]
     paths = [str(ROOT), str(ROOT / "platform"), os.environ.get("PYTHONPATH", "")]
@@ -85,7 +85,7 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Dashboard:
-    """A page of the browser on the dashboard, and what went wrong in it."""
+    """A browser page that shows the dashboard, and the problems of this page."""
 
     page: Page
     address: str
@@ -117,21 +117,21 @@ class Dashboard:
         return self.settle()
 
     def settle(self, milliseconds: int = 250) -> "Dashboard":
-        """Wait until the page is drawn and stays so for a moment."""
+        """Wait until the page is drawn and stays unchanged for a moment."""
         for _ in range(2):
             self.page.wait_for_timeout(milliseconds)
             self.page.locator(SETTLED).wait_for(timeout=60_000)
-        # Parts of the front end are fetched when they are first drawn; until then a skeleton stands
-        # in their place, and texts and tables are not in the page.
+        # Parts of the front end are fetched when they are first drawn. Until then the page has a
+        # placeholder instead of their texts and tables.
         self.page.wait_for_load_state("networkidle")
         self.page.wait_for_function(NOTHING_MISSING, timeout=60_000)
         return self
 
     def shows(self, *texts: str, seconds: float = 20) -> str:
-        """Wait until one of the texts is in the page; return all of its text.
+        """Wait until one of the texts is in the page, and return the page's text.
 
         Raises:
-            AssertionError: none of them came; the message is the text of the page.
+            AssertionError: When none of the texts appears; the message has the page's text.
         """
         end = time.monotonic() + seconds
         while not any(text in (found := self.text()) for text in texts):
@@ -141,7 +141,7 @@ class Dashboard:
         return found
 
     def tick(self, table: int, row: int) -> "Dashboard":
-        """Click the box of a row, of a table in view."""
+        """Click the checkbox of a row in one of the visible tables."""
         frame = self.page.get_by_test_id("stDataFrame").filter(visible=True).nth(table)
         frame.scroll_into_view_if_needed()
         place = frame.bounding_box()
@@ -156,14 +156,14 @@ class Dashboard:
     def choose(self, label: str, option: str) -> "Dashboard":
         """Choose an option of a select box."""
         box = self.page.get_by_role("combobox", name=label)
-        self.page.mouse.move(0, 0)  # a table under the pointer lays its tool bar over what is above
+        self.page.mouse.move(0, 0)  # a table under the pointer shows a tool bar that covers others
         box.click()
-        box.fill(option)  # a long list draws only what is in view
+        box.fill(option)  # a long list draws only its visible options
         self.page.get_by_role("option", name=option, exact=True).first.click()
         return self.settle()
 
     def button(self, name: str) -> Locator:
-        """Return a button, or a segment of a control that is one of several."""
+        """Return a button, or an option of a segmented control."""
         plain = self.page.get_by_role("button", name=name, exact=True)
         return plain.or_(self.page.get_by_role("radio", name=name, exact=True))
 

@@ -1,4 +1,4 @@
-"""Two trainings that wait after their first epoch until they are let go, so that a page shows them.
+"""Runs two trainings that wait after their first epoch, so that a page can show them.
 
 python -m tests.browser.held_training FOLDER OPTION...
 """
@@ -15,12 +15,12 @@ from tests.browser.dashboard import ROOT
 
 SEEDS = (5, 6)
 MAX_SECONDS = 300
-"""After that a training goes on by itself: nothing waits for ever."""
+"""After this time a training continues by itself, so that nothing waits forever."""
 
 
 @contextmanager
 def held_trainings(uri: str, folder: Path, options: list[str]) -> Iterator[Callable[[], None]]:
-    """Train twice in a store; give what lets both go, once both wait after their first epoch."""
+    """Start two trainings; when both wait after an epoch, yield the function that releases them."""
     command = [sys.executable, "-m", "tests.browser.held_training", str(folder), *options]
     paths = [str(ROOT / "platform"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
@@ -45,7 +45,7 @@ def held_trainings(uri: str, folder: Path, options: list[str]) -> Iterator[Calla
 
 
 def main(folder: Path, options: list[str]) -> None:
-    """Fork for each seed; end as they do."""
+    """Fork one training per seed, and exit with the code of the children."""
     from clew.warm import preload
 
     preload()
@@ -56,7 +56,7 @@ def main(folder: Path, options: list[str]) -> None:
 
 
 def hold(folder: Path) -> None:
-    """Let every epoch of every training wait at its end for the file `go`."""
+    """Make every epoch of every training wait at its end for the file `go`."""
     from clew.training.trainer import Trainer
 
     close_epoch = Trainer._close_epoch
@@ -73,7 +73,7 @@ def hold(folder: Path) -> None:
 
 
 def fork(seed: int, options: list[str]) -> int:
-    """Start a training; return its process."""
+    """Start a training, and return its process id."""
     from clew.__main__ import main as run_command
 
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""Takes the documents' picture of every page of the dashboard, over a store that people know.
+"""Takes the documentation's screenshot of every page of the dashboard, over the demo's store.
 
 python -m tests.browser.pictures FOLDER    (`make pictures`, after `make demo`)
 """
@@ -13,7 +13,7 @@ from tests.browser.dashboard import Dashboard, chromium, serving
 
 WINDOW = {"width": 1200, "height": 900}
 SECONDS = 120.0
-"""For a command that the dashboard starts."""
+"""Time limit for a command that the dashboard starts."""
 
 
 def newest(kind: str, most: int) -> list[str]:
@@ -23,7 +23,7 @@ def newest(kind: str, most: int) -> list[str]:
 
 
 def addresses() -> dict[str, str]:
-    """Return the address of each page with something to see on it."""
+    """Return an address of each page with content to show."""
     trained, (explained,) = newest(KIND_TRAIN, 2), newest(KIND_TRACE, 1)
     return {
         "overview": "/",
@@ -38,7 +38,7 @@ def addresses() -> dict[str, str]:
 
 
 def ask(dashboard: Dashboard) -> None:
-    """Ask the first example, and why its first answer is one."""
+    """Ask the first example, and ask *Why?* for its first answer."""
     dashboard.page.get_by_test_id("stMain").get_by_role("button", name="what?").first.click()
     dashboard.shows("to ask why", seconds=SECONDS)
     dashboard.settle().tick(0, 0).press("Why?")
@@ -46,7 +46,7 @@ def ask(dashboard: Dashboard) -> None:
 
 
 def take(folder: Path) -> None:
-    """Serve the store in use and write `PAGE.png` for each page."""
+    """Serve the current store, and write `PAGE.png` for each page."""
     prepare_client_environment()
     folder.mkdir(parents=True, exist_ok=True)
     with serving(tracking_uri()) as address, chromium() as browser:

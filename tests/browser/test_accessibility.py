@@ -1,4 +1,4 @@
-"""Every page, in both themes and at three widths, as axe-core and a keyboard find it."""
+"""axe-core and a keyboard find no barrier on any page, in both themes and at three widths."""
 
 from collections.abc import Iterator
 
@@ -37,21 +37,21 @@ BROKEN = {
     "link-name": '<a href="/"></a>',
 }
 STREAMLITS_OWN = {
-    # A menu over the page, which Streamlit hangs beside all landmarks.
+    # A menu over the page, which Streamlit puts outside all landmarks.
     'region | <div data-testid="stMainMenuList"',
     'region | <span class="st-emotion-cache',
-    # Its small print is half transparent and has no name that our style sheet could call.
+    # The menu's small print is half transparent and has no stable name for our style sheet.
     'color-contrast | <span class="st-emotion-cache',
-    # The place to drop files has a role that the name of its own contradicts.
+    # The area to drop files has a role that contradicts its own name.
     'presentation-role-conflict | <section role="presentation"',
 }
-"""What the menu and the place for files have, which only Streamlit draws: rule and element."""
+"""Findings, as rule and element, in the menu and the file area, which Streamlit itself draws."""
 ADD = "html => document.querySelector('h1').insertAdjacentHTML('afterend', html)"
 
 
 @pytest.fixture(scope="module")
 def dashboard(browser: Browser, filled_address: str) -> Iterator[Dashboard]:
-    """Return a page of the browser for all tests: what it has fetched, it need not fetch again."""
+    """Return one browser page for all tests, so that it fetches every file only once."""
     with browser.new_context() as context:
         yield Dashboard(context.new_page(), filled_address)
 
@@ -90,7 +90,7 @@ def test_what_is_broken_is_found(dashboard: Dashboard) -> None:
 
 
 def test_what_only_streamlit_can_mend(dashboard: Dashboard) -> None:
-    """Every exception still stands, and there is no other."""
+    """Every listed exception is still needed, and there are no other findings."""
     look_like(dashboard.page, "light", 1440)
     found = []
     for opened, shown in {

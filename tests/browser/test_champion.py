@@ -1,4 +1,4 @@
-"""Training, promoting, asking and explaining with the champion among the recorded models."""
+"""Training, promoting, asking and explaining with the champion of the recorded models."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ SECONDS = 120
 def test_two_runs_are_watched_and_compared_and_one_is_promoted_and_rolled_back(
     look: Look, champion: Recorded, champion_address: str, tmp_path: Path
 ) -> None:
-    """The engineer's path: train, watch, compare, check, promote, think better of it."""
+    """The engineer's path: train, watch, compare, check, promote, and undo the promotion."""
     before = champion_of(champion)
     with held_trainings(champion.uri, tmp_path, flags(2)) as let_go:
         dashboard = look(champion_address)
@@ -71,7 +71,7 @@ def test_a_question_is_answered(look: Look, champion_address: str) -> None:
 
 
 def test_a_drug_for_a_disease_is_found_and_explained(look: Look, champion_address: str) -> None:
-    """The biologist's path: what treats this, and why? Its end is in test_reviewer.py."""
+    """The biologist's path: what treats this, and why? test_reviewer.py has its end."""
     dashboard = look(champion_address, "/ask")
     dashboard.choose("Relation", "treats")
     dashboard.choose("Tail", "disease_or_syndrome").press("Ask")

@@ -1,4 +1,4 @@
-"""Every page in light and dark, wide and narrow: a picture, no error, nothing beside the window."""
+"""Every page in light and dark, wide and narrow: a picture, no error, and no overflow."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "as
 
 
 def path_of(page: str, filled: Recorded) -> str:
-    """Return the address of a page with something to see."""
+    """Return the address of a page with content."""
     if page == "overview":
         return "/"
     if page == "compare":
@@ -26,7 +26,7 @@ def path_of(page: str, filled: Recorded) -> str:
     return f"/{page}"
 
 
-# All four for pictures to look at; two cover both themes and both widths.
+# Pictures for people need all four; two combinations cover both themes and both widths.
 FORMS = [("wide", "light"), ("narrow", "dark"), ("wide", "dark"), ("narrow", "light")]
 SHOWN = FORMS if "CLEW_SCREENSHOTS" in os.environ else FORMS[:2]
 
@@ -135,7 +135,7 @@ def test_every_page_has_its_picture_for_the_documents(
     filled: Recorded, use: Callable[[str], None], tmp_path: Path
 ) -> None:
     use(filled.uri)
-    # The other tests' browser runs in a loop of this thread.
+    # Another thread, because the browser of the other tests runs an event loop in this one.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(take, tmp_path / "pictures").result()
     assert {path.stem for path in (tmp_path / "pictures").iterdir()} == {*PAGES, "run"}

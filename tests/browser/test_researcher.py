@@ -61,7 +61,7 @@ def test_charts_can_be_saved(look: Look, filled_address: str) -> None:
     frames = dashboard.page.get_by_test_id("stFullScreenFrame")
     frame = frames.filter(has=dashboard.page.get_by_test_id("stVegaLiteChart")).first
     with dashboard.page.expect_download() as download:
-        # The tool bar comes and goes with the pointer; with the keyboard it stays.
+        # The tool bar appears and disappears with the pointer; with the keyboard it stays.
         frame.get_by_role("button", name="Download as PNG").focus()
         dashboard.page.keyboard.press("Enter")
     assert download.value.suggested_filename.endswith(".png")

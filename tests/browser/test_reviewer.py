@@ -80,14 +80,14 @@ def test_a_row_and_an_edge_select_the_same_fact(
 
 
 def click_edges(dashboard: Dashboard) -> str | None:
-    """Click edges of the graph until another fact than the first is selected; return its rank."""
+    """Click edges of the graph until a fact other than the first is selected; return its rank."""
     chart = dashboard.page.get_by_test_id("stEChartsChart")
     chart.scroll_into_view_if_needed()
     place = chart.bounding_box()
     assert place is not None
     for x, y in edge_points(chart.screenshot()):
         dashboard.page.mouse.click(place["x"] + x, place["y"] + y)
-        for _ in range(50):  # a second click on the same edge would take the selection back
+        for _ in range(50):  # a second click on the same edge would undo the selection
             dashboard.page.wait_for_timeout(100)
             if fact(dashboard) not in (None, "1"):
                 dashboard.settle()
@@ -96,11 +96,11 @@ def click_edges(dashboard: Dashboard) -> str | None:
 
 
 def edge_points(picture: bytes) -> list[tuple[int, int]]:
-    """Return some points on proponents' edges other than the selected one, which is not faded."""
+    """Return some points on faded edges of proponents; the selected edge is not faded."""
     pixels = np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(int)
     blueness = pixels[..., 2] - pixels[..., 0]
     faded = (blueness > 60) & (blueness < 115)
-    # The rims of other lines and of letters are as pale, but not for seven pixels in a row.
+    # The edges of other lines and of letters are as pale, but not for seven pixels in a row.
     runs = np.lib.stride_tricks.sliding_window_view(faded, 7, axis=1).all(axis=2)
     rows, columns = np.nonzero(runs)
     chosen = np.random.default_rng(0).permutation(len(rows))[:8]
@@ -124,7 +124,7 @@ def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> 
 
 
 def _traced_in_half_precision(dashboard: Dashboard) -> str:
-    """Return the label of the trace run of the fp32 model in bf16; it ends in its time."""
+    """Return the label of the bf16 trace run of the fp32 model; it ends with the run's time."""
     dashboard.page.get_by_role("combobox", name="Compare with").click()
     options = dashboard.page.get_by_role("option").all_inner_texts()
     dashboard.page.keyboard.press("Escape")
@@ -162,7 +162,7 @@ def tick_fact(dashboard: Dashboard) -> None:
 def test_a_share_is_judged_and_exported(
     own: Recorded, own_address: str, look: Look, tmp_path: Path
 ) -> None:
-    # The page closes before its server: what is asked for last is taken down first.
+    # `look` comes last so that its page closes first, before the server.
     dashboard = look(own_address, f"/reviews?run={own.runs['trace']}")
     dashboard.page.get_by_text("Hand out").click()
     dashboard.page.get_by_role("link", name="Share 1 of 2").click()

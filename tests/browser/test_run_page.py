@@ -1,4 +1,4 @@
-"""The engineer's way to a run, and the reviewer's way to a report that can be mailed."""
+"""The engineer's path to a run, and the reviewer's path to a report that can be sent by mail."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which way a metric is good, for every key that is not a task's own; those are tested there."""
+"""The better direction of every metric except those of a task, which the task's tests cover."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every configuration that the project ships is accepted, and a run's copy of it repeats it."""
+"""Every shipped configuration is accepted, and a run's copy of it is the same configuration."""
 
 from pathlib import Path
 

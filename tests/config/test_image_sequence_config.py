@@ -1,4 +1,4 @@
-"""Sections of image-sequence regression: what is filled in and what is refused."""
+"""Sections of image-sequence regression: default values and refused settings."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def test_an_architecture_may_be_a_mapping_with_a_name() -> None:
     assert from_mapping(config.model_dump(mode="json")) == config
 
 
-# Word for word as people know them.
+# Exactly as users know these settings.
 FULL = """
 # Memory & Performance
 memory_optimized: false              # Use full model

@@ -1,4 +1,4 @@
-"""The sections of language modelling: presets, what belongs together, what is refused."""
+"""The sections of language modelling: presets, dependent settings, refused settings."""
 
 from typing import Any
 

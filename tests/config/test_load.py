@@ -1,4 +1,4 @@
-"""Configuration: what is accepted, and the one line that says what is wrong."""
+"""Loading of configurations: which are accepted, and the one-line error for the others."""
 
 import itertools
 from pathlib import Path

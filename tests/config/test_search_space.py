@@ -1,4 +1,4 @@
-"""Search spaces: every mistake is one line before anything is trained."""
+"""Search spaces: every mistake gives a one-line error before any training."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
-"""Influence scores of a small graph in float64, stored, to prove that a change moves no number.
+"""Stored influence scores of a small graph in float64 show that a change alters no number.
 
-The first cases are of both directions with the loss that trained the model, as every score was
-before these could be chosen. To store them anew, after a change that was meant to move them:
+The first cases use both directions and the loss that trained the model, which were once the only
+choices. To store the scores again after an intended change:
 
     python -m tests.golden.test_influence
 """

@@ -1,8 +1,8 @@
-"""Losses of the first steps, stored at full precision, to prove that a change moves no number.
+"""Losses of the first steps, stored at full precision, show that a change alters no number.
 
-On the machine that stored them they are equal to the last bit: `CLEW_EXACT_LOSSES=1` asks for that.
-Elsewhere vector widths may round otherwise, so by default they agree to 1e-4. To store them anew,
-after a change that was meant to move them:
+On the machine that stored them they are equal to the last bit: `CLEW_EXACT_LOSSES=1` checks this.
+Other vector widths can round differently, so by default the losses must agree to 1e-4. To store
+them again after an intended change:
 
     python tests/golden/test_loss_curves.py
 """

@@ -1,4 +1,4 @@
-"""What only a GPU can show: float16, allocator peaks, compilation, equality with the CPU."""
+"""Tests that need a GPU: float16, allocator peaks, compilation, equality with the CPU."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def train_on_gpu(folder: Path, **overrides: Any) -> tuple[Any, dict[str, float]]:
-    """Train ConvE on UMLS for a few steps on the GPU; return the trainer and its last metrics."""
+    """Train ConvE on UMLS for a few GPU steps, and return the trainer and its last metrics."""
     settings = {
         "training.num_epochs": 3,
         "training.batch_size": 128,

@@ -1,4 +1,4 @@
-"""Small image sequences whose target can be learned, written as arrays or as HDF5."""
+"""Small image sequences with a learnable target, written as arrays or as HDF5."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ METADATA: dict[str, Any] = {"unit": "km", "scalar_names": ["zenith", "azimuth", 
 def sequence_columns(
     *, groups: int = 4, frames_in_group: int = 12, size: tuple[int, int] = (9, 13), seed: int = 0
 ) -> Columns:
-    """Return frames whose brightness, in level and in stripes, is the target."""
+    """Return frames whose target is their brightness, in the mean level and in stripes."""
     rng = np.random.default_rng(seed)
     count = groups * frames_in_group
     # Slow, so that the last frame's level is nearly that of the window.

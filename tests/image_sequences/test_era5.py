@@ -38,7 +38,7 @@ def message(time: datetime, steps: np.ndarray) -> bytes:
 
 
 def write_month(path: Path, hours: int) -> np.ndarray:
-    """Write hourly messages with a gap of padding between them; return their values."""
+    """Write hourly messages with padding between them, and return their values."""
     rng = np.random.default_rng(0)
     steps = rng.integers(0, 2**16, (hours, ROWS, COLUMNS))
     times = [datetime(2019, 3, 1 + h // 24, h % 24, tzinfo=UTC) for h in range(hours)]
@@ -94,7 +94,7 @@ def test_the_target_is_three_hours_ahead(tmp_path: Path) -> None:
     )
     splits = load_sequences(config)
     assert splits.table.unit == "K"
-    # The targets of the first block's last three windows lie in the second one.
+    # The targets of the first block's last three windows are in the second block.
     assert [len(splits.windows[s]) for s in ("train", "test")] == [89, 17]
     batch = splits.windows["train"].batch(np.array([0]))
     np.testing.assert_array_equal(batch.images[0, :, 0], values[:5].astype(np.float32))

@@ -171,7 +171,7 @@ def baseline_errors(
 def test_missing_pixels_do_not_cripple_ridge(
     tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pixels near 280 K, one in a hundred missing: filled with 0, they would outweigh the rest."""
+    """Missing pixels among values near 280 K would dominate ridge if they were filled with 0."""
     monkeypatch.setattr(regression_baselines, "RIDGE_PIXELS", 117 // block)
     columns = sequence_columns(groups=6)
     columns["images"] += np.linspace(-20, 20, 13, dtype=np.float32)
@@ -190,7 +190,7 @@ def test_missing_pixels_do_not_cripple_ridge(
 def test_a_missing_pixel_is_its_mean_over_training_frames(tmp_path: Path) -> None:
     columns = sequence_columns()
     images = columns["images"]
-    images[:, 2, 3] += np.arange(48)  # a pixel of its own, which the held-out frames have higher
+    images[:, 2, 3] += np.arange(48)  # a pixel with higher values in held-out frames
     images[7, 2, 3] = images[30, 2, 3] = np.nan
     images[:, 8, 12] = np.nan
     train = with_columns(tmp_path, columns, nan_pixels="mean")["train"]
@@ -204,7 +204,7 @@ def test_a_missing_pixel_is_its_mean_over_training_frames(tmp_path: Path) -> Non
 
 
 def test_ridge_sees_the_scalars_of_every_frame(tmp_path: Path) -> None:
-    """The target is how a scalar has changed over the window: the network can see that."""
+    """The target is the change of a scalar over the window, which the network can see."""
     columns = sequence_columns(groups=6)
     columns["images"][:] = 280.0
     height = np.random.default_rng(0).normal(size=72)
@@ -215,7 +215,7 @@ def test_ridge_sees_the_scalars_of_every_frame(tmp_path: Path) -> None:
 
 
 def test_with_a_network_of_changes_ridge_knows_the_present_too(tmp_path: Path) -> None:
-    """The target is the present value, which pixels do not show, and what they show."""
+    """The target is the present value, which pixels do not show, plus a value that they show."""
     columns = sequence_columns(groups=6)
     columns["present"] = np.random.default_rng(0).normal(size=72) * 50
     columns["target"] = columns["target"] + columns["present"]
@@ -274,7 +274,7 @@ def test_persistence_of_targets_ahead_takes_those_whose_time_has_come(
 def slow_truth(
     columns: Columns, end: int, num_frames: int, ahead: float, otherwise: float
 ) -> float:
-    """Return the target of the latest frame in a window whose moment another target was for."""
+    """Return the newest target whose moment is that of a frame in the window, or `otherwise`."""
     time = columns.get("time", np.arange(len(columns["target"]), dtype=float))
     for frame in range(end, end - num_frames, -1):
         for before in range(frame):

@@ -1,4 +1,4 @@
-"""Frames from files, windows that cross nothing, splits by group, scalers, and what is refused."""
+"""Frames from files, windows within groups, splits by group, scalers, and refused input."""
 
 import pickle
 from pathlib import Path
@@ -155,7 +155,7 @@ def ends(path: Path, **values: Any) -> dict[str, list[int]]:
 
 
 def test_targets_ahead_reach_into_no_other_split(tmp_path: Path) -> None:
-    """One recording in four blocks; a target lies two and a half time units after its frame."""
+    """One recording in four blocks; a target is two and a half time units after its frame."""
     columns = sequence_columns(groups=1, frames_in_group=40) | {"time": np.arange(40.0)}
     write_folder(tmp_path, columns)
     every, kept = ends(tmp_path, num_blocks=4), ends(tmp_path, num_blocks=4, embargo=2.5)

@@ -1,4 +1,4 @@
-"""Files that are no image sequences: each is one line, whatever they hold."""
+"""Files that are not image sequences: each gives a one-line error, whatever its content."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ NAMES = ("images", *COLUMNS)
 
 
 def header_of_a_giant() -> bytes:
-    """Return a valid header of an array of 8 TB, and nothing after it."""
+    """Return a valid header of an array of 8 TB without data."""
     text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**40},), }}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
@@ -40,7 +40,7 @@ ARRAYS: dict[str, Any] = {
     "five axes": np.zeros((COUNT, 1, 1, 1, 1)),
     "bytes that are no text": np.array([b"\xff\xfe"] * COUNT),
 }
-IN_HDF5 = [what for what in ARRAYS if what not in {"objects", "dates"}]  # it has neither
+IN_HDF5 = [what for what in ARRAYS if what not in {"objects", "dates"}]  # HDF5 has neither type
 
 
 def refused(path: Path) -> None:
@@ -52,7 +52,7 @@ def refused(path: Path) -> None:
 
 
 def harmless(name: str, what: str) -> bool:
-    """Whether such a column is one: any numbers are scalars, any text names groups."""
+    """Return whether such an array is valid as this column: scalars can have any shape."""
     return name == "scalars" and what == "five axes"
 
 

@@ -1,4 +1,4 @@
-"""The network for image sequences: heads, FiLM, scalers, and frames computed again."""
+"""The network for image sequences: heads, FiLM, scalers, and recomputed frames."""
 
 from typing import Any, get_args
 
@@ -80,7 +80,7 @@ def test_frames_computed_again_change_no_bit(
 
 
 def test_recomputation_keeps_less() -> None:
-    """Count what the graph of a forward pass keeps."""
+    """Count the tensors that the graph of a forward pass keeps."""
 
     def kept_bytes(recompute: bool) -> int:
         model = build(architecture="cnn").train()

@@ -1,4 +1,4 @@
-"""The task of image sequences, and whole runs of it by the trainer."""
+"""The task of image sequences, and its whole training runs."""
 
 import json
 import os
@@ -293,7 +293,7 @@ for name, tensor in ours.items():
     not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="needs a C++ compiler"
 )
 def test_compiled_training_has_the_eager_keys(make_config: Any, tmp_path: Path) -> None:
-    """In a process without the checks of shapes, which cannot be compiled."""
+    """This runs in a process without shape checks, because they cannot be compiled."""
     config = make_config(
         training__max_steps=2,
         optimizer__kind="sgd",

@@ -1,4 +1,4 @@
-"""Image sequences in Zarr stores: the same frames as a folder has, and stores that are none."""
+"""Image sequences in Zarr stores: the same frames as in a folder, and invalid stores."""
 
 import json
 import pickle
@@ -27,7 +27,7 @@ def write_zarr(path: Path, columns: Columns, zarr_format: int = 3) -> Path:
 
 
 def same(one: FrameTable, other: FrameTable) -> bool:
-    """Whether two tables hold the same, pixel by pixel."""
+    """Return whether two tables are equal, pixel by pixel."""
     frames = np.array([7, 3, 3, 40])
     np.testing.assert_array_equal(one.images.read(frames), other.images.read(frames))
     return one.fingerprint == other.fingerprint and one.scalar_names == other.scalar_names

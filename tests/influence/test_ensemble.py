@@ -1,4 +1,4 @@
-"""The mean over runs: against the runs' own scores, whatever their tiles and checkpoints."""
+"""The mean over runs equals that of the runs' own scores, for any tiles and checkpoints."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,7 +19,7 @@ from tests.oracles.test_influence_sum import CPU, DoubleTask, fixture_of, matrix
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Three runs of one configuration; the last one has only two of the checkpoints."""
+    """Return three runs of one configuration; the last one has only two of the checkpoints."""
     base = tmp_path_factory.mktemp("runs")
     small = fixture_of(base / "0", DoubleTask)
     records = [list_checkpoints(base / "0")]

@@ -1,4 +1,4 @@
-"""Which form of score `auto` means."""
+"""The form of score that `auto` chooses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Factored gradients and their inner products against one backward pass an example, in float64."""
+"""Factored gradients and their products equal one backward pass per example, in float64."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +177,7 @@ class Doubler(torch.autograd.Function):
 
 
 class Hidden(nn.Module):
-    """A custom function consumes one parameter wholly and another one beside a linear layer."""
+    """A custom function uses one parameter alone, and another one that a linear layer uses too."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ def plain_candidates(
 def plain_paths(
     triples: np.ndarray, entities: int, head: int, tail: int, filtering: Filtering
 ) -> list[int]:
-    """Every simple path of bounded length, by exhaustion."""
+    """Return the facts of every simple path of bounded length, by exhaustive search."""
     around = plain_neighbours(triples, entities)
     found: set[int] = set()
 

@@ -145,7 +145,7 @@ def test_without_details_and_cosine(tmp_path):
 
 
 def test_thirty_thousand_scores_for_each_of_some_tests(tmp_path, monkeypatch):
-    """Not timed, but it would take minutes if rows were put together one by one in Python."""
+    """The time is not checked, but building rows one by one in Python would take minutes."""
     monkeypatch.setattr(report_module, "JSON_ENTRIES", 1000)
     count, tests = 30_000, 10
     vocabulary = Vocabulary.from_names("entity", [f"entity, {i}" for i in range(1000)])

@@ -1,4 +1,4 @@
-"""Moments on the disk: equal to the bit, made once for each model, and never trusted unchecked."""
+"""Moments on the disk: equal to the bit, made once for each model, and checked when read."""
 
 import os
 import threading
@@ -27,7 +27,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scores(tmp_path: Path) -> Scores:
-    """Return the scores of a small run's explanations, its moments in a cache or in none."""
+    """Return the scores of a small run's explanations, with or without a cache of moments."""
     small = fixture_of(tmp_path / "run", LinkPrediction)
     config = small.tracer().config
 
@@ -43,7 +43,7 @@ def scores(tmp_path: Path) -> Scores:
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no moments be estimated from now on."""
+    """Fail if moments are estimated from now on."""
     for name in ("kronecker", "deflated"):
         monkeypatch.delattr(traced_run, name)
 
@@ -127,7 +127,7 @@ def test_of_two_that_need_the_same_one_makes_it(cache: Path) -> None:
         made.append(threading.get_ident())
         if len(made) > 1:
             second_makes.set()
-        second_makes.wait(1)  # of two that did not wait for each other, the second would get here
+        second_makes.wait(1)  # without the lock, the second thread would get here too
         return Geometry(metric, None)
 
     with ThreadPoolExecutor(2) as threads:

@@ -1,4 +1,4 @@
-"""An unfinished pass on a full disk: the error is the system's, and what was kept stays."""
+"""An unfinished pass on a full disk raises the system's error, and saved parts remain."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The text of installed packages: what is read of them, and that splits share nothing."""
+"""The text of installed packages: the files that are read, and splits without overlap."""
 
 import csv
 from importlib.metadata import Distribution

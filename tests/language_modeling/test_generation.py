@@ -1,4 +1,4 @@
-"""Writing text token by token: draws, states that are put aside, and text of single tokens."""
+"""Text generation token by token: sampling, saved states, and text of single tokens."""
 
 import math
 from pathlib import Path
@@ -43,7 +43,7 @@ def prompt(length: int = 9) -> Tensor:
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Return the fewest likeliest tokens that have this probability together, by counting."""
+    """Return the probabilities of the smallest set of likeliest tokens with this total."""
     kept, total = torch.zeros_like(probabilities), 0.0
     for token in sorted(range(len(kept)), key=lambda t: -float(probabilities[t])):
         if total >= top_p:
@@ -54,7 +54,7 @@ def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
 
 
 def written_by_full_passes(model: EigenstateLM, tokens: Tensor, count: int, seed: int) -> list[int]:
-    """Return what is drawn when the whole text goes through the parallel form for each token."""
+    """Generate by running the whole text through the parallel form for each token."""
     generator, drawn = torch.Generator().manual_seed(seed), []
     for _ in range(count):
         logits = model.logits(model(tokens))[0, -1].detach().float()
@@ -106,7 +106,7 @@ def test_only_the_nucleus_is_drawn_from() -> None:
 def test_a_text_that_was_put_aside_goes_on_as_if_it_had_not(
     form: str, place: int, tmp_path: Path
 ) -> None:
-    """Every form at two places, every place in one form or more."""
+    """Each form is tested at two places, and each place with at least one form."""
     model, path = build(**FORMS[form]).float(), tmp_path / "state"
     generator = torch.Generator().manual_seed(5)
     whole, end = write(model, read_text(model, prompt()), 40, generator)
@@ -173,7 +173,7 @@ def test_pieces_of_text_are_the_text_of_all_tokens(kind: str, bpe: FileTokenizer
         found = []
         for token in after:
             found.append(pieces.add(token))
-            # As a state file keeps them.
+            # In the form of a state file.
             pieces = TextPieces(tokenizer, pieces.tokens, pieces.num_shown)
         found.append(pieces.rest())
         shown = tokenizer.decode(np.array(before)) + "".join(found)
@@ -183,7 +183,7 @@ def test_pieces_of_text_are_the_text_of_all_tokens(kind: str, bpe: FileTokenizer
 
 
 def written_at_once(tokenizer: Tokenizer, before: list[int], after: list[int]) -> str:
-    """Return what tokens add to those before them."""
+    """Return the text that tokens add to the text of those before them."""
     whole = tokenizer.decode(np.array(before[-4:] + after, dtype=np.int64))
     return whole[len(tokenizer.decode(np.array(before[-4:], dtype=np.int64))) :]
 
@@ -204,7 +204,7 @@ def words(folder: Path, model: tokenizers.models.Model) -> FileTokenizer:
 
 
 def letters_tokenizer(folder: Path) -> FileTokenizer:
-    """Return a tokenizer that leaves out what it does not know."""
+    """Return a tokenizer that skips unknown text."""
     return words(folder, tokenizers.models.BPE({"a": 0, "b": 1, "c": 2}, []))
 
 

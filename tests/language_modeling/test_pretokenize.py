@@ -1,4 +1,4 @@
-"""Packing a corpus: every source, resuming, what is refused."""
+"""Packing a corpus: every source, resumption, and refused input."""
 
 import gzip
 import json
@@ -261,7 +261,7 @@ WORDS = ["the", "cat", "sat", "on", "mat", "Grüße", "straße", "€uro", END_O
 
 
 def write_word_tokenizer(path: Path, **options: object) -> Path:
-    """Write a tokenizer of whole words in lower case, which knows nothing of bytes."""
+    """Write a tokenizer of whole words in lower case, without bytes."""
     vocabulary = {word.lower(): i for i, word in enumerate(WORDS)} | {"[UNK]": len(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.Lowercase()
@@ -306,7 +306,7 @@ def test_a_tokenizer_file_neither_cuts_nor_pads(tmp_path: Path):
 
 
 def test_bpe_is_trained_on_the_training_text_alone(tmp_path: Path):
-    """The held-out text repeats a word that a vocabulary trained on it would hold."""
+    """The held-out text repeats a word that a vocabulary trained on it would contain."""
     path = tmp_path / "a.txt"
     path.write_text("the cat sat on the mat\n" * 900 + "zyxwvu zyxwvu\n" * 150)
     chosen = settings(path, tokenizer="bpe", vocabulary_size=300, held_out_fraction=0.1)

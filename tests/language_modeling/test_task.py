@@ -1,4 +1,4 @@
-"""The language-modelling task, and whole runs of it by the trainer."""
+"""The language-modelling task, and its whole training runs."""
 
 import copy
 import itertools
@@ -287,7 +287,7 @@ def test_a_corpus_without_test_text_has_no_test_metrics(make_config: Any):
 
 
 def documents_of(folder: Path) -> dict[str, str]:
-    """Write lines as documents; return the settings of a task that reads them."""
+    """Write lines as documents, and return the settings of a task that reads them."""
     path = folder / "corpus.jsonl"
     lines = TEXT.splitlines()
     path.write_text(

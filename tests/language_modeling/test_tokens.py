@@ -1,4 +1,4 @@
-"""Windows of a packed corpus: what they hold, splits, workers, what is refused."""
+"""Windows of a packed corpus: their content, splits, workers, and refused input."""
 
 import itertools
 import pickle
@@ -62,7 +62,7 @@ def test_splits_follow_each_other_and_cover_everything(splits: TokenSplits):
 
 
 def test_validation_begins_after_what_the_tokenizer_has_seen(tmp_path: Path):
-    """The end of this text compresses better than its beginning: a share of tokens is more text."""
+    """The end of this text compresses better, so its share of text exceeds its share of tokens."""
     rng = np.random.default_rng(0)
     noise = "".join(map(chr, rng.integers(97, 123, 6000)))
     text = noise + "\n" + "the same words again and again\n" * 300

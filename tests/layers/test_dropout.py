@@ -1,4 +1,4 @@
-"""Dropout from sixteen bits an element."""
+"""Dropout with sixteen random bits per element."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_share_and_scale(probability):
 
 
 def test_elements_are_independent_of_their_place():
-    """Each of the four lanes of a word drops its share, and neighbours do not agree more."""
+    """Each of a word's four lanes drops the right share, and the lanes are uncorrelated."""
     torch.manual_seed(0)
     dropped = (dropout(torch.ones(4_000_000), 0.3, True) == 0).view(-1, 4).double()
     torch.testing.assert_close(dropped.mean(0), torch.full((4,), 0.3).double(), atol=2e-3, rtol=0)

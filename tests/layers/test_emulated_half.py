@@ -1,4 +1,4 @@
-"""Products of bfloat16 tensors by float32 ones, against torch's own."""
+"""Products of bfloat16 tensors, computed by float32 products, against torch's own."""
 
 from collections.abc import Callable
 

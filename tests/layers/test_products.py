@@ -15,7 +15,7 @@ needs_operator = pytest.mark.skipif(
 
 @pytest.fixture(params=[True, False], ids=["onednn", "torch"])
 def route(request, monkeypatch):
-    """Send products one way or the other, whatever this machine would choose."""
+    """Force one implementation of products, regardless of the machine's choice."""
     if request.param and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN operator")
     monkeypatch.setattr(products, "onednn_is_faster", lambda: request.param)

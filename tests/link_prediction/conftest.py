@@ -1,4 +1,4 @@
-"""Files and graphs that the tests of the data room share."""
+"""Files and graphs that the tests of link-prediction data share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def graph() -> KnowledgeGraph:
-    """A random graph with duplicates, loops and entities that training does not mention."""
+    """A random graph with duplicates, loops and entities without training triples."""
     generator = np.random.default_rng(0)
 
     def triples(count: int, num_entities: int) -> np.ndarray:

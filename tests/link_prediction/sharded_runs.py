@@ -1,6 +1,6 @@
-"""Runs a training of a small generated graph in some processes, and keeps what came of it.
+"""Runs trainings of a small generated graph in several processes, and saves their results.
 
-As a program it takes what to run as JSON: `sharded_runs.py '[{"folder": ..., ...}, ...]'`.
+As a program it takes the runs as JSON: `sharded_runs.py '[{"folder": ..., ...}, ...]'`.
 """
 
 import json
@@ -36,25 +36,25 @@ from tests.ports import meeting_place
 ROOT = Path(__file__).resolve().parents[2]
 ENTITIES, RELATIONS = 23, 3
 SIZES = {1: 12, 2: 6, 4: 3}
-"""Microbatch of each process, so that all together see as many examples."""
+"""Microbatch size per process, by the number of processes; the total is always the same."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: where it writes, in how many processes, with which settings."""
+    """One training: its folder, its number of processes and its settings."""
 
     folder: str
     processes: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
     resume: str | None = None
     last_rank: Literal["trains", "dies", "hangs", "stops", "differs"] = "trains"
-    """What the last process does in its second step, or has as its data."""
+    """What the last process does in its second step; `differs`: it has other data."""
     entities: int = ENTITIES
     triples: int = 95
 
 
 def run_all(runs: list[Run]) -> None:
-    """Run trainings one after another, in float64; torch is imported once for all of them."""
+    """Run trainings one after another in float64; one program imports torch once for all."""
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT), *sys.path]),
@@ -66,7 +66,7 @@ def run_all(runs: list[Run]) -> None:
 
 
 def fork(run: Run) -> None:
-    """Run one training, each process of it a child of this one, as torchrun would start it."""
+    """Run one training in child processes, with the variables that torchrun would set."""
     with meeting_place() as place:
         children = []
         for rank in range(run.processes):
@@ -90,7 +90,7 @@ def fork(run: Run) -> None:
 
 
 def _exit_after(run: Run, rank: int | None) -> NoReturn:
-    """Train as a process, or explain what was trained, and end."""
+    """Train as one of the processes, or explain the trained model if `rank` is None, and exit."""
     try:
         if rank is None:
             explain(run)
@@ -154,7 +154,7 @@ class Failing(Watch):
     steps: int = 0
 
     def before_step(self) -> None:
-        """Fail if it is time."""
+        """Fail before the second step."""
         self.steps += 1
         if self.steps == 2 and self.how == "dies":
             os._exit(9)
@@ -180,7 +180,7 @@ def explain(run: Run) -> None:
 
 
 def train(run: Run, rank: int) -> None:
-    """Train as one of the processes; the main one writes what was measured."""
+    """Train as one of the processes; the main process writes the measurements."""
     config = configured(run)
     is_last = rank == run.processes - 1
     folder, device = Path(run.folder), torch.device("cpu")
@@ -227,7 +227,7 @@ def train(run: Run, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # every optimizer imports it: once here, not in each process
+    import torch._dynamo  # every optimizer imports it: import it once before the forks
 
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)

@@ -1,4 +1,4 @@
-"""The fitted temperature: recovers the truth, scales with the scores, changes no rank."""
+"""The fitted temperature recovers the true one, scales with the scores, and changes no rank."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ HeldOut = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 
 def drawn_from(temperature: float, *, num_queries: int = 4000, batch: int = 700) -> HeldOut:
-    """Answers drawn with probability softmax(scores / temperature), some entities excluded."""
+    """Return answers drawn by softmax(scores / temperature), with some entities excluded."""
     generator = torch.Generator().manual_seed(3)
     scores = 3 * torch.randn(num_queries, 25, generator=generator)
     scores[:, :3] = -torch.inf
@@ -79,7 +79,7 @@ def test_size_of_batches_does_not_matter() -> None:
 
 
 def repeated(scores: list[float], answers: list[int]) -> HeldOut:
-    """The same scores for each of some answers."""
+    """Return the same scores for each of the answers."""
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.tensor([scores] * len(answers)), torch.tensor(answers)
@@ -89,7 +89,7 @@ def repeated(scores: list[float], answers: list[int]) -> HeldOut:
 
 def test_a_fit_that_makes_the_error_worse_is_not_used() -> None:
     # At temperature 1 the first answer has probability 0.88 and is right in 88 of 100. The others
-    # are so unlikely that their likelihood alone asks for a far higher temperature.
+    # are so unlikely that their likelihood alone would need a far higher temperature.
     fitted = fit_temperature(repeated([2.0, 0.0, -30.0], [0] * 88 + [2] * 12))
     assert fitted is not None
     assert fitted.temperature == 1.0

@@ -1,4 +1,4 @@
-"""Answer sets: the exact quantile, the coverage that it promises, groups, and a plain loop."""
+"""Answer sets: the exact quantile, its guaranteed coverage, groups, and a plain loop."""
 
 import math
 from fractions import Fraction
@@ -26,7 +26,7 @@ LEVELS = (0.07, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
 def plain_threshold(values: list[float], level: str) -> float:
-    """Return the smallest value with at least (n + 1) level values up to it, as it is defined."""
+    """Return the smallest value with at least (n + 1) level values up to it, by definition."""
     for value in sorted(values):
         if sum(other <= value for other in values) >= Fraction(level) * (len(values) + 1):
             return value
@@ -43,7 +43,7 @@ def test_the_threshold_is_the_exact_quantile(level: float, num_values: int) -> N
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("distinct", [True, False])
 def test_the_promised_share_of_exchangeable_values_is_covered(level: float, distinct: bool) -> None:
-    """Of n + 1 exchangeable values each is the new one equally often: count all n + 1 cases."""
+    """Each of n + 1 exchangeable values is equally likely the new one: count all n + 1 cases."""
     for count in (2, 11, 40, 101):
         generator = np.random.default_rng(count)
         values = generator.permutation(count).astype(float)
@@ -65,7 +65,7 @@ def test_a_level_that_is_none_is_refused(level: float) -> None:
 
 
 def answer_sets(*counts: int) -> AnswerSets:
-    """Return sets of two relations with so many validation queries of each row of the table."""
+    """Return sets for two relations with these numbers of validation queries per table row."""
     rows = np.repeat(np.arange(4), counts)
     values = rows * 100.0 + np.concatenate([np.arange(count) for count in counts])
     test = np.repeat(np.arange(4), 10)
@@ -117,7 +117,7 @@ def test_answer_sets_round_trip(tmp_path: Path) -> None:
 
 
 def random_triples(count: int, seed: int) -> np.ndarray:
-    """Return triples that are independent draws, so that any two of them are exchangeable."""
+    """Return independently drawn triples, so that any two of them are exchangeable."""
     generator = np.random.default_rng(seed)
     ends = generator.integers(0, NUM_ENTITIES, (count, 2))
     relations = generator.integers(0, NUM_RELATIONS, count)
@@ -125,7 +125,7 @@ def random_triples(count: int, seed: int) -> np.ndarray:
 
 
 def plain_surprise(entity: int, relation: int, answer: int) -> float:
-    """Return -log softmax of an answer among all entities but the other known ones."""
+    """Return -log softmax of an answer among all entities except the other known answers."""
     known = {(0, 1): {4, 5}, (2, 0): {4}, (0, 2): {0}, (4, 4): {0}, (5, 4): {0}}
     known |= {(4, 3): {2}, (0, 5): {0}}
     scores = scores_of(entity, relation)
@@ -174,7 +174,7 @@ def test_the_set_of_a_query_equals_the_plain_loop() -> None:
 
 
 def test_sets_cover_what_they_promise_and_say_what_they_cover() -> None:
-    """The model knows nothing of these triples; the promise holds all the same."""
+    """The model was not trained on these triples, but the guarantee still holds."""
     asked, test = predictor(), random_triples(400, 5)
     asked.answer_sets = asked.measure_answer_sets(random_triples(400, 4), test)
     names = asked.entities, asked.relations
@@ -185,7 +185,7 @@ def test_sets_cover_what_they_promise_and_say_what_they_cover() -> None:
         found = asked.predict([way for triple in triples for way in triple.ways()], level=level)
         inside = [prediction.place.in_set for prediction in found if prediction.place is not None]
         share = np.mean(inside)
-        # Threshold and test triples both vary: 4 standard deviations of their difference.
+        # Threshold and test triples are both random: 4 standard deviations of their difference.
         assert abs(share - level) < 4 * math.sqrt(level * (1 - level) * (1 / 800 + 1 / 800))
         for relation in range(2 * NUM_RELATIONS):
             side, own = divmod(relation, NUM_RELATIONS)

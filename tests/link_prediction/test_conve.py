@@ -31,7 +31,7 @@ def batch(size=33):
 
 
 def test_parameter_count_of_the_published_network():
-    """FB15k-237: two tables, entity biases, 32 3x3 kernels, 10,368 x 200 weights, three norms."""
+    """FB15k-237 has two tables, entity biases, 32 3x3 kernels, 10,368 x 200 weights, 3 norms."""
     with torch.device("meta"):
         model = ConvE(14_541, 474, ConvEModel())
     tables = 14_541 * 200 + 474 * 200 + 14_541
@@ -102,7 +102,7 @@ def train_once(model, *, autocast=False):
 
 
 def pair():
-    """A network, and its twin that recomputes."""
+    """Return a network, and its copy that recomputes activations."""
     model = build()
     twin = copy.deepcopy(model)
     twin.enable_gradient_checkpointing()
@@ -140,7 +140,7 @@ def test_recomputation_keeps_fewer_activations():
 
 @pytest.mark.slow
 def test_recomputation_changes_nothing_when_compiled():
-    """In a process of its own: the compiler cannot trace the checks of shapes in signatures."""
+    """This runs in a new process, because the compiler cannot trace shape checks of signatures."""
     script = "import test_conve; test_conve.compare_compiled_twins()"
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "platform")]
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Dictionaries `name<TAB>id` and the one meaning of a field."""
+"""Dictionaries `name<TAB>id` and the unique meaning of a field."""
 
 import pyarrow as pa
 import pytest
@@ -17,7 +17,7 @@ def test_ids_may_stand_in_any_order(write) -> None:
 
 
 def meaning(field: str, names: list[str], may_be_ids: bool) -> int:
-    """The rule of the module, a field at a time."""
+    """Return the id of one field by the module's rule, or -1."""
     if field in names:
         return names.index(field)
     if may_be_ids and field.isascii() and field.isdecimal() and str(int(field)) == field:

@@ -1,4 +1,4 @@
-"""Facts that are left out of training: which, of which data, and what is refused."""
+"""Facts that are left out of training: which facts, of which data, and refused lists."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def line(graph: KnowledgeGraph, triple: np.ndarray) -> str:
 
 
 def test_the_named_triples_go_and_all_others_stay(graph: KnowledgeGraph, write) -> None:
-    """The slow truth: each row is compared with each named triple. Some rows are there twice."""
+    """A slow reference compares each row with each named triple. Some rows occur twice."""
     wrong = graph.train[[3, 50, 50, 199]]
     left = leave_out(graph, write("wrong.tsv", "".join(line(graph, triple) for triple in wrong)))
     rows = {tuple(triple) for triple in wrong.tolist()}

@@ -1,4 +1,4 @@
-"""The fast reader of tab-separated files against a plain one, and what it says of bad files."""
+"""The fast reader of tab-separated files against a plain one, and its errors for bad files."""
 
 import gzip
 import io
@@ -35,7 +35,7 @@ GOOD_PIECES = [b"a\tr\tb", b"a\tr\tb\n", "é\tr\té\r\n".encode()]
 
 
 def read_plainly(content: bytes, num_columns: int) -> list[list[str]]:
-    """The slow truth: a file as rows of fields, or an error."""
+    """Return a file's rows of fields or an error, by a slow reference."""
     text = content.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     lines = text.removesuffix("\n").split("\n")
     found = [line.split("\t") for line in lines]

@@ -17,7 +17,7 @@ triples_of = st.lists(
 
 
 def tails_by_query(triples: np.ndarray) -> dict[tuple[int, int], set[int]]:
-    """The slow truth."""
+    """Return the known tails of a query, by a slow reference."""
     known = defaultdict(set)
     for head, relation, tail in triples.tolist():
         known[head, relation].add(tail)

@@ -1,4 +1,4 @@
-"""Judging by given wrong triples: classification thresholds, and OGB's ranking rule."""
+"""Evaluation with given wrong triples: classification thresholds, and OGB's ranking rule."""
 
 import numpy as np
 import pytest

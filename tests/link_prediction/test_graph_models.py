@@ -1,4 +1,4 @@
-"""Every graph model: scores as PyKEEN computes them, and the seam that the rest relies on."""
+"""Every graph model: the same scores as PyKEEN's, and the interface that other code uses."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ TAIL = torch.tensor([5, 1, 1, 0, 2])
 
 
 def numbers(rows: torch.Tensor) -> torch.Tensor:
-    """Complex numbers from their real parts, then their imaginary parts."""
+    """Return complex numbers from a tensor of their real parts followed by the imaginary parts."""
     return torch.complex(*rows.chunk(2, dim=1))
 
 

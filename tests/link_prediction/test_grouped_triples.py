@@ -1,4 +1,4 @@
-"""Triples with the same query in one row: loss and gradients of a row for each, for less work."""
+"""Triples with the same query share a row: the same loss and gradients, with less work."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 
 @pytest.fixture
 def graph(graph: KnowledgeGraph) -> KnowledgeGraph:
-    """A graph without copies of triples, which count once in groups."""
+    """Return a graph without duplicate triples, because duplicates count once in groups."""
     return replace(graph, train=np.unique(graph.train, axis=0))
 
 
@@ -123,7 +123,7 @@ def test_binary_cross_entropy_is_refused() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 17, 300])
 def test_slopes_of_rows_of_many_triples_fit_float16(most: int) -> None:
-    """A row's slope is as large as its triples are many, times the gain."""
+    """A row's slope grows with its number of triples, times the gain."""
     slopes = Slopes(Workspace(torch.device("cpu")), torch.float16, gain_of(torch.float16, most))
     scores = torch.tensor([[0.99] + [0.0001] * 100]).log()
     mass, log_sum = torch.tensor([float(most)]), torch.zeros(1)

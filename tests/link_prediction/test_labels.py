@@ -1,4 +1,4 @@
-"""Labels of entities and relations in the forms in which they are found."""
+"""Labels of entities and relations in their usual file formats."""
 
 import json
 

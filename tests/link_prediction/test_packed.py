@@ -1,4 +1,4 @@
-"""Packed triples are the triples of the files, read from the disk; whole, or not there."""
+"""Packed triples equal the triples of the files, and a folder is complete or does not exist."""
 
 import json
 import os
@@ -27,7 +27,7 @@ UMLS = files_of_folder(BUNDLED / "umls")
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a small graph have many blocks, which are merged two at a time."""
+    """Split a small graph into many blocks, which are merged two at a time."""
     monkeypatch.setattr(triples, "BLOCK_ROWS", 700)
     monkeypatch.setattr(fields, "MERGED_BLOCKS", 2)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Predictions by name against a plain loop over the model, and what goes wrong by name."""
+"""Predictions by name against a plain loop over the model, and errors with names."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def model(*, inverses: bool = True) -> ConvE:
         assert isinstance(built.entity_bias, torch.Tensor)
         built.entity_bias.normal_()
         built.entity.weight.mul_(3)
-        # Statistics that are not those of a fresh network.
+        # Statistics that differ from those of a new network.
         built.train()
         for _ in range(3):
             built.queries(torch.arange(20), torch.arange(20) % NUM_RELATIONS)
@@ -132,7 +132,7 @@ def test_a_batch_answers_as_its_queries_alone(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("end", "about"), [("tail", 9), ("tail", 5), ("head", 11), ("head", 0)])
 def test_places_equal_the_plain_loop(end: str, about: int) -> None:
-    """Rank and probability among all entities but the other known answers, counted one by one."""
+    """Compute rank and probability without the other known answers, entity by entity."""
     queries = {
         "tail": (Query("causes", head="e00", about=f"e{about:02}"), scores_of(0, 1), {4, 5}),
         "head": (Query("causes", tail="e04", about=f"e{about:02}"), scores_of(4, 4), {0}),
@@ -303,7 +303,7 @@ def test_calibration_leaves_other_known_answers_out() -> None:
 
 
 def test_calibration_can_do_with_a_held_out_triple_that_is_known() -> None:
-    """Validation files do repeat training triples; such an answer stays a candidate."""
+    """Validation files can repeat training triples; such an answer remains a candidate."""
     fitted = predictor().calibrate(KNOWN[:1])
     assert fitted is not None
     assert np.isfinite(fitted.nll_before)

@@ -1,4 +1,4 @@
-"""Filtered ranking: equal to PyKEEN's evaluator, ties included, however it is cut into pieces."""
+"""Filtered ranking equals PyKEEN's evaluator, including ties, for any size of chunks."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -27,7 +27,7 @@ PYKEEN_NAMES = {
 
 
 class WholeNumberScores(ConvE):
-    """Scores that are small whole numbers, so that many are equal and none is rounded."""
+    """Gives scores that are small integers, so that many are equal and none is rounded."""
 
     def __init__(self, num_relations, seed=0):
         super().__init__(NUM_ENTITIES, num_relations, ConvEModel(embedding_dim=DIM))
@@ -46,7 +46,7 @@ def vocabulary(kind, size):
 @pytest.fixture(scope="module")
 def graph():
     random = np.random.default_rng(0)
-    # Few heads in the test split: many triples share a query.
+    # The test split has few heads, so many triples share a query.
     heads = random.integers(0, 12, 400)
     triples = np.stack(
         [heads, random.integers(0, NUM_RELATIONS, 400), random.integers(0, NUM_ENTITIES, 400)], 1
@@ -64,7 +64,7 @@ def graph():
 
 
 def dense_scores(model, triples, side):
-    """All scores of each triple's query, by the definition: one candidate after another."""
+    """Return all scores of each triple's query by definition: one candidate after another."""
     every = torch.arange(NUM_ENTITIES)
     has_inverses = model.relation.num_embeddings > NUM_RELATIONS
     rows = []
@@ -82,7 +82,7 @@ def dense_scores(model, triples, side):
 
 
 def by_pykeen(model, graph, triples):
-    """The same scores through PyKEEN's filter and evaluator."""
+    """Rank the same scores by PyKEEN's filter and evaluator."""
     evaluator = RankBasedEvaluator(add_defaults=True)
     batch = torch.from_numpy(triples).long()
     known = torch.from_numpy(np.concatenate([graph.train, graph.valid, graph.test])).long()
@@ -133,7 +133,7 @@ def test_pieces_change_no_rank(graph, inverses, settings, monkeypatch):
 
 
 def test_pieces_change_no_rank_of_a_real_model(graph, monkeypatch):
-    """Rounded scores: an answer must still equal itself in whatever chunk it is."""
+    """With rounded scores, an answer must still equal itself in any chunk."""
     monkeypatch.setattr("clew.link_prediction.ranking._MINIMUM_CHUNK", 17)
     torch.manual_seed(0)
     model = ConvE(NUM_ENTITIES, 2 * NUM_RELATIONS, ConvEModel(embedding_dim=20))

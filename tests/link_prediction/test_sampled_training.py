@@ -1,4 +1,4 @@
-"""Training with samples of entities: the whole task, its sparse gradients, its refusals."""
+"""Training with samples of entities: the whole task, sparse gradients, refused settings."""
 
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def test_rows_that_no_batch_touches_stay_as_they_are(graph, tmp_path):
 
 
 def test_the_memory_of_a_step_does_not_grow_with_the_table(graph):
-    """Nothing but weights and one number a row of state is as long as the table."""
+    """Only the weights and one number of state per row grow with the table."""
     from clew.workflows.planning.planned_task import DataSizes, task_to_plan
 
     config = config_of(loss__negatives=100)

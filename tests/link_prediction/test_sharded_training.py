@@ -65,7 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 FURTHER: dict[str, tuple[dict[str, Any], int, int]] = {
-    # With 67 and 68 rows, and so few bytes, each process alone would choose other groups.
+    # With 67 and 68 rows and so few bytes, each process alone would choose different groups.
     "ranked": ({"training__max_steps": 2, "evaluation__chunk_mib": 0.1}, 135, 3000),
     "normalised": (
         {
@@ -103,7 +103,7 @@ COUNTS = {"distmult, binary, adam": (2, 4), "samples, softmax": (2, 4)}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with a run of one, two and some of four processes, by the number of its case."""
+    """Return the folder with each case's runs in one, two and (in some cases) four processes."""
     root = tmp_path_factory.mktemp("sharded")
     runs = [
         Run(str(root / f"{number}-{processes}"), processes, settings)
@@ -166,7 +166,7 @@ def test_groups_of_queries_are_the_same_in_all_processes(trained: Path) -> None:
 
 
 def test_validation_is_of_the_statistics_that_are_kept(trained: Path) -> None:
-    """Batch statistics differ between processes; a checkpoint has the main one's."""
+    """Batch statistics differ between processes; a checkpoint has those of the main process."""
     settings, *_ = FURTHER["normalised"]
     config = over_all_entities(configured(Run("", 2, settings)))
     task = LinkPrediction(graph(), config)
@@ -214,7 +214,7 @@ def test_another_number_of_processes_goes_on(processes: int, trained: Path) -> N
 
 
 def test_received_bytes_are_those_of_the_formula(trained: Path) -> None:
-    """Counted by the first of two processes, and worked out from the batches of both."""
+    """The count of the first of two processes equals that computed from the batches of both."""
     settings = CASES["complex, softmax, row-wise adagrad"]
     config = configured(Run("", 2, settings))
     source = LinkPrediction(graph(), config).train_examples()

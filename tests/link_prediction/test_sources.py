@@ -1,4 +1,4 @@
-"""Graphs by name and by the configuration; the bundled one, and the real ones where they are."""
+"""Graphs by name and by configuration: the bundled graph, and real ones if they are available."""
 
 import gzip
 import hashlib
@@ -27,7 +27,7 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def real(request: pytest.FixtureRequest) -> KnowledgeGraph:
-    """A data set under CLEW_DATA, by the name in the test's parameters."""
+    """Return the data set under CLEW_DATA that the test's parameter names."""
     folder = os.environ.get("CLEW_DATA")
     if not folder or not (Path(folder) / request.param / "train.txt").is_file():
         pytest.skip(f"no {request.param} under CLEW_DATA ({folder or 'not set'})")

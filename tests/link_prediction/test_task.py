@@ -1,4 +1,4 @@
-"""Link prediction as a task: losses that agree, metrics, what it writes and what it refuses."""
+"""Link prediction as a task: losses, metrics, written files and refused settings."""
 
 import numpy as np
 import pyarrow.parquet as pq

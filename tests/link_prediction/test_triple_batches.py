@@ -1,4 +1,4 @@
-"""Training rows of link prediction: which triples, in which rows, on which device."""
+"""Training rows of link prediction: their triples, grouping and device."""
 
 import pickle
 

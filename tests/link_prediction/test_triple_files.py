@@ -1,4 +1,4 @@
-"""Graphs from files: ids, order, fingerprints, and what is refused."""
+"""Graphs from files: ids, order, fingerprints, and refused files."""
 
 import gzip
 import logging

@@ -1,4 +1,4 @@
-"""Names and ids, near matches, and the file that keeps them."""
+"""Names and ids, near matches, and the vocabulary's file."""
 
 import pickle
 import tracemalloc
@@ -77,7 +77,7 @@ def test_near_matches_are_those_of_difflib(names: list[str], query: str) -> None
     expected = get_close_matches(query.casefold(), folded, n=3, cutoff=0.6)
     found = near_matches(query, pa.array(names))
     assert sorted(name.casefold() for name in found) == sorted(expected) or (
-        # Equally near names may be others, but not fewer.
+        # Among equally near names the choice can differ, but not their number.
         [ratio(name, query) for name in found] == [ratio(name, query) for name in expected]
     )
 

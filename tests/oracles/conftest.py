@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: run by Triton's interpreter."""
+"""Runs Triton kernels without a GPU, by Triton's interpreter."""
 
 import importlib.util
 import os
@@ -11,9 +11,9 @@ import pytest
 
 @pytest.fixture
 def interpreted() -> Callable[[str], str]:
-    """Return a function that runs code with interpreted kernels and returns what it printed.
+    """Return a function that runs code with interpreted kernels and returns its output.
 
-    The interpreter is chosen when triton is imported, so the code runs in a process of its own.
+    Triton chooses the interpreter when it is imported, so the code runs in a new process.
     """
     if importlib.util.find_spec("triton") is None:
         pytest.skip("the package triton is not installed; there is none for this system")

@@ -1,4 +1,4 @@
-"""The slow truth of TracIn: one backward pass per example, every gradient kept in full."""
+"""A slow reference for TracIn: one backward pass per example, with all gradients stored."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def tracin_reference(
 ) -> Tensor:
     """Return TracIn (Pruthi et al., 2020, equation 1), `(test, train)`.
 
-    The sum over checkpoints `(model, weight)` of weight times the inner product of gradients.
+    It is the sum over checkpoints `(model, weight)` of weight times inner product of gradients.
     """
     total = torch.zeros(())
     for model, weight in checkpoints:

@@ -1,4 +1,4 @@
-"""The slow truth of training: one loop in float64, every step written out, facts with weights."""
+"""A slow reference for training: one loop in float64, with explicit steps and fact weights."""
 
 import math
 
@@ -16,7 +16,7 @@ from tests.training.plain_order import epoch_order, microbatches
 
 
 def train_plainly(config: RunConfig, task: LinkPrediction, weights: Tensor) -> torch.nn.Module:
-    """Return the model after training with fact weights; the average where one is kept."""
+    """Return the model after training with fact weights; with the average if there is one."""
     settings = config.training
     seed_everything(settings.seed)
     model = task.build_model()
@@ -65,7 +65,7 @@ def train_plainly(config: RunConfig, task: LinkPrediction, weights: Tensor) -> t
 
 
 def rate_of(config: RunConfig, step: int, total: int) -> float:
-    """Return the learning rate: constant, or up and down a cosine."""
+    """Return the learning rate: constant, or rising and falling along a cosine."""
     peak = config.optimizer.learning_rate
     schedule = config.schedule
     if schedule.kind == "constant":
@@ -80,7 +80,7 @@ def rate_of(config: RunConfig, step: int, total: int) -> float:
 
 
 def update(config: RunConfig, p: Tensor, g: Tensor, state: dict[str, Tensor], rate: float) -> None:
-    """Move a parameter as the optimizers' papers say."""
+    """Update a parameter by the formulas of the optimizers' papers."""
     settings = config.optimizer
     if isinstance(settings, AdamW):
         p -= rate * settings.weight_decay * p
@@ -104,7 +104,7 @@ def update(config: RunConfig, p: Tensor, g: Tensor, state: dict[str, Tensor], ra
 
 
 def weighted_loss(config, task, model, batch, weights: Tensor) -> Tensor:
-    """Return the summed loss of a batch from dense labels, with fact weights."""
+    """Return the summed loss of a batch with dense labels and fact weights."""
     queries = model.queries(batch.head, batch.relation)
     scores = model.scores(queries)
     rows = np.asarray(add_inverses(task.graph.train, task.graph.num_relations))
@@ -128,7 +128,7 @@ def weighted_loss(config, task, model, batch, weights: Tensor) -> Tensor:
 
 
 def row(config: RunConfig, scores: Tensor, tails: list[int]) -> Tensor:
-    """Return the loss of one row, from the matrix of labels that is never built elsewhere."""
+    """Return the loss of one row from dense labels, which the product never builds."""
     eps, labels = config.loss.label_smoothing, torch.zeros_like(scores)
     labels[tails] = 1.0
     if config.loss.function == "binary_cross_entropy":

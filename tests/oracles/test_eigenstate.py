@@ -250,7 +250,7 @@ def test_the_head_is_the_embedding():
 
 
 def packed_documents() -> Tensor:
-    """Two rows of documents with their ends; one of them is an end of text alone."""
+    """Return two rows of documents with their ends; one document is only an end of text."""
     lengths = [[1, 9, 2, 1, 1, 17, 6, 13], [23, 3, 4, 20]]
     rows = []
     for row in lengths:
@@ -261,7 +261,7 @@ def packed_documents() -> Tensor:
 
 
 def alone(model: EigenstateLM, sequence: Tensor) -> Tensor:
-    """Return the hidden vectors of each row's documents, each read by itself."""
+    """Return the hidden vectors of each row's documents, computed separately."""
     rows = []
     for row in sequence:
         ends = (row == END).nonzero()[:, 0] + 1

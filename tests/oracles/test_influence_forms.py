@@ -1,8 +1,8 @@
 """`deflated`, `kronecker`, directions and the filtered loss against whole gradients, in float64.
 
-The reference keeps every gradient as a matrix for each parameter, computes means, second moments
-and eigenvectors of all training rows explicitly, and shares nothing with the product but the
-models.
+The reference stores every gradient as a matrix for each parameter, and computes means, second
+moments and eigenvectors of all training rows explicitly. It shares only the models with the
+product.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ TRAIN, TEST = graph(40, 0), graph(5, 1)
 
 
 def rows_of(triples: np.ndarray, directions: int) -> list[tuple[int, int, int]]:
-    """Rows in the product's order: all triples, then all inverses."""
+    """Return the rows in the product's order: all triples, then all inverses."""
     rows = [(int(h), int(r), int(t)) for h, r, t in triples]
     return rows + [(t, r + RELATIONS, h) for h, r, t in rows] * (directions == 2)
 
@@ -110,7 +110,7 @@ def filtered_loss(form: LossForm, scores: Tensor, tail: int, known: set[int]) ->
 def factors(
     model: GraphModel, head: int, relation: int, delta_of: Callable[[Tensor], Tensor]
 ) -> Gradient:
-    """h, f, delta and the gradients of embeddings and projection, by autograd."""
+    """Return h, f, delta and the gradients of embeddings and projection, by autograd."""
     a = model.entity.weight[head].detach()[None].requires_grad_()
     rho = model.relation.weight[relation].detach()[None].requires_grad_()
     if model.config.kind == "conve":
@@ -139,7 +139,7 @@ def derivative(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def whole(model: GraphModel, found: Gradient, head: int, relation: int, by: Changes) -> Gradient:
-    """Every parameter's gradient of a row as a matrix, with changed factors."""
+    """Return every parameter's gradient of a row as a matrix, with changed factors."""
     new = {name: by[name](value) for name, value in found.items()}
     one = {"head": torch.zeros(ENTITIES), "relation": torch.zeros(2 * RELATIONS)}
     one["head"][head], one["relation"][relation] = 1.0, 1.0
@@ -166,10 +166,10 @@ def triple_gradients(
     only: int | None = None,
     known: set[tuple[int, int, int]] | None = None,
 ) -> list[Gradient]:
-    """What each triple adds to the gradient.
+    """Return the contribution of each triple to the gradient.
 
-    With `train`, as part of its query's row; with `known`, by the filtered loss; with `only`, of
-    one direction.
+    With `train`, it is part of its query's row; with `known`, it uses the filtered loss; with
+    `only`, it has one direction.
     """
     asked = set(rows_of(train, directions)) if train is not None else set()
     rows = rows_of(triples, directions)
@@ -322,12 +322,12 @@ def test_factored_products_equal_whole_gradients(score, kind, form, directions):
     ("form", "only"), [(form, n.bit_count() % 2) for n, form in enumerate(FORMS)], ids=str
 )
 def test_one_direction_and_the_filtered_loss(form, known, only):
-    """Raw scores of the covered parts, of which deflation without a mean would be the same.
+    """Raw scores of the covered parts; deflation without a mean would be the same.
 
-    Each direction meets each pair of values of a form's three settings.
+    Each direction is tested with each pair of values of a form's three settings.
     """
     model = network("conve")
-    facts = np.concatenate([TRAIN, TEST[:3]])  # the last two test triples are no known answers
+    facts = np.concatenate([TRAIN, TEST[:3]])  # the last two test triples are not known answers
     index = FilterIndex.from_triples(np.array(rows_of(facts, 2), np.int32), 2 * RELATIONS)
     rows = triple_rows(form, 2, answers=index if known else None)
     rows = TripleRows(form, rows.train, rows.test.direction(only), rows.known, answers=rows.answers)

@@ -1,6 +1,6 @@
 """The kernel of graph models against whole gradients from autograd, in float64, part by part.
 
-Six entities and three relations make every collision happen: same head, same relation, test head
+With six entities and three relations every collision happens: same head, same relation, test head
 = training tail, test tail = training head, repeated queries, both directions.
 """
 
@@ -96,7 +96,7 @@ def simple(kind: str) -> GraphModel:
 
 
 def parts_of(kind: str) -> tuple[str, ...]:
-    """Parts of a model, with the names of `brute_force`."""
+    """Return the parts of a model, with the names of `brute_force`."""
     return CONVE_PARTS if kind == "tucker" else SCORER_PARTS
 
 
@@ -117,7 +117,7 @@ FORMS = [
 def query_loss(
     model: GraphModel, form: LossForm, query: tuple[int, int], tails: list[int], scorer: Tensor
 ) -> Tensor:
-    """The loss of one training row with `scorer` as the table of tails; nothing without tails."""
+    """Return the loss of a training row with `scorer` as the table of tails; 0 without tails."""
     if not tails:
         return scorer.sum() * 0.0
     hidden = model.queries(*(torch.tensor([number]) for number in query))
@@ -140,7 +140,7 @@ def query_loss(
 def split_table(
     model: GraphModel, form: LossForm, query: tuple[int, int], tails: list[int]
 ) -> dict[str, Tensor]:
-    """Gradients by parameter, the entity table's lookup and scorer uses apart."""
+    """Return gradients by parameter, with the entity table's two uses (lookup, scorer) apart."""
     scorer = model.entity.weight.detach().clone().requires_grad_()
     loss = query_loss(model, form, query, tails, scorer)
     named = dict(model.named_parameters()) | {"scorer": scorer}
@@ -154,7 +154,7 @@ def split_table(
 def triple_gradient(
     model: GraphModel, form: LossForm, triple: np.ndarray, train: np.ndarray | None, directions: int
 ) -> dict[str, Tensor]:
-    """What a triple adds to the gradient: its row's loss, or the query's with it less without."""
+    """Return a triple's gradient: of its row, or of its query's row with minus without it."""
     h, r, t = map(int, triple)
     total: dict[str, Tensor] = {}
     for head, relation, tail in [(h, r, t), (t, r + RELATIONS, h)][:directions]:
@@ -174,7 +174,7 @@ def triple_gradient(
 def brute_force(
     train: list[dict[str, Tensor]], test: list[dict[str, Tensor]], scale: dict[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Inner products of whole gradients by part, `(part: train, test)`."""
+    """Return the inner products of whole gradients by part, `(part: train, test)`."""
     result = {part: torch.zeros(len(train), len(test), dtype=torch.float64) for part in CONVE_PARTS}
     scale = scale or {}
     for (i, a), (j, b) in product(enumerate(train), enumerate(test)):
@@ -257,7 +257,8 @@ def both_gradients(
 def alternating(kinds: Iterable[str]) -> list[tuple[str, LossForm, int]]:
     """Return every kind with half of the forms, and with one of them in one direction.
 
-    Each pair of values of a form's three settings meets each kind, all three every second kind.
+    Each kind is tested with each pair of values of a form's three settings, and each combination of
+    all three with every second kind.
     """
     return [
         *((k, form, 2) for n, k in enumerate(kinds) for m, form in enumerate(FORMS) if even(n, m)),
@@ -266,7 +267,7 @@ def alternating(kinds: Iterable[str]) -> list[tuple[str, LossForm, int]]:
 
 
 def even(kind: int, form: int) -> bool:
-    """Tell whether the bits of a form's number, with a kind's number, have an even sum."""
+    """Return whether the bits of a form's number and a kind's number have an even sum."""
     return (kind + form.bit_count()) % 2 == 0
 
 

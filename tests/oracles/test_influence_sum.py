@@ -1,4 +1,4 @@
-"""The whole of TracIn on a small graph: against the plain reference, and its invariances."""
+"""Complete TracIn on a small graph: against the plain reference, and its invariances."""
 
 import shutil
 from itertools import pairwise
@@ -88,7 +88,7 @@ def config_of(
 
 
 def write_checkpoints(task: LinkPrediction, config: RunConfig, folder: Path, seed: int = 1) -> None:
-    """Three checkpoints of a short, ordinary training, with running statistics and moments."""
+    """Write three checkpoints of a short training, with running statistics and moments."""
     torch.manual_seed(seed)
     model = task.build_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -129,7 +129,7 @@ def fixture_of(
 
 
 def traced(folder: Path, task: LinkPrediction, config: RunConfig) -> SimpleNamespace:
-    """Return what a test needs of a folder of checkpoints."""
+    """Return the objects that a test needs for a folder of checkpoints."""
 
     def tracer(records: list | None = None, **influence: object) -> Tracer:
         settings = config.influence.model_copy(update=influence)
@@ -148,14 +148,14 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(trained_once: Path, tmp_path: Path) -> SimpleNamespace:
-    """Return a small task with a copy of its checkpoints, which the test may change."""
+    """Return a small task with a copy of its checkpoints, which the test can change."""
     shutil.copytree(trained_once, tmp_path / "trained")
     config = config_of()
     return traced(tmp_path / "trained", DoubleTask(random_graph(), config), config)
 
 
 def matrix(explanations: list[Explanation]) -> np.ndarray:
-    """All scores `(test, train)` from complete explanations."""
+    """Return all scores `(test, train)` from complete explanations."""
     rows = []
     for explanation in explanations:
         scored = explanation.proponents
@@ -168,7 +168,7 @@ def matrix(explanations: list[Explanation]) -> np.ndarray:
 
 
 def reference(small: SimpleNamespace, train: np.ndarray, tests: np.ndarray) -> Tensor:
-    """Loop of backward passes over the rows of both directions, summed into triples."""
+    """Compute scores by backward passes over the rows of both directions, summed by triple."""
     models = []
     for record in list_checkpoints(small.folder):
         model = small.task.build_model()
@@ -465,7 +465,7 @@ def test_checkpoint_that_overflowed_is_refused(tmp_path):
 
 def test_wrong_task_is_detected(tmp_path):
     class WrongTask(DoubleTask):
-        """Its example losses are not what its loss sums up."""
+        """A task whose loss is not the sum of its example losses."""
 
         def example_losses(self, model, batch):
             return 2.0 * super().example_losses(model, batch)

@@ -1,4 +1,4 @@
-"""Losses over all entities against labels written out in full, and fused against plain."""
+"""Losses over all entities against full label matrices, and fused losses against plain ones."""
 
 import math
 from typing import get_args
@@ -41,7 +41,7 @@ class Problem:
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape):
-            # Rounded to float32 in any case, so that float64 is the truth for float32.
+            # Always rounded to float32, so that float64 is the reference for float32.
             values = torch.randn(*shape, generator=generator) * scale
             return values.to(dtype).requires_grad_()
 
@@ -63,7 +63,7 @@ class Problem:
         return [x for x in (self.queries, self.table, self.bias, self.query_bias) if x is not None]
 
     def loss(self, **options) -> Tensor:
-        """The loss under test."""
+        """Return the loss under test."""
         settings_ = OneVsAll(**options)
         plain = settings_.implementation == "plain"
         loss = one_vs_all_loss if plain else fused_one_vs_all.fused_one_vs_all_loss
@@ -78,7 +78,7 @@ class Problem:
         )
 
     def dense_loss(self, function, label_smoothing) -> Tensor:
-        """The same with the label matrix written out, by torch's own losses."""
+        """Return the same loss by torch's own losses and a full label matrix."""
         self.scores = F.linear(self.queries, self.table, self.bias)
         if self.query_bias is not None:
             self.scores = self.scores + self.query_bias[:, None]
@@ -97,7 +97,7 @@ class Problem:
         return list(torch.autograd.grad(loss, self.inputs, retain_graph=True))
 
     def gradient_magnitudes(self, truth: Tensor) -> list[float]:
-        """Largest sum of absolute terms in each gradient of the dense loss."""
+        """Return the largest sum of absolute terms in each gradient of the dense loss."""
         (slope,) = torch.autograd.grad(truth, self.scores, retain_graph=True)
         queries, table = self.queries.detach().abs(), self.table.detach().abs()
         slope = slope.abs() + 2 * self.labels  # itself a difference: probability - label
@@ -110,7 +110,7 @@ class Problem:
 def assert_same(
     problem: Problem, loss: Tensor, exact: Problem, truth: Tensor, tolerance: float
 ) -> None:
-    """Compare loss and gradients with the truth, in float64, of the same problem.
+    """Compare loss and gradients with the float64 reference of the same problem.
 
     Gradients are sums whose terms cancel: errors are relative to the sum of absolute terms.
     """

@@ -49,7 +49,7 @@ def test_equals_the_layers(kernel, bias, dropout, activation, dtype, tolerance, 
     x = torch.randn(7, 1, 8, 6, dtype=dtype) * 2 + 0.5
     monkeypatch.setattr(patch_convolution, "_BLOCK_ROWS", 3)
     own, other = (layers(5, kernel, bias=bias, dtype=dtype) for _ in range(2))
-    for _ in range(2):  # running statistics twice over
+    for _ in range(2):  # update the running statistics twice
         actual = run(projected_maps, x, *own, **options)
         expected = run(one_after_another, x, *other, **options)
         torch.testing.assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)

@@ -90,7 +90,7 @@ def test_generation_draws_from_the_distribution(model: EigenstateLM):
 
 @pytest.mark.parametrize("segment_tokens", [1, 7, 1000])
 def test_documents_by_themselves_have_the_losses_of_each_alone(segment_tokens: int):
-    """Only the token after an end of text is predicted from before: from the document that ends."""
+    """The token after an end of text is predicted from the document that ends there."""
     torch.manual_seed(0)
     config = EigenstateLMModel(d_model=16, n_layers=2, num_eigenstates=8, reset_at_documents=True)
     model = EigenstateLM(VOCABULARY, config, end_of_text=0).double().eval()

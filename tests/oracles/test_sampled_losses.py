@@ -1,4 +1,4 @@
-"""Losses from a sample of entities: against sums written out, and against all entities."""
+"""Losses from a sample of entities: against explicit sums, and against all entities."""
 
 import math
 from typing import get_args
@@ -69,7 +69,7 @@ def over_all(function, smoothing, values) -> torch.Tensor:
 
 
 def written_out(function, smoothing, negatives: Negatives, values) -> list[float]:
-    """The definition, one number after another."""
+    """Compute the loss by its definition, one number after another."""
     queries, table, bias, query_bias = (value.detach().tolist() for value in values)
     drawn = list(zip(negatives.entity.tolist(), negatives.rate.tolist(), strict=True))
     losses = []
@@ -146,7 +146,7 @@ def test_in_half_precision_only_the_products_are_rounded(function, smoothing):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_mean_of_many_samples_is_the_gradient_over_all(weighted):
-    """Binary cross entropy is estimated without bias; softmax is with a larger sample."""
+    """The estimate of binary cross entropy is unbiased; that of softmax needs a larger sample."""
     values = inputs()
     weights = np.arange(1.0, ENTITIES + 1) if weighted else None
     expected = torch.autograd.grad(over_all("binary_cross_entropy", 0.1, values).sum(), values[1])[

@@ -11,7 +11,7 @@ from clew.layers.doubling_scan import scan_by_doubling
 
 
 def complex_form(function):
-    """Turn a function of pairs into one of complex numbers, eigenvalues for all examples."""
+    """Turn a function of real pairs into one of complex numbers and shared eigenvalues."""
 
     def called(inputs: Tensor, eigenvalues: Tensor, initial: Tensor | None = None, **keywords):
         values = (inputs, eigenvalues.expand(1, -1), initial)
@@ -26,7 +26,7 @@ LENGTHS = [1, 2, 7, 48, 61, 100]
 
 
 def problem(time: int = 61, batch: int = 2, states: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, eigenvalues from 0 to just within the unit circle, and an initial state."""
+    """Return inputs, eigenvalues from 0 to just inside the unit circle, and an initial state."""
     generator = torch.Generator().manual_seed(time)
     kind = torch.complex128
     inputs = torch.randn(batch, time, states, dtype=kind, generator=generator)
@@ -188,7 +188,7 @@ def test_several_gradients_of_one_forward_pass_at_once():
 
 
 def documents(time: int, batch: int = 2) -> Tensor:
-    """Starts within each row, some in the same chunk, some at the edges of chunks."""
+    """Return document starts within each row, some in the same chunk, some at chunk borders."""
     generator = torch.Generator().manual_seed(time)
     starts = torch.rand(batch, time, generator=generator) < 0.15
     starts[0, 0], starts[-1, 0] = True, False

@@ -1,4 +1,4 @@
-"""Regularizers and relation prediction: formulas, sums, what is refused, and their influence."""
+"""Regularizers and relation prediction: formulas, sums, refused settings, and their influence."""
 
 from itertools import product
 
@@ -41,7 +41,7 @@ PAIRS = [*product(KINDS[:2], ("dura", "both")), *product(KINDS[2:], ("both", "du
 ROWS = ("one_vs_all", "kvs_all")
 DIM = 4
 CHECKED = 8
-"""Training triples whose gradients are made one by one."""
+"""Number of training triples whose gradients are computed one by one."""
 
 
 def config_of(kind: str, loss: dict[str, object], **sections: object) -> RunConfig:
@@ -62,12 +62,12 @@ def score(model: GraphModel, head: int, relation: int, tail: int) -> Tensor:
 
 
 def sizes(kind: str, row: Tensor) -> Tensor:
-    """Absolute values of a row's numbers."""
+    """Return the absolute values of a row's numbers."""
     return torch.complex(*row.chunk(2)).abs() if kind == "complex" else row.abs()
 
 
 def by_hand(model: GraphModel, kind: str, loss: dict[str, object], triple: list[int]) -> Tensor:
-    """The terms of one triple, written out."""
+    """Return the explicit terms of one triple."""
     head, relation, tail = triple
     h, r, t = model.head_table.weight[head], model.relation.weight[relation], None
     t = model.entity.weight[tail]
@@ -142,7 +142,7 @@ def test_models_without_factors_are_refused(kind, loss):
 
 
 def gradient(model: GraphModel, loss: Tensor) -> Tensor:
-    """All parameters' gradients in one vector."""
+    """Return all parameters' gradients in one vector."""
     found = torch.autograd.grad(
         loss, list(model.parameters()), retain_graph=True, materialize_grads=True
     )
@@ -152,9 +152,9 @@ def gradient(model: GraphModel, loss: Tensor) -> Tensor:
 def triple_gradients(
     task: LinkPrediction, model: GraphModel, triples: np.ndarray, *, terms: bool
 ) -> list[Tensor]:
-    """What each triple adds to the gradient, both directions: all parameters in one vector.
+    """Return the gradient of each triple in both directions: all parameters in one vector.
 
-    Under kvs_all this is the loss of its queries, less their loss without it.
+    Under kvs_all this is the gradient of its queries' loss minus that of their loss without it.
     """
     forms = []
     for triple in task.graph.with_inverses(triples).reshape(2, -1, 3).swapaxes(0, 1):
@@ -184,7 +184,7 @@ def triple_gradients(
     ],
 )
 def test_influence_has_the_terms_of_training_triples(tmp_path, kind, name, rows):
-    """Each pair of model and terms, of terms and rows, of model and rows."""
+    """The cases cover each pair of model and terms, terms and rows, and model and rows."""
     config = config_of(
         kind,
         TERMS[name] | {"kind": rows},

@@ -58,7 +58,7 @@ def write_graph(folder: Path, *, extra_relation: bool = False) -> dict[str, str]
 
 
 def train(folder: Path, *, extra_relation: bool = False, **overrides: object) -> SimpleNamespace:
-    """Train by the product in float64 and return everything that explaining needs."""
+    """Train with the product in float64, and return everything that an explanation needs."""
     folder.mkdir(exist_ok=True)
     values = {
         "data.kind": "triples",
@@ -178,7 +178,7 @@ def test_equals_central_differences_of_retrainings(case, tmp_path):
 
 
 class InFloat64(Unrolling):
-    """Goes back in float64 through the states that a float32 training went through."""
+    """Goes back in float64 through the states of a float32 training."""
 
     def _leave_step(self, step, after, adjoints, totals) -> None:
         step = replace(step, before=in_float64(step.before))
@@ -202,7 +202,7 @@ def in_float64(state: State) -> State:
 @pytest.mark.parametrize("case", ["adam", "adagrad", "many tails, binary", "relu", "complex"])
 def test_float32_equals_float64_over_the_same_states(case, tmp_path):
     torch.set_default_dtype(torch.float32)
-    # The masks of feature maps are drawn in the type of the maps; all others are the same.
+    # The masks of feature maps are drawn in the maps' type; all other masks are the same.
     run = train(tmp_path / "run", model__feature_map_dropout=0.0, **CASES[case])
     losses = [loss_of(run, run.task.graph.test[:1], np.ones(1))]
     replay = Replay(run.config, run.task, run.records, CPU)
@@ -260,7 +260,7 @@ def test_tail_and_head_add_up_to_both(tmp_path):
 
 
 def asked(run: SimpleNamespace, triple: np.ndarray) -> list[tuple[list[int], list[int]]]:
-    """Return head and relation of the question for the tail and of the one for the head."""
+    """Return entity and relation of the tail's question and of the head's question."""
     head, relation, tail = map(int, triple[0])
     return [([head], [relation]), ([tail], [relation + run.task.graph.num_relations])]
 
@@ -309,7 +309,7 @@ def test_a_plateau_sees_the_recorded_validations(tmp_path):
         training__checkpoint_frequency=0,
     )
     assert run.trainer.schedule.current < 1.0
-    assert np.isfinite(unroll(run)).all()  # would be refused at the wrong rate
+    assert np.isfinite(unroll(run)).all()  # a wrong rate would be refused
 
 
 def test_parameters_that_never_had_a_gradient_have_no_derivative(tmp_path):
@@ -344,7 +344,7 @@ class ToyBatch:
 
 
 class ToyRows:
-    """Rows of a regression, as the examples of a task that is no graph."""
+    """Rows of a regression, as the examples of a task without a graph."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(7)

@@ -43,7 +43,7 @@ print("equal")
 
 
 def problem(time: int, batch: int = 2, states: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, multipliers from 0 to the unit circle, and an initial state."""
+    """Return inputs, multipliers from 0 to the unit circle, and an initial state."""
     generator = torch.Generator().manual_seed(time)
     double = {"dtype": torch.float64, "generator": generator}
     inputs = torch.randn(batch, time, states, 2, **double)

@@ -1,4 +1,4 @@
-"""Scores of many texts in one pass, and a search by index, against plain gradients."""
+"""Scores of many texts in one pass, and a search with an index, against plain gradients."""
 
 import shutil
 from dataclasses import replace
@@ -32,7 +32,7 @@ FEW = SearchSettings(candidates=6, rank=16)
 
 @pytest.fixture
 def checkpoints(trained: Any, tmp_path: Path) -> Path:
-    """Copy the checkpoints, so that an index lies beside each test's own."""
+    """Copy the checkpoints, so that each test has its own index next to them."""
     return Path(shutil.copytree(trained[1], tmp_path / "checkpoints"))
 
 
@@ -88,8 +88,8 @@ def test_cosines_divide_by_both_self_influences(trained: Any):
 def test_half_precision_is_used_where_it_is_asked_for_and_its_error_measured(
     trained: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    # The model knows its text by heart, so that one bit of one score moves a loss near zero by a
-    # tenth. The bounds are for one order of sums: that of torch's own products.
+    # The model has memorized its text, so one bit of a score changes a loss near zero by a tenth.
+    # The bounds are valid for one order of sums: that of torch's own products.
     monkeypatch.setattr(products, "has_bfloat16_products", lambda: True)
     tests = texts_of(trained)
     exact = tracer_of(trained, trained[1]).explain(tests, top_k=3)
@@ -167,7 +167,7 @@ def test_the_last_layers_are_searched_in_the_same_index(trained: Any, checkpoint
 
 
 def made(trained: Any, checkpoints: Path, settings: SearchSettings = FEW) -> int:
-    """Return how many indices a search had to make."""
+    """Return the number of indices that a search had to build."""
     tracer = tracer_of(trained, checkpoints)
     (found,) = tracer.explain(texts_of(trained)[:1], top_k=3, settings=settings)
     assert found.searched is not None

@@ -1,4 +1,4 @@
-"""What the tests of tracking share: runs that send at once, a checkpoint folder."""
+"""Shared fixtures of the tracking tests: runs that send immediately, and a checkpoint folder."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ FAST = Pace(
 
 @pytest.fixture
 def open_run(tracking_store: Path) -> Iterator[Callable[..., MlflowTracker]]:
-    """Open runs that are ended with the test."""
+    """Return a function that opens runs; they are finished at the end of the test."""
     opened: list[MlflowTracker] = []
 
     def _open(kind: str = "train", **options: object) -> MlflowTracker:

@@ -1,4 +1,4 @@
-"""Views of what trackers keep, read back from where they keep it."""
+"""Views of the data that trackers have stored, read back from the store."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.memory_tracker import MemoryTracker
 
 @dataclass
 class Kept:
-    """What a tracker has kept of a run, read back from where it keeps it."""
+    """The data that a tracker has stored for a run, read back from the store."""
 
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Aliases move whole or not at all, and of several who move at once exactly one wins.
+"""Aliases move completely or not at all, and of several simultaneous moves exactly one wins.
 
-Kills and races are enumerated: a registry in memory stops a process at any of its calls, and runs
-two processes call by call in every order, three in every order with at most three switches.
+Kills and races are enumerated: a registry in memory stops a process at each of its calls, and runs
+two processes call by call in every order, and three in every order with at most three switches.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from clew.runs.registry import ModelState
 
 
 class Aliases:
-    """A registry in memory: every call may take a moment or fail, and it sets unconditionally."""
+    """A registry in memory: every call can be slow or fail, and writes are unconditional."""
 
     def __init__(self, aliases: dict[str, str], *, slow: bool = False) -> None:
         self.aliases = dict(aliases)
@@ -70,7 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pass_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the claims of dead processes lapse."""
+    """Advance the clock until the claims of dead processes expire."""
     later = time.time() + 1000
     monkeypatch.setattr(module.time, "time", lambda: later)
 
@@ -149,14 +149,14 @@ def test_of_several_threads_at_once_exactly_one_wins(seed: int) -> None:
 
 
 class Stepped(Aliases):
-    """A registry whose callers give way before every call."""
+    """A registry whose callers let other processes run before every call."""
 
     def _call(self) -> None:
         getcurrent().parent.switch()
 
 
 class MustWait(Exception):
-    """A process that would pause; the order under test goes on without it."""
+    """Raised when a process would pause; the tested order continues without it."""
 
 
 Order = tuple[int, ...]
@@ -165,9 +165,9 @@ Order = tuple[int, ...]
 def race(
     moves: list[Callable[[Stepped], object]], order: Order
 ) -> tuple[Stepped, list[str], list[list[int]]]:
-    """Run processes call by call: `order` says whose turn it is, then each runs to its end.
+    """Run processes call by call in the given order, and then each one to its end.
 
-    Returns the registry, what each process came to, and who could have gone at each turn.
+    Returns the registry, the outcome of each process, and which processes could run at each turn.
     """
     registry, outcomes = Stepped(BEFORE), [""] * len(moves)
 
@@ -198,7 +198,7 @@ def race(
 def all_races(
     moves: list[Callable[[Stepped], object]], max_switches: int = 100
 ) -> Iterator[tuple[Stepped, list[str]]]:
-    """Yield what comes of every order of calls; a switch leaves a process that could go on."""
+    """Yield the outcome of every order of calls; a switch leaves a process that could continue."""
     waiting: list[tuple[Order, int]] = [((), 0)]
     while waiting:
         order, switches = waiting.pop()
@@ -398,7 +398,7 @@ def test_a_damaged_claim_is_no_obstacle(value: str) -> None:
 def test_a_registry_too_slow_to_be_safe_stops_the_move(
     monkeypatch: pytest.MonkeyPatch, slow_call: int
 ) -> None:
-    """A request may hang for 30 s; nothing is written when others may think the process dead."""
+    """A request can hang for 30 s; nothing is written once others can consider the process dead."""
     now, calls = [time.time()], itertools.count()
 
     class Hanging(Aliases):

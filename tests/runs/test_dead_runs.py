@@ -1,4 +1,4 @@
-"""Runs whose process died on this machine: the next command of their kind ends them."""
+"""The next command of the same kind ends the runs whose process died on this machine."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ def test_a_dead_run_is_ended_by_the_next_of_its_kind(open_run: Open) -> None:
 
 
 def die(tracker: MlflowTracker) -> None:
-    """Leave a run as a process does that is killed."""
+    """Leave a run in the state of a killed process."""
     tracker._is_ending.set()
     if tracker._sampling is not None:
         tracker._sampling.join()

@@ -1,4 +1,4 @@
-"""Delivery: requests within MLflow's limits, every message at least once and to effect once."""
+"""Delivery: requests within MLflow's limits; each message takes effect exactly once."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_model_files_are_those_of_a_checkpoint() -> None:
 
 
 class BrokenClient:
-    """A client whose n-th call of a kind raises, before or after it took effect."""
+    """A client whose n-th call of a method raises, before or after it takes effect."""
 
     def __init__(self, client: MlflowClient, method: str, call: int, *, after: bool) -> None:
         self._client, self._method, self._left, self._after = client, method, call, after

@@ -1,4 +1,4 @@
-"""Journals that somebody else wrote or changed: nothing is sent or deleted that is not theirs."""
+"""Journals written or changed by somebody else: no foreign file is sent or deleted."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ORIGIN = Origin("sqlite:////nowhere/mlflow.db", "abc123", "1")
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """Return a file that no run has anything to do with."""
+    """Return a file that belongs to no run."""
     path = tmp_path / "private" / "diary.txt"
     path.parent.mkdir()
     path.write_text("secret")
@@ -93,7 +93,7 @@ def test_a_link_in_the_folder_is_one_line(copied: Path, victim: Path, name: str)
         shutil.rmtree(copied / "files", ignore_errors=True)
     else:
         (copied / name).unlink(missing_ok=True)
-    if name == "run.json":  # a link to what it was
+    if name == "run.json":  # a link to a copy of the original file
         target = shutil.copy(store.spool_root().parent / "mlflow.db", victim.parent / "run.json")
     (copied / name).symlink_to(target)
     result, kept = sync(copied)

@@ -1,4 +1,4 @@
-"""A journal on a full disk: nothing half is written, and the run ends all the same."""
+"""A journal on a full disk: no partial message is written, and the run still ends."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ Open = Callable[..., MlflowTracker]
 
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
-    """Let the system refuse to make files of this process larger."""
+    """Make the system refuse to enlarge files of this process."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -62,7 +62,7 @@ def test_files_that_do_not_fit_leave_their_place_free(tmp_path: Path) -> None:
 
 @contextmanager
 def full_disk(*calls: str) -> Iterator[None]:
-    """Let no journal take a message, and calls of MLflow's client fail."""
+    """Make journals refuse messages, and calls of MLflow's client fail."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -132,7 +132,7 @@ def test_a_ctrl_c_near_the_end_does_not_change_how_the_run_ends(
 
     die_with = {"FINISHED": None, "KILLED": Interrupted("stopped")}[status]
     with pytest.raises(KeyboardInterrupt), tracker:  # noqa: PT012
-        tracker._forwarder._closing.set()  # its thread is not the one that is interrupted
+        tracker._forwarder._closing.set()  # not the forwarder's thread is interrupted
         tracker._forwarder.join()
         monkeypatch.setattr(Forwarder, "flush", interrupted)
         if die_with is not None:

@@ -89,7 +89,7 @@ if hardware.reset_process_peak():
 
 
 def test_the_peak_follows_memory_and_can_be_reset() -> None:
-    """In a separate process: what earlier tests freed or still hold would count here."""
+    """This runs in a separate process, because memory of earlier tests would count here."""
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     if not done.stdout:
         pytest.skip("this system does not let a process reset its peak")

@@ -1,4 +1,4 @@
-"""The journal: nothing is lost, nothing is out of order, whatever happens in between."""
+"""The journal loses nothing and keeps the order, even after interruptions."""
 
 import json
 import os
@@ -166,7 +166,7 @@ def test_a_forked_child_does_not_keep_the_spool_locked(tmp_path: Path) -> None:
     journal = Journal.create(tmp_path, ORIGIN)
     reading, writing = os.pipe()
     child = os.fork()
-    if child == 0:  # holds a copy of the journal's file until it is told to end
+    if child == 0:  # this process holds the journal's open file until the pipe is closed
         os.close(writing)
         os.read(reading, 1)
         os._exit(0)
@@ -199,7 +199,7 @@ def test_staged_files_are_copies_unless_links_are_right(tmp_path: Path) -> None:
     linked = journal.stage(original, link=True)
     journal.append(Artifact(linked, ""))
     assert copied != linked
-    original.write_text("second")  # in place
+    original.write_text("second")  # this keeps the inode
     assert (journal.folder / copied).read_text() == "first"
     assert (journal.folder / linked).samefile(original)
     original.unlink()

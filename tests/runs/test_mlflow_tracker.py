@@ -1,4 +1,4 @@
-"""Runs in a real MLflow database: opened, adopted, taken up again, refused, ended."""
+"""Runs in a real MLflow database: opened, adopted, resumed, refused, ended."""
 
 import os
 import subprocess
@@ -274,7 +274,7 @@ def test_the_same_value_told_with_a_checkpoint_is_one_point(
 def test_a_resumed_run_does_not_repeat_its_validations(
     open_run: Open, checkpoint_folder: Path
 ) -> None:
-    """What it measures again after its checkpoint is the same value: it stays one point."""
+    """A value that is measured again after its checkpoint is equal, and stays one point."""
     first = open_run()
     for step in (5, 10):
         first.metrics({"valid/mrr": step / 100, "train/loss": 1.0}, step)
@@ -294,7 +294,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_sign_of_life(
 ) -> None:
     tracker = open_run()
     tracker.flush()
-    tracker._forwarder._next_beat = 0.0  # it is time for the next one
+    tracker._forwarder._next_beat = 0.0  # the next heartbeat is due
     real = time.time
     monkeypatch.setattr("clew.runs.forwarder.time.time", lambda: real() - 3600)
     before = time.time()

@@ -1,4 +1,4 @@
-"""Project folders and experiments whose names mean something in an address keep what they hold."""
+"""Folders and experiments whose names have special characters of addresses work correctly."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ EXPERIMENTS = ["clew", "50% off", "a%20b", "what?/now", "issue#7", "é 漢", "..
 
 
 def served_copy(name: str) -> Path:
-    """Find the files of a version as `mlflow models serve` does: itself, and in its server."""
+    """Find a version's files as `mlflow models serve` does, in the command and in its server."""
     from mlflow import artifacts
     from mlflow.utils.file_utils import path_to_local_file_uri
 
@@ -48,7 +48,7 @@ def test_a_project_keeps_its_store_inside_whatever_its_folder_is_called(
         dispose_of(uri)
     assert store.database_path(uri) == project / "mlflow.db"
     assert {path.name for path in project.iterdir()} >= {"mlflow.db", "mlartifacts"}
-    # MLflow makes the folders of an address without decoding it, and puts nothing there.
+    # MLflow creates folders for the undecoded address, but no files in them.
     files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert all(path.is_relative_to(project) for path in files)
 
@@ -63,7 +63,7 @@ def test_a_model_of_any_experiment_can_be_fetched(
 ) -> None:
     keep_and_fetch(store.tracking_uri(), experiment, registered, tmp_path, monkeypatch)
     (kept,) = (tracking_store / "mlartifacts").rglob("weights")
-    assert "%" not in str(kept)  # which MLflow would decode once more
+    assert "%" not in str(kept)  # MLflow would decode it again
 
 
 def keep_and_fetch(

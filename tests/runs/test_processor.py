@@ -1,4 +1,4 @@
-"""Cores of a process, from its affinity and the quotas of its control groups; how threads wait."""
+"""A process's cores, from its affinity and its control groups' quotas, and waiting threads."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def place_in_groups(
     folder: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str]
 ) -> None:
-    """Put the process into control groups; `files` under `/sys/fs/cgroup`, with their content."""
+    """Put the process into control groups, with these `files` under `/sys/fs/cgroup`."""
     for name, content in files.items():
         path = folder / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)

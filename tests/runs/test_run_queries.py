@@ -1,4 +1,4 @@
-"""Reading a run back: what it is, its configuration, its files."""
+"""Reading a run back: its record, its configuration, its files."""
 
 import sys
 from collections.abc import Callable

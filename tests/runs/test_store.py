@@ -1,4 +1,4 @@
-"""Where runs are kept, and how fast a store that cannot be used is refused."""
+"""The location of the tracking store, and quick errors for unusable stores."""
 
 import http.server
 import os
@@ -55,7 +55,7 @@ def test_a_database_server_has_its_artifacts_where_all_find_them(
     monkeypatch.delenv("CLEW_ARTIFACTS", raising=False)
     (project / "MLproject").touch()
     uri = "postgresql://user:secret@host/base"
-    assert store.artifact_root(uri) == (project / "mlartifacts").as_uri()  # not the folder in use
+    assert store.artifact_root(uri) == (project / "mlartifacts").as_uri()  # not the current folder
     monkeypatch.setenv("CLEW_ARTIFACTS", "s3://bucket/clew/")
     assert store.artifact_root(uri) == "s3://bucket/clew"
     monkeypatch.setenv("CLEW_ARTIFACTS", "/shared/clew files")

@@ -1,4 +1,4 @@
-"""A new store comes into being whole, once, and nobody else's file is touched for it."""
+"""A new store is created completely and only once, without touching other files."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from clew.ui.data.runs import store_exists
 
 @pytest.fixture
 def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the address of a store that is not there yet, and is the one in use."""
+    """Return the address of a store that does not exist yet, and use it in the test."""
     uri = f"sqlite:///{tmp_path}/project/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     known = set(SqlAlchemyStore._engine_map)
@@ -30,7 +30,7 @@ def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def in_the_middle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    """Return what makes a function run once, between the first tables and the migrations."""
+    """Return a hook that runs a function once, between the first tables and the migrations."""
 
     def interrupt(action: Callable[[], None]) -> None:
         upgrade = migrations._upgrade_db

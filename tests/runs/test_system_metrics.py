@@ -1,4 +1,4 @@
-"""Sampling of the machine begins late, and goes on when a device goes away."""
+"""Sampling of the machine starts late, and continues when a device disappears."""
 
 import threading
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""TensorBoard files: the same metrics, everything else passed on."""
+"""TensorBoard files have the same metrics, and everything else is passed on."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One set of cases for every tracker: the no-op, the one in memory, MLflow on a real database."""
+"""The same tests for every tracker: no-op, in memory, and MLflow on a real database."""
 
 import math
 import shutil
@@ -15,7 +15,7 @@ from tests.runs.kept import Kept, read_memory, read_mlflow
 
 
 class Case:
-    """A tracker, and how to read what it kept; the no-op keeps nothing."""
+    """A tracker, and a function that reads its records; the no-op tracker has none."""
 
     def __init__(self, tracker: Tracker, read: Callable[[Tracker], Kept] | None) -> None:
         self.tracker = tracker

@@ -1,4 +1,4 @@
-"""A small task with every hazard of real ones: dropout, weighted rows, ragged batches."""
+"""A small task with the difficulties of real ones: dropout, weighted rows, ragged batches."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,7 +157,7 @@ def toy_task() -> type[ToyTask]:
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Any:
-    """Return a function that builds a trainer over the toy task; each has its own folder."""
+    """Return a function that builds trainers for the toy task, each with its own folder."""
     made = 0
 
     def make(task: ToyTask | None = None, **overrides: Any) -> Trainer[Any]:

@@ -1,4 +1,4 @@
-"""Which examples make up each microbatch of an epoch, with the whole order in memory."""
+"""A reference for the examples of each microbatch, with the order of an epoch in memory."""
 
 import numpy as np
 
@@ -14,7 +14,10 @@ def epoch_order(
 def microbatches(
     order: np.ndarray, *, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> list[np.ndarray]:
-    """Each process takes every n-th example; a last, global microbatch of one each joins."""
+    """Return a process's microbatches: every n-th example of each global microbatch.
+
+    A last global microbatch with fewer than two examples per process joins the one before.
+    """
     starts = list(range(0, len(order), batch_size * world_size))
     if len(starts) > 1 and len(order) - starts[-1] < 2 * world_size:
         starts.pop()

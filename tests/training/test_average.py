@@ -1,4 +1,4 @@
-"""The moving average of the parameters: what it is, who sees it, and that a run can take it up."""
+"""The moving average of the parameters: its formula, its users, and resumption."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from clew.training.manifest import read_manifest
 
 
 def walk(decay: float, steps: int) -> tuple[ParameterAverage, list[torch.Tensor]]:
-    """Move a model about and return its average with all its weights."""
+    """Change a model's weights at random, and return its average and all weights."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2, bias=False).double()
     average, seen = ParameterAverage(model, decay), []

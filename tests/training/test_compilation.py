@@ -1,4 +1,4 @@
-"""torch.compile: its cost apart, its keys those of the eager model, its errors before training."""
+"""torch.compile: separate cost, keys of the eager model, and errors before training."""
 
 import functools
 import shutil
@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(
 def test_compiled_training_is_eager_training_with_the_same_keys(
     make_trainer: Any, toy_task: Any
 ) -> None:
-    # Not Adam: it blows up the rounding of a gradient that is zero, the bias before the norm's.
+    # Not Adam: it enlarges the rounding errors of a zero gradient, that of the bias before a norm.
     common = {"training__num_epochs": 2, "optimizer__kind": "sgd", "optimizer__learning_rate": 0.1}
     settings = common | {"optimizations__torch_compile": True}
     eager = make_trainer(toy_task(batch_norm=True), **common)

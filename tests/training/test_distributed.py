@@ -46,7 +46,7 @@ def train_on(num_processes: int, folder: Path, settings: dict[str, Any]) -> None
 
 
 def run_on(num_processes: int, script: str) -> None:
-    """Run a script as torchrun would, in processes that find each other."""
+    """Run a script in several processes with torchrun's variables."""
     processes = []
     with meeting_place() as place:
         for rank in range(num_processes):

@@ -1,4 +1,4 @@
-"""A checkpoint is read as it was written, or not at all: one changed bit is noticed and named."""
+"""A checkpoint is read exactly as written or refused: every changed bit is detected."""
 
 import json
 from collections.abc import Callable

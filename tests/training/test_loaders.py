@@ -1,4 +1,4 @@
-"""The order of examples is a function of seed, epoch and cursor, whoever prepares the batches."""
+"""The order of examples depends only on seed, epoch and cursor, not on the workers."""
 
 import itertools
 import os
@@ -57,7 +57,7 @@ def test_epochs_and_seeds_differ_and_repeat(source: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "persistent", "prefetch", "context"),
-    # A spawned worker takes a second to start: once is enough.
+    # A spawned worker takes a second to start, so it is tested once.
     [*itertools.product([1, 2], [False, True], [None, 3], ["fork"]), (1, False, None, "spawn")],
 )
 def test_workers_do_not_change_the_order(
@@ -84,7 +84,7 @@ def test_more_workers_than_cores_are_said_in_one_line(
     few = TrainingConfig(num_workers=1, multiprocessing_context="fork")
     BatchLoader(source, few)
     assert not caplog.messages
-    BatchLoader(source, few.model_copy(update={"num_workers": 1000}))  # torch warns of these too
+    BatchLoader(source, few.model_copy(update={"num_workers": 1000}))  # torch warns too
     (line,) = caplog.messages
     assert line == (
         "training.num_workers is 1000, more than this machine's cores (1); fewer may be faster"
@@ -198,7 +198,7 @@ def test_a_loader_with_blocks_continues_at_any_cursor(source: Any) -> None:
 
 
 def test_batches_of_a_shuffle_in_blocks_vary_as_much_as_is_stated_and_no_more() -> None:
-    """The quantity is the same within each block, which is the worst case; its variance is 1."""
+    """The quantity is constant within each block, which is the worst case; its variance is 1."""
     block, num_blocks, batch_size, epochs = 8, 2048, 256, 40
     quantity = np.repeat(np.random.default_rng(0).standard_normal(num_blocks), block)
     quantity = (quantity - quantity.mean()) / quantity.std()
@@ -219,7 +219,7 @@ def test_batches_of_a_shuffle_in_blocks_vary_as_much_as_is_stated_and_no_more() 
 
 
 def test_an_example_comes_anywhere_in_an_epoch_of_blocks() -> None:
-    """The mean place of each tenth of the examples, over epochs, is the middle of the epoch."""
+    """The mean position of each tenth of the examples, over epochs, is the middle of an epoch."""
     num_examples, epochs = 20_000, 60
     places = np.zeros(num_examples)
     for epoch in range(epochs):

@@ -1,4 +1,4 @@
-"""Memory options: what they do, and what they refuse."""
+"""Memory options: their effects and refused settings."""
 
 import gc
 import subprocess
@@ -57,7 +57,7 @@ print(faults_of_steps(5))
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_kept_pages_are_not_asked_for_again() -> None:
-    """Tensors of 48 MB are mapped anew by default, page fault by page fault."""
+    """By default, tensors of 48 MB are mapped again each time, which costs many page faults."""
     faults = {
         mode: int(
             subprocess.run(

@@ -1,4 +1,4 @@
-"""The predicted memory of a step: against torch's own count, a real step, and the batch's size."""
+"""The predicted memory of a step against torch's count, a real step, and the batch size."""
 
 import gc
 from collections.abc import Callable
@@ -108,7 +108,7 @@ def test_weights_and_optimizer_state_are_counted_exactly() -> None:
 
 
 def test_no_weight_is_made_and_no_random_number_drawn() -> None:
-    # Thousands of GiB of weights: fake, or this test would not end well.
+    # The weights would need thousands of GiB if they were not fake tensors.
     before = torch.get_rng_state()
     parts = predict(model__embedding_dim=2**20, model__kernel_height=1, model__kernel_width=1,
                     model__output_channels=1, model__embedding_height=2**10)  # fmt: skip
@@ -117,7 +117,7 @@ def test_no_weight_is_made_and_no_random_number_drawn() -> None:
 
 
 def take_two_steps(chosen: RunConfig, task: Task[Any], between: Callable[[], object]) -> None:
-    """Train for two steps, the trainer's own way."""
+    """Train for two steps as the trainer does."""
     precision = Precision(half_precision_type(chosen.optimizations, CPU), CPU)
     source = task.train_examples()
     batch = source.batch(np.linspace(0, len(source) - 1, chosen.training.batch_size).astype(int))
@@ -206,7 +206,7 @@ FRAMES = DataSizes(frame_shape=(1, 24, 32))
         pytest.param(config(), GRAPH, 300, id="conve"),
         pytest.param(config(loss__implementation="fused"), GRAPH, 300, id="conve fused"),
         pytest.param(config(**SOFTMAX), GRAPH, 300, id="conve fused, softmax"),
-        # Where the loss turns from plain to fused: the model is as small as models come.
+        # At the size where the loss changes from plain to fused, with the smallest model.
         pytest.param(
             config(model__embedding_dim=12, model__output_channels=1),
             DataSizes(num_entities=2_000, num_relations=2),
@@ -316,7 +316,7 @@ def test_a_task_of_another_kind_needs_no_code_of_its_own() -> None:
 
 
 class _Sums:
-    """A task unlike the others: one weight, three rows, no data."""
+    """A task that differs from the others: one weight, three rows, no data."""
 
     kind = dataset = data_fingerprint = "sums"
 

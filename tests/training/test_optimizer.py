@@ -1,4 +1,4 @@
-"""Optimizer state that is put back: the next steps are those of the uninterrupted optimizer."""
+"""With a restored state, an optimizer's next steps are those without interruption."""
 
 import pytest
 import torch

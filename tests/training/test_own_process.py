@@ -1,4 +1,4 @@
-"""One training at a time has the process, and what belongs to the caller is as it was."""
+"""Only one training at a time uses the process, and the caller's state is restored."""
 
 import random
 import threading
@@ -48,7 +48,7 @@ def test_trainings_in_threads_take_turns() -> None:
         with own_process():
             seen.append(ended.is_set())
 
-    with own_process(), own_process():  # a training within a search has its turn already
+    with own_process(), own_process():  # a training within a search already has the process
         thread = threading.Thread(target=second)
         thread.start()
         begun.wait()

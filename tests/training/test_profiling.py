@@ -1,4 +1,4 @@
-"""Tracing a few steps: what is stored, when, and that training is the same."""
+"""Tracing a few steps: the stored files, the time of storing, and an unchanged training."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from tests.memory_tracker import MemoryTracker
 
 
 class Kept(MemoryTracker):
-    """Reads artifacts before they go."""
+    """Reads artifacts before they are deleted."""
 
     def __init__(self) -> None:
         super().__init__()

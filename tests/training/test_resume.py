@@ -1,4 +1,4 @@
-"""An interrupted run, taken up again, is the uninterrupted run, bit for bit."""
+"""An interrupted and resumed run equals the uninterrupted run, bit for bit."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def metric_curve(trainer: Any) -> list[tuple[str, float, int]]:
 def test_resumed_equals_uninterrupted(
     make_trainer: Any, toy_task: Any, precision: str, optimizer: str, stop: int
 ) -> None:
-    """Each pair of precision and optimizer, of optimizer and step, of precision and step."""
+    """The cases cover each pair of precision, optimizer and step."""
     settings = SETTINGS | PRECISIONS[precision] | {"optimizer__kind": optimizer}
 
     def task() -> Any:
@@ -70,7 +70,7 @@ def test_resumed_equals_uninterrupted(
     middle = next(r.path for r in list_checkpoints(folder) if r.step == stop)
 
     resumed = make_trainer(task(), **settings)
-    torch.manual_seed(999)  # whatever the process drew before must not matter
+    torch.manual_seed(999)  # earlier random numbers must not matter
     resumed.checkpointer.resumable.restore(middle)
     assert resumed.progress.step == stop
     resumed.train()
@@ -80,7 +80,7 @@ def test_resumed_equals_uninterrupted(
 
 
 def stop_in_step(task: Any, step: int) -> None:
-    """Let the process be asked to stop while it computes the loss of a step, counted from 1."""
+    """Send the process a stop signal while it computes the loss of a step (from 1)."""
     original = task.loss
 
     def loss(model: Any, batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Adagrad with one accumulator a row: its formula, and a training that it resumes."""
+"""Adagrad with one accumulator per row: its formula, and a resumed training."""
 
 import torch
 from torch import nn
@@ -51,7 +51,7 @@ def test_the_state_of_a_table_is_as_long_as_the_table_and_is_restored():
 
 
 def test_sparse_gradients_move_their_rows_as_dense_ones_do():
-    """Rows that come twice are added first, and what is not named stays as it is, bit for bit."""
+    """Repeated rows are added first, and all other rows stay unchanged, bit for bit."""
     dense, sparse = (nn.Parameter(torch.arange(21.0).reshape(7, 3) / 10) for _ in range(2))
     biases = [nn.Parameter(torch.arange(7.0)) for _ in range(2)]
     settings = Adagrad(learning_rate=0.3, row_wise=True)

@@ -1,4 +1,4 @@
-"""Times of steps: what counts, and how long batches are waited for."""
+"""Times of steps: the counted parts, and the time of waiting for batches."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from clew.training.step_timing import WARM_UP_STEPS, Throughput
 
 
 class Clock:
-    """Stands still except when it is moved."""
+    """A clock that changes only when a test moves it."""
 
     seconds = 0.0
 

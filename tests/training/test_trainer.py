@@ -87,7 +87,7 @@ def test_clipping_logs_the_norm_before_it_and_moves_no_further_than_the_limit(
 
 
 def test_clipping_happens_after_unscaling(make_trainer: Any) -> None:
-    """With a scale of 65,536, clipping scaled gradients would shrink the step by as much."""
+    """With a scale of 65,536, clipping scaled gradients would shrink the step by this factor."""
     settings = {
         "training__max_grad_norm": 1e6,
         "training__max_steps": 1,
@@ -118,7 +118,7 @@ def test_a_non_finite_loss_stops_before_the_step_and_names_the_examples(
 
 
 def on_a_slow_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let losses stay on the device until they are logged, as on a GPU."""
+    """Keep losses on the device until they are logged, as on a GPU."""
     monkeypatch.setattr(Trainer, "_losses_are_at_hand", False)
 
 

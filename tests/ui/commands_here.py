@@ -1,4 +1,4 @@
-"""Commands of the pages, run by the test: it says when each begins, and when its end is known."""
+"""Runs the pages' commands in the test, which decides when each starts and is seen to end."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from clew.ui.data.warm_process import Command
 
 
 class CommandsHere:
-    """Stands for the jobs of a server; each waits until the test runs it."""
+    """Replaces the jobs of a server; each job waits until the test runs it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class CommandsHere:
 
     @property
     def last(self) -> Job:
-        """The job that was asked for last."""
+        """The last requested job."""
         return self.asked[-1][0]
 
     def start(
@@ -36,7 +36,7 @@ class CommandsHere:
         files: Mapping[str, str | bytes] | None = None,
         person: str = "",
     ) -> Job:
-        """Take a command, with its files."""
+        """Store a command and write its files."""
         job_id = f"{len(self.asked):012x}"
         folder = self.folder / job_id
         folder.mkdir(parents=True)
@@ -56,7 +56,7 @@ class CommandsHere:
         """Do nothing."""
 
     def run_last(self, *, report: bool = True) -> Job:
-        """Run the command that was asked for last; without `report` it still counts as running."""
+        """Run the last requested command; without `report` it still counts as running."""
         job, arguments = self.asked[-1]
         with (
             (job.folder / "stdout").open("w") as out,

@@ -1,4 +1,4 @@
-"""Stores for the pages: none, empty, one run, all that was recorded, broken; how a page is run."""
+"""Stores for the pages (missing, empty, one run, all recorded runs, broken), and pages to run."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ from clew.ui import views  # noqa: E402
 from tests.recorded import Recorded  # noqa: E402
 from tests.ui.seed_many import copy_run  # noqa: E402
 
-# Each page under test looks for components in all that is installed; one look serves all.
+# Each page under test would search all installed packages for components; one search is enough.
 manifest_scanner.scan_component_manifests = functools.cache(
     manifest_scanner.scan_component_manifests
 )
@@ -33,8 +33,8 @@ Open = Callable[..., AppTest]
 def imported_pages() -> None:
     """Import every page before tests replace parts of modules.
 
-    A page imports what it shows when it is first opened. In a test that has replaced a function, it
-    would keep the replacement for all later tests.
+    A page imports its parts when it is first opened. If a test has replaced a function by then,
+    the page would keep the replacement in all later tests.
     """
     for path in Path(views.__file__).parent.glob("*.py"):
         importlib.import_module(f"{views.__name__}.{path.stem}")
@@ -42,7 +42,7 @@ def imported_pages() -> None:
 
 @pytest.fixture(autouse=True)
 def own_main() -> Iterator[None]:
-    """Put back what a page under test replaces: processes that others spawn would run the page."""
+    """Restore `__main__`, which a page replaces: spawned processes would run the page."""
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main
@@ -50,7 +50,7 @@ def own_main() -> Iterator[None]:
 
 @pytest.fixture
 def page(use: Callable[[str], None]) -> Open:
-    """Open a page over a store with an address, and check that nothing went wrong by surprise."""
+    """Return a function that opens a page over a store and fails on unexpected errors."""
 
     def open_page(name: str, uri: str, **parameters: str) -> AppTest:
         use(uri)
@@ -65,7 +65,7 @@ def page(use: Callable[[str], None]) -> Open:
 
 
 def no_surprise(app: AppTest) -> AppTest:
-    """Fail on an exception in the page, or on a message about an unexpected one."""
+    """Fail if the page shows an exception or the message about an unexpected error."""
     assert not app.exception, [error.value for error in app.exception]
     surprises = [error.value for error in app.error if "unexpected" in error.value]
     assert surprises == []
@@ -99,21 +99,21 @@ def single(recorded: Recorded, tmp_path: Path) -> Recorded:
 
 @pytest.fixture(scope="session")
 def many(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Return a store that tests read and do not change."""
+    """Return a filled store that tests must not change."""
     return fill(recorded, tmp_path_factory.mktemp("many") / "store")
 
 
 @pytest.fixture
 def fresh_many(recorded: Recorded, tmp_path: Path) -> Recorded:
-    """Return such a store that a test may change."""
+    """Return a filled store that a test can change."""
     return fill(recorded, tmp_path / "fresh")
 
 
 def fill(recorded: Recorded, folder: Path) -> Recorded:
-    """Copy what was recorded, with a run that is alive and one that has long been silent.
+    """Copy the recorded store, with one run that is alive and one without a recent heartbeat.
 
-    Both are the training that killed itself: a test waits for no heartbeat to grow old, and keeps
-    no process alive.
+    Both are copies of the training that killed itself. So no test has to wait until a heartbeat is
+    old, or to keep a process alive.
     """
     store = recorded.copy(folder)
     stuck, alive = store.runs["killed"], "a11fe" * 6 + "00"
@@ -129,7 +129,7 @@ def fill(recorded: Recorded, folder: Path) -> Recorded:
 
 @pytest.fixture(scope="session")
 def broken(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Return a store whose explanations are all unusable, each in its own way."""
+    """Return a store whose explanations are all unusable, each in a different way."""
     store = recorded.copy(tmp_path_factory.mktemp("broken") / "store")
     for name, text in (("trace", "{not json"), ("trace bf16", '{"schema_version": 9}')):
         for path in store.files(name, names.ARTIFACT_INFLUENCE).iterdir():

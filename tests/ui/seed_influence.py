@@ -1,7 +1,7 @@
-"""Writes explanations of any size, with biomedical names, as the influence engine would.
+"""Writes explanations of any size, with biomedical names, in the form of the influence engine.
 
-For the benchmark of the dashboard, which needs a hundred thousand facts; tests read explanations
-that commands recorded.
+The benchmark of the dashboard needs explanations with a hundred thousand facts; other tests use
+explanations that commands recorded.
 """
 
 import random
@@ -88,7 +88,7 @@ CHECKPOINTS = tuple(CheckpointWeight(e, e * 250, 0.003 * 0.95**e) for e in (5, 1
 
 @dataclass(frozen=True)
 class Pair:
-    """One training fact of one explanation with everything the Parquet file holds."""
+    """One training fact of one explanation, with all columns of the Parquet file."""
 
     train: tuple[int, int, int]
     parts: tuple[float, ...]
@@ -232,7 +232,7 @@ def _write_parquet(explained: list[tuple[tuple[int, int, int], list[Pair]]], pat
 
 
 def trace_run(store: Recorded, **sizes: int) -> str:
-    """Add a trace run with such a report, the newest of the store."""
+    """Add a trace run with such a report as the newest run of the store."""
     model = store.runs["fp32 0"]
     experiment = store.client.get_run(model).info.experiment_id
     tags = {

@@ -1,8 +1,8 @@
-"""Fills a store with thousands of runs straight through the database, in seconds.
+"""Fills a store with thousands of runs in seconds, directly in the database.
 
-No command records so many in the time of a test. Runs that real commands recorded are copied under
-new ids inside the database, so the rows have the form that this version of Clew and MLflow writes.
-The statements are the same for sqlite and PostgreSQL.
+Commands would need too long to record this many runs. Runs that real commands recorded are copied
+under new ids inside the database, so the rows have the form that this version of Clew and MLflow
+writes. The statements are the same for SQLite and PostgreSQL.
 """
 
 import random
@@ -19,7 +19,7 @@ MODELS = tuple(
     f"{variant} {seed}" for variant in ("fp32", "bf16", "fp32+ckpt", "bf16+ckpt") for seed in (0, 1)
 )
 QUARTER_HOUR_MS = 900_000
-# What a copied row has instead of the model's value; `m` is its row, `c` says what is copied.
+# Expressions for the changed columns of a copied row: `m` is the model's row, `c` the `Copy`.
 CHANGED: Mapping[str, Mapping[str, str]] = {
     "runs": {
         "artifact_uri": "replace(m.artifact_uri, m.run_uuid, c.run_id)",
@@ -39,20 +39,20 @@ CHANGED: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Copy:
-    """A run to make of another one, the model; what is None stays as it is there."""
+    """A run to copy from another one, the model; values of None are not changed."""
 
     model: str
     run_id: str
     age_ms: int = 0
-    """How much earlier than the model it ran."""
+    """How much earlier than the model the copy ran."""
     factor: float = 1.0
-    """Of all metrics."""
+    """The factor of all metric values."""
     status: str | None = None
     seed: str | None = None
 
 
 class Cursor(Protocol):
-    """What the drivers of all databases have."""
+    """The common methods of all database drivers."""
 
     def execute(self, statement: str, /) -> Any:
         """Run a statement."""
@@ -62,7 +62,7 @@ class Cursor(Protocol):
 
 
 def large_store(recorded: Recorded, folder: Path, num_runs: int = 2000) -> Recorded:
-    """Return a store of `num_runs` training runs: the recorded ones of one setting, and copies."""
+    """Return a store of `num_runs` training runs: the recorded ones in `MODELS`, and copies."""
     store = recorded.copy(folder).keep_only(*MODELS)
     with store.database() as base:
         copy_runs(base.cursor(), varied(store.runs, num_runs - len(MODELS)))
@@ -71,9 +71,9 @@ def large_store(recorded: Recorded, folder: Path, num_runs: int = 2000) -> Recor
 
 
 def varied(runs: Mapping[str, str], num_copies: int) -> list[Copy]:
-    """Return copies with other starts, statuses and seeds, and slightly other values.
+    """Return copies with other start times, statuses and seeds, and slightly different values.
 
-    Each began a quarter of an hour before the last one.
+    Each copy started a quarter of an hour before the previous one.
     """
     copies = []
     for number in range(len(MODELS), len(MODELS) + num_copies):
@@ -91,7 +91,7 @@ def copy_run(base: sqlite3.Connection, model: str, run_id: str, **changed: Any) 
 
 
 def copy_runs(cursor: Cursor, copies: Sequence[Copy], mark: str = "?") -> None:
-    """Copy runs with all they recorded; `mark` stands for a value in statements of this driver."""
+    """Copy runs with all of their rows; `mark` is the driver's placeholder for a value."""
     from mlflow.store.tracking.dbmodels.models import Base
 
     cursor.execute(

@@ -1,6 +1,6 @@
-"""Fills a PostgreSQL store with what real commands recorded, and thousands of copies.
+"""Fills a PostgreSQL store with the runs that real commands recorded, and thousands of copies.
 
-Clew opens the empty database first, so that MLflow makes its tables as at any real start.
+Clew opens the empty database first, so that MLflow creates its tables as it always does.
 """
 
 from typing import cast
@@ -16,21 +16,21 @@ COUNTED = ("runs", "params", "tags", "metrics")
 
 
 def shared_store(recorded: Recorded, uri: str, num_runs: int) -> dict[str, int]:
-    """Move the recorded runs into an empty database, add copies; return how many rows it has.
+    """Copy the recorded runs into an empty database, add copies, and return the row counts.
 
-    Files stay where they were recorded.
+    The runs' files are not copied.
     """
     connect(uri)
     old, new = create_engine(recorded.uri), create_engine(uri)
     with old.connect() as source, new.begin() as target:
-        # The rows come from stores that checked their keys; one by one it takes minutes again.
+        # The recorded stores have checked the foreign keys; checking them again takes minutes.
         target.execute(text("SET LOCAL session_replication_role = replica"))
         _move(source, target)
         (present,) = target.execute(text("SELECT count(*) FROM runs")).one()
         cursor = cast(Cursor, target.connection.cursor())
         copy_runs(cursor, varied(recorded.runs, num_runs - present), mark="%s")
     with new.connect().execution_options(isolation_level="AUTOCOMMIT") as alone:
-        alone.execute(text("VACUUM ANALYZE"))  # as the server does by itself after a while
+        alone.execute(text("VACUUM ANALYZE"))  # the server does this by itself later
         found = {
             table: int(alone.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
             for table in COUNTED
@@ -41,7 +41,7 @@ def shared_store(recorded: Recorded, uri: str, num_runs: int) -> dict[str, int]:
 
 
 def _move(source: Connection, target: Connection) -> None:
-    """Replace the rows of all tables by those of another store, in the same version of MLflow."""
+    """Replace the rows of all tables by those of another store of the same MLflow version."""
     from mlflow.store.db.base_sql_model import Base
 
     preload_databases()

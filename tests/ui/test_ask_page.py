@@ -1,4 +1,4 @@
-"""The page Ask: its box for entities, ways to ask, examples, answers as the command gives them."""
+"""The page Ask: its entity box, kinds of questions, examples, and the command's answers."""
 
 import json
 import re
@@ -23,7 +23,7 @@ JOB_ID = "0" * 12
 
 @dataclass
 class Job:
-    """A command that has ended, with what it printed."""
+    """A finished command with its output."""
 
     printed: str = ""
     job_id: str = JOB_ID
@@ -34,7 +34,7 @@ class Job:
 
 
 class Started:
-    """What the page starts, in place of child processes."""
+    """Replaces the child processes that the page starts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, object]] = []
@@ -68,7 +68,7 @@ class Started:
             result(self.job)
 
     def answer(self, *arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """Let the real command answer."""
+        """Return the answer of the real command."""
         assert run_command(["predict", f"--model={CHAMPION}", *arguments, "--json"]) == 0
         self.job = Job(capsys.readouterr().out)
 
@@ -273,7 +273,7 @@ def test_a_name_is_found_in_a_large_graph(typed: str, found: str) -> None:
 
 
 def typing(text: str, **others: str) -> AppTest:
-    """Type into the box; AppTest itself knows only the options of a select box."""
+    """Type into the box; AppTest itself can only choose options of a select box."""
     app = AppTest.from_function(large_box)
     for key, value in ({"box": text} | others).items():
         app.session_state[key] = value

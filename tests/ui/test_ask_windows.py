@@ -178,7 +178,7 @@ def test_an_address_names_the_model_and_asks_no_other_one(
 
 @dataclass
 class File:
-    """A file that somebody has chosen."""
+    """A chosen file."""
 
     name: str
 

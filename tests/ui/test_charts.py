@@ -1,4 +1,4 @@
-"""The functions that build chart specifications: what is drawn, in which order, with which sign."""
+"""The functions that build chart specifications: their marks, order and signs."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def rows(chart: alt.TopLevelMixin) -> list[dict[str, Any]]:
 
 
 def checked(chart: charts.Spec) -> dict[str, Any]:
-    """Return a specification whose data are rows, if Vega-Lite's schema allows it."""
+    """Return a specification with its data as rows, and check it by Vega-Lite's schema."""
     values = json.loads(chart["data"].to_json(orient="records"))
     spec = chart | {"data": {"values": values}}
     kind = alt.LayerChart if "layer" in chart else alt.Chart
@@ -352,7 +352,7 @@ def test_nothing_stands_on_the_line_of_a_fact_that_joins_both_ends(
 
 
 def star(number: int, *, between: int) -> pd.DataFrame:
-    """Return facts of which most hang on the head, and some lead over one entity to the tail."""
+    """Return facts, most with only the head, and some on a path of two facts to the tail."""
     triples = [("H", f"name of a fact {i}") for i in range(number)]
     triples += [ends for i in range(between) for ends in (("H", f"b{i}"), (f"b{i}", "T"))]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}

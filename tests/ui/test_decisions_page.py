@@ -132,7 +132,7 @@ def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) ->
     app = page("reviews", store.uri, decide="<b>no such thing")
     assert any("Nobody disagrees about" in warning.value for warning in app.warning)
     app = page("reviews", store.uri, decide=keys(page, store)[0])
-    # She changes her mind on another machine: this dashboard has not heard of it.
+    # She changes her review on another machine, which this dashboard does not know yet.
     append_review(review(store, "Grace", "plausible"))
     app = decide(app, "unsure")
     assert any("there is nothing to decide" in error.value for error in app.error)

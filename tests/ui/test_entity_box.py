@@ -1,4 +1,4 @@
-"""The box that finds an entity, over a store that commands wrote from a graph in KGX."""
+"""The box that finds an entity, with a store that commands wrote from a KGX graph."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ SHARES = ("--valid-fraction=0", "--test-fraction=0")
 def trained(
     empty: str, use: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    """Return a run on a graph that was converted, of the store in use."""
+    """Return a run on a converted graph, and use its store."""
     use(empty)
     monkeypatch.chdir(tmp_path)
     clew("data", f"--kgx={lines_folder(tmp_path / 'kgx', NODES, EDGES)}", "--output-dir=g", *SHARES)

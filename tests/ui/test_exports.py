@@ -1,4 +1,4 @@
-"""Tables that are given away as CSV: their headings say what is in them, and in which unit."""
+"""Tables exported as CSV: their headings name the content and the unit."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ Given = dict[str, list[list[str]]]
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Given:
-    """Return what the buttons of the page give away, by the file's name."""
+    """Return the downloads of the page's buttons, by file name."""
     files: Given = {}
 
     def button(label: str, content: str | Callable[[], str], name: str, kind: str) -> None:

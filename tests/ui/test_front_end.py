@@ -1,4 +1,4 @@
-"""The browser hears early of the front end's parts: they are there, and whole."""
+"""The browser gets early hints of the front end's parts, which exist and are complete."""
 
 import re
 

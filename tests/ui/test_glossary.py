@@ -1,4 +1,4 @@
-"""Every metric that Clew records is called something that people understand."""
+"""Every metric that Clew records has a name that users understand."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""No page of another origin may drive the dashboard or frame it."""
+"""Pages of other origins cannot control the dashboard or show it in a frame."""
 
 import http.client
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def address(
 
 
 def status_of_websocket(address: tuple[str, int], origin: str | None) -> int:
-    """Ask for a websocket as a browser does, and return the status of the answer."""
+    """Request a websocket as a browser does, and return the status of the answer."""
     connection = http.client.HTTPConnection(*address, timeout=60)
     headers = {
         "Connection": "Upgrade",

@@ -1,4 +1,4 @@
-"""Child processes of the dashboard: real commands, their output, their end, cancelling them."""
+"""Child processes of the dashboard: real commands, their output, end and cancellation."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="module")
 def real_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    """Return jobs whose warm process imports all that commands need, which takes 7 s."""
+    """Return jobs whose warm process imports everything that commands need, which takes 7 s."""
     folder = tmp_path_factory.mktemp("jobs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
@@ -54,9 +54,9 @@ def pipe(tmp_path: Path) -> Path:
 
 
 def shell(monkeypatch: pytest.MonkeyPatch, program: str, *, before: str = "") -> None:
-    """Let jobs run a Python program in place of the command line, in forks as ever.
+    """Make jobs run a Python program instead of the command line, in forks as usual.
 
-    The program `before` changes the process that forks.
+    The program `before` runs in the process that forks.
     """
     warm = f"""
 import sys
@@ -145,7 +145,7 @@ def test_the_end_of_the_server_ends_them(
     with pipe.open() as held:
         assert held.readline() == "alive\n"
         jobs.close()
-        assert held.read() == ""  # once the process that held it is dead
+        assert held.read() == ""  # returns when the process that held it is dead
     assert finished(job).exit_code == -signal.SIGTERM
     assert not jobs.folder.exists()
 

@@ -1,4 +1,4 @@
-"""Names from data show as they are: in HTML, in Markdown, wherever they come from."""
+"""Names from data are shown literally in HTML and Markdown, whatever their source."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_comparison_is_escaped() -> None:
 
 
 def test_html_comes_from_one_place() -> None:
-    """Only `markup` makes HTML; elsewhere `st.html` gets nothing but `Markup`."""
+    """Only `markup` creates HTML; all other code passes only `Markup` to `st.html`."""
     found = []
     for path in (ROOT / "ui").rglob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The page Models over a registry: the champion, versions, their origin, what a promotion says."""
+"""The page Models with a registry: champion, versions, origin, and messages of promotions."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ TAGS = {
 
 @pytest.fixture
 def registered(recorded: Recorded, tmp_path: Path) -> Recorded:
-    """Return a store with two promoted versions, of a model whose name tries to be markup."""
+    """Return a store with two promoted versions of a model whose name contains markup."""
     store = recorded.copy(tmp_path / "store")
     store.client.rename_registered_model(MODEL, "clew <i>x")
     return store

@@ -1,4 +1,4 @@
-"""Every page under AppTest, over stores without runs, with one, with many, and broken ones."""
+"""Every page in AppTest, with stores without runs, with one run, with many, and broken ones."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -144,7 +144,7 @@ def test_counting_again_asks_near_the_last_number(
 
 
 def test_the_preset_compares_variants_over_seeds(page: Open, many: Recorded) -> None:
-    """Seed 0 of float32 and of mixed precision was started by `mlflow run`, the rest was not."""
+    """`mlflow run` started seed 0 of float32 and of mixed precision, but no other run."""
     app = page("compare", many.uri)
     app.button(key="preset").click().run()
     assert not app.exception
@@ -171,7 +171,7 @@ def test_runs_of_different_data_are_said_to_be(page: Open, many: Recorded) -> No
 def test_the_preset_shows_every_variant_of_many_runs(
     page: Open, recorded: Recorded, tmp_path: Path
 ) -> None:
-    """With thirty float32 runs it once showed those alone."""
+    """With thirty float32 runs, the preset once showed only these."""
     store = recorded.copy(tmp_path / "store").keep_only(*MODELS)
     with store.database() as base:
         for number in range(30):
@@ -192,7 +192,7 @@ def test_the_preset_shows_every_variant_of_many_runs(
 def test_a_run_that_began_first_and_ended_last_renews_the_preset(
     page: Open, recorded: Recorded, tmp_path: Path
 ) -> None:
-    """What the page keeps for minutes is kept by the run that finished last."""
+    """The last finished run is the key of the page's cache, which lasts minutes."""
     store = recorded.copy(tmp_path / "store").keep_only("fp32 0", "bf16 0")
     slow = store.runs["bf16 0"]
     with store.database() as base:

@@ -1,4 +1,4 @@
-"""Paths of facts between the ends of a test triple: against a plain search, and in words."""
+"""Paths of facts between head and tail of a test triple: against a plain search, and as text."""
 
 from itertools import permutations
 
@@ -22,7 +22,7 @@ def explained(head: str = DRUG, tail: str = PAIN) -> pd.Series:
 
 
 def facts(*triples: Triple, influence: list[float] | None = None) -> pd.DataFrame:
-    """Return facts as a report has them, the given strongest first."""
+    """Return facts in the form of a report; the given facts are the strongest first."""
     values = influence or [float(len(triples) - number) for number in range(len(triples))]
     columns = ("head", "relation", "tail")
     frame = pd.DataFrame(triples, columns=list(columns))
@@ -31,7 +31,7 @@ def facts(*triples: Triple, influence: list[float] | None = None) -> pd.DataFram
 
 
 def plain_paths(test: pd.Series, found: pd.DataFrame) -> list[tuple[float, tuple[int, ...]]]:
-    """Try every order of up to three facts: weakest influence and ranks of those that join."""
+    """Try every order of up to three facts, and return weakest influence and ranks of paths."""
     names = ["head_id", "relation_id", "tail_id"]
     itself = (found[names].astype(str) == test[names].astype(str)).all(axis="columns")
     helping = found[(found["influence"] > 0) & ~itself]

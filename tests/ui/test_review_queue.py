@@ -1,4 +1,4 @@
-"""Shares of a run's explanations: who gets which, how many are done, the next one, agreement."""
+"""Shares of a run's explanations: assignment, progress, the next one, and agreement."""
 
 import pytest
 from streamlit.testing.v1 import AppTest

@@ -1,4 +1,4 @@
-"""The page of a run, over stores that commands filled."""
+"""The page of a run, with stores that commands filled."""
 
 from collections.abc import Callable
 from pathlib import PurePosixPath

@@ -78,7 +78,7 @@ def test_a_view_whose_runs_are_gone_says_so(page: Open, store: Recorded) -> None
     (warning,) = page("compare", store.uri, view="mine").warning
     assert "View mine: 1 of 2 runs are not in the store any more" in plain(warning.value)
     store.client.delete_run(store.runs["fp32 1"])
-    st.cache_data.clear()  # pages keep what they read for some seconds
+    st.cache_data.clear()  # pages cache their data for some seconds
     app = page("compare", store.uri, runs=runs(store), view="mine", pick="step")
     (warning,) = app.warning
     assert "View mine: none of its 2 runs is in the store any more" in plain(warning.value)

@@ -1,4 +1,4 @@
-"""The head start of the server never fails, creates nothing, and leaves Streamlit its options."""
+"""The server's early start never fails, creates nothing, and keeps Streamlit's options."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""What the page Influence gives away, and how kinds of entities look on it."""
+"""The exports of the page Influence, and its display of entity kinds."""
 
 import pandas as pd
 

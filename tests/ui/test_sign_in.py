@@ -1,4 +1,4 @@
-"""Nobody passes who is not signed in and welcome; promotions say who it was."""
+"""Only users who are signed in and allowed have access; promotions record the user."""
 
 from typing import Any
 

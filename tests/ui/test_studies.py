@@ -1,4 +1,4 @@
-"""The page Studies: claims by machine, and the planner's request, job and picture."""
+"""The page Studies: claims by machine, and the planner's request, job and chart."""
 
 import json
 import re
@@ -26,9 +26,9 @@ STUDY = "study/study.json"
 
 
 def on_another_machine(store: Recorded, minutes_earlier: int, **changed: object) -> Path:
-    """Copy the study as if another machine had recorded it before; return its report.
+    """Copy the study as if another machine had recorded it earlier, and return its report.
 
-    Tests have one machine.
+    Tests run on one machine.
     """
     run_id, report = f"{minutes_earlier:032x}", store.files("study", STUDY)
     with store.database() as base:
@@ -40,14 +40,14 @@ def on_another_machine(store: Recorded, minutes_earlier: int, **changed: object)
 
 
 def claims_of(store: Recorded) -> list[dict[str, Any]]:
-    """Return what the recorded study says of each claim."""
+    """Return the recorded study's result for each claim."""
     found: list[dict[str, Any]] = json.loads(store.files("study", STUDY).read_text())["claims"]
     return found
 
 
 @pytest.fixture
 def measured(recorded: Recorded, tmp_path: Path) -> Recorded:
-    """Return a store with a study of one round, and of an old box with rounds for a verdict."""
+    """Return a store with a study of one round, and one of another machine with enough rounds."""
     store = recorded.copy(tmp_path / "studies")
     first, second, third = claims_of(store)
     told = {"measured": {"value": 1.5, "low": 1.25, "high": None, "rounds": 3}}
@@ -201,7 +201,7 @@ def test_the_axis_fits_the_bars(there_is: float, end: float, drawn: bool) -> Non
 
 @pytest.mark.parametrize("path", studies_module.configurations())
 def test_every_model_of_a_configuration_has_a_form(path: str) -> None:
-    """Graph models, language models and image sequences, from the schema alone."""
+    """The form has graph models, language models and image sequences, from the schema alone."""
     config = studies_module.configuration(path)
     for kind in TASK_KINDS[config.data.kind].models:
         model = studies_module.configuration(path, studies_module.kind_changes(path, kind))

@@ -1,4 +1,4 @@
-"""Tables to tick rows in: what is ticked is told by what its row stands for."""
+"""Tables with selectable rows: a selection is identified by the row's key."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ IDS = ("a", "b", "c")
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return how Streamlit is asked to show the last table."""
+    """Return the arguments that Streamlit gets for the last table."""
     options: dict[str, Any] = {}
 
     def dataframe(frame: pd.DataFrame, **given: Any) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""An explanation of a model that was tested says what the test found."""
+"""An explanation of a tested model shows the result of the test."""
 
 import re
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:
     app = AppTest.from_function(page).run()
     assert not app.exception
     elements = (*app.markdown, *app.caption, *app.info)
-    # Markdown's signs are escaped, and no colon begins a picture's name.
+    # Markdown's special characters are escaped, and no colon starts an emoji's name.
     texts = [re.sub(r"\\|\u2060", "", str(element.value)) for element in elements]
     tested = [text for text in texts if "Tested: on this data" in text]
     assert len(tested) == 1

@@ -1,4 +1,4 @@
-"""The explanation of a text: read, filtered, marked, shown as a page, or said to be broken."""
+"""The explanation of a text: read, filtered, marked, shown as a page, or reported as broken."""
 
 import json
 from collections.abc import Callable
@@ -23,13 +23,13 @@ FILE = f"{names.ARTIFACT_INFLUENCE}/{TEXT_INFLUENCE_JSON}"
 
 @pytest.fixture
 def report(recorded: Recorded) -> TextInfluenceReport:
-    """Return what `trace-text` said of a continuation; it keeps every training window."""
+    """Return the explanation of a continuation by `trace-text`, with every training window."""
     return TextInfluenceReport.read(recorded.files("trace text", FILE))
 
 
 @pytest.fixture
 def own(recorded: Recorded, tmp_path: Path) -> Recorded:
-    """Return a store whose explanation a test may damage."""
+    """Return a store whose explanation a test can damage."""
     return recorded.copy(tmp_path / "store")
 
 

@@ -1,4 +1,4 @@
-"""Training again without the facts marked wrong: from the page Reviews to both runs' metrics."""
+"""Retraining without the facts marked wrong: from the page Reviews to both runs' metrics."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ BUTTON = "Train again without these facts"
 def store(
     recorded: Recorded, tmp_path: Path, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> Recorded:
-    """Return a store with an explanation of which somebody says that its first fact is wrong."""
+    """Return a store with an explanation whose first fact a review marks as wrong."""
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
     monkeypatch.chdir(tmp_path)
@@ -120,7 +120,7 @@ def test_what_was_left_out_before_stays_left_out(store: Recorded, commands: Comm
 
 
 def moved(store: Recorded, train: Path) -> None:
-    """Let the explained run have been trained on a file."""
+    """Change the explained run's configuration as if it had been trained on a file."""
     path = store.files("fp32 1", names.ARTIFACT_CONFIG_YAML)
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     config["data"] = {"kind": "triples", "train": str(train)}

@@ -1,4 +1,4 @@
-"""Why, on the page Ask: the facts near a triple first, all of them when they are compared."""
+"""*Why?* on the page Ask: first the facts near a triple, then all facts."""
 
 from collections.abc import Callable
 from pathlib import Path

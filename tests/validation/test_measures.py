@@ -1,4 +1,4 @@
-"""Measures against scipy and numbers by hand; a linear model's true effects reach a score of 1."""
+"""Measures against scipy and manual results; a linear model's true effects reach a score of 1."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_true_effects_of_a_linear_model_reach_one_and_chance_reaches_zero() -> N
 
 
 def test_ceiling_is_what_the_truth_reaches() -> None:
-    """Losses are the truth and noise; the truth's own correlation with the mean is the ceiling."""
+    """Losses are truth plus noise; the truth's correlation with their mean is the ceiling."""
     generator = np.random.default_rng(3)
     truth = generator.normal(size=(300, 50))
     losses = truth + 1.5 * generator.normal(size=(3, 300, 50))
@@ -97,7 +97,7 @@ def test_ceiling_of_noise_is_zero() -> None:
 
 
 def small_graph() -> KnowledgeGraph:
-    """a-b-c in a row by relation r, a-c by s, d-b by r, and a test triple a r c."""
+    """Return facts a r b, b r c, a s c and d r b, and the test triple a r c."""
     train = [[0, 0, 1], [1, 0, 2], [0, 1, 2], [3, 0, 1], [3, 1, 3]]
     test = [[0, 0, 2]]
     return KnowledgeGraph(

@@ -1,4 +1,4 @@
-"""What a model says of test triples, against plain loops over entities."""
+"""A model's outcomes for test triples, against plain loops over entities."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Retraining without facts: a stack equals the product's trainer, dropping nothing the run."""
+"""Stacked retraining equals the product's trainer; without dropped facts it equals the run."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from clew.validation.stacked import train_stack, why_not_stacked
 
 NOTHING = np.empty(0, np.int64)
 MODELS: dict[str, dict[str, Any]] = {
-    # A bias before batch normalisation has rounding noise for a gradient; Adam makes steps of it.
+    # The gradient of a bias before batch normalisation is rounding noise; Adam turns it into steps.
     "conve": {"output_channels": 4, "embedding_dim": 12, "convolution_bias": False},
     "distmult": {"embedding_dim": 8, "input_dropout": 0.3},
     "complex": {"embedding_dim": 8, "input_dropout": 0.2, "entity_bias": True},
@@ -91,7 +91,7 @@ FUNCTIONS = ("softmax_cross_entropy", "binary_cross_entropy")
     ],
 )
 def test_stack_equals_the_products_trainer(kind: str, function: str, loss: str) -> None:
-    """Each pair of model and function, of function and loss, of model and loss."""
+    """The cases cover each pair of model, function and loss."""
     config = config_of(kind, loss__kind=loss, loss__function=function, training__max_steps=6)
     dropped = [NOTHING, np.arange(0, 60, 2), np.arange(45)]
     expected = one_by_one(config, dropped, seed=5)
@@ -145,7 +145,7 @@ def batches(task: Task[Any]) -> Any:
 def test_loss_without_facts_is_that_of_the_smaller_graph(
     loss: str, terms: dict[str, object]
 ) -> None:
-    """Without batch normalisation, rows without positives are as good as absent."""
+    """Without batch normalisation, rows without positives have no effect."""
     changes = {f"loss__{name}": value for name, value in terms.items()}
     config = config_of("complex", loss__kind=loss, model__input_dropout=0.0, **changes)
     graph = graph_of()

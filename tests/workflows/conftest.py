@@ -1,4 +1,4 @@
-"""Trained runs on real data that workflow tests share; each test registers under its own name."""
+"""Trained runs on real data that workflow tests share; each test registers its own model name."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.workflows.trained import (
 def trained_runs(
     store_template: Path, shared_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrainedStore]:
-    """Give this test process its copy of a store with runs on UMLS."""
+    """Yield this test process's own copy of a store with runs on UMLS."""
     runs = filled_once(shared_folder / "trained", store_template, trained_on_umls)
     folder = tmp_path_factory.mktemp("trained") / "store"
     copy_filled(shared_folder / "trained", folder)
@@ -35,7 +35,7 @@ def trained_runs(
 
 
 def trained_on_umls(folder: Path) -> dict[str, str]:
-    """Train what `TrainedStore` names; the files of the other split go into the folder."""
+    """Train the runs of `TrainedStore`, and write the files of the other split to the folder."""
     other = write_other_split(folder / "other")
     blind = {"evaluation__enabled": False, "tracking__experiment": "blind"}
     configs = {
@@ -57,7 +57,7 @@ def run_of(config: RunConfig) -> str:
 
 
 def stored_run(template: Path, folder: Path, config: RunConfig) -> Iterator[StoredRun]:
-    """Train in a store of its own, in the folder of the data; close the store at the end."""
+    """Train in a new store in the folder of the data, and close the store at the end."""
     uri = copy_store(template, folder)
     with pytest.MonkeyPatch.context() as patch:
         use_store(patch, uri)
@@ -68,7 +68,7 @@ def stored_run(template: Path, folder: Path, config: RunConfig) -> Iterator[Stor
 
 @pytest.fixture
 def trained(trained_runs: TrainedStore, monkeypatch: pytest.MonkeyPatch) -> TrainedStore:
-    """Return the shared store with trained runs, which is the one in use."""
+    """Return the shared store with trained runs, and use it in the test."""
     use_store(monkeypatch, trained_runs.uri)
     return trained_runs
 
@@ -81,7 +81,7 @@ def text_run(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def text(text_run: StoredRun, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
-    """Return a trained language model; its store is the one in use."""
+    """Return a trained language model, and use its store in the test."""
     use_store(monkeypatch, text_run.uri)
     return text_run
 
@@ -96,6 +96,6 @@ def sequence_run(
 
 @pytest.fixture
 def sequences(sequence_run: StoredRun, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
-    """Return a trained model of image sequences; its store is the one in use."""
+    """Return a trained model of image sequences, and use its store in the test."""
     use_store(monkeypatch, sequence_run.uri)
     return sequence_run

@@ -1,8 +1,9 @@
-"""How many bytes a process receives from others in explanations and answers, by formula.
+"""Formulas for the bytes that a process receives from others in explanations and answers.
 
-With W processes and b bytes in a number, as in `clew.training.sharding.traffic`. Of an explanation
-all processes compute the same rows, each with its own entities. With f = 2 (W - 1) / W, q distinct
-queries in a tile of n training rows, and u and t of the tests:
+W is the number of processes and b the number of bytes of a number, as in
+`clew.training.sharding.traffic`. In an explanation all processes compute the same rows, each with
+its own entities. With f = 2 (W - 1) / W, q distinct queries in a tile of n training rows, and u
+distinct queries and t rows of the tests:
 
     W^T delta of queries              f q d b
     normalisers (softmax)             f 2 q b
@@ -11,7 +12,7 @@ queries in a tile of n training rows, and u and t of the tests:
     norms, both directions            f 7.5 n b
     ids and rows of q heads, n tails  8 and d b              for each of another process
 
-for each checkpoint; the entity table's part of it is the same for a table of any size. Of n queries
+for each checkpoint. The part of the entity table does not depend on the table's size. For n queries
 that are answered together, with k answers each:
 
     the best of each process          (W - 1) k n (b + 8)
@@ -35,7 +36,7 @@ def trace_bytes(
     softmax: bool,
     norms: bool,
 ) -> dict[str, float]:
-    """Return what a tile of an explanation brings at one checkpoint, looked up rows apart.
+    """Return the bytes received for a tile at one checkpoint, without those of looked-up rows.
 
     Args:
         processes: Number of processes.
@@ -63,7 +64,7 @@ def trace_bytes(
 def answer_bytes(
     *, processes: int, queries: int, answers: int, number_bytes: int, probabilities: bool
 ) -> dict[str, float]:
-    """Return what the best answers of queries bring, looked up rows apart.
+    """Return the bytes received for the best answers, without those of looked-up rows.
 
     Args:
         processes: Number of processes.

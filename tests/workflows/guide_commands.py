@@ -1,4 +1,4 @@
-"""Takes the guides' commands out of their text, as they are printed there."""
+"""Extracts the guides' commands from their text."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent / "guides"
 GUIDES = tuple(path.stem for path in sorted(FOLDER.glob("*.md")))
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 CONTINUED = re.compile(r"\\[ \t]*(?:#[^\n]*)?\n")
-"""A backslash at the end of a line; the guides put comments behind it."""
+"""A backslash at the end of a line; in the guides, comments can follow it."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ def _text(guide: str) -> str:
 
 
 def commands() -> list[Command]:
-    """Return the command lines of all blocks, each once in a guide."""
+    """Return the command lines of all blocks, without duplicates in a guide."""
     found = [Command(block.guide, line) for block in blocks() for line in lines_of(block)]
     return list(dict.fromkeys(found))
 
 
 def lines_of(block: Block) -> Iterator[str]:
-    """Yield a block's command lines, continued ones joined, without their comments."""
+    """Yield a block's command lines without comments; continued lines are joined."""
     if block.language == "bash":
         for line in CONTINUED.sub(" ", block.text).splitlines():
             if words := shlex.split(line, comments=True):
                 yield shlex.join(words)
-    # The launch of several processes stands in a comment between lines of Python.
+    # The command that starts several processes is in a comment between lines of Python.
     yield from re.findall(r"^# (torchrun .*)$", block.text, re.M)

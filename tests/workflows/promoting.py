@@ -1,7 +1,7 @@
-"""Promotions in processes of their own that are killed at a step, or that start at the same moment.
+"""Runs promotions in separate processes that are killed at a step or start at the same moment.
 
-The checks are taken as passed: what is tried is everything that writes. Run with a JSON object on
-the standard input; forks one process for each promotion, and prints one JSON line for each.
+The checks always pass, because only the steps that write are tested. The program reads a JSON
+object from standard input, and forks one process for each promotion, which writes a file.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow.store.model_registry.sqlalchemy_store
-import mlflow.store.tracking.sqlalchemy_store  # both are imported here once for all processes
+import mlflow.store.tracking.sqlalchemy_store  # both are imported once, before the forks
 import torch
 from mlflow import MlflowClient, pyfunc
 from mlflow.utils import requirements_utils
@@ -43,23 +43,23 @@ STEPS = (
     "delete_registered_model_alias",
     "delete_registered_model_tag",
 )
-"""Calls of the client that a promotion's own thread makes, and at which it may be killed."""
+"""Client calls of a promotion's main thread, at which it can be killed."""
 
 
 def accept(gate: Gate) -> Any:
-    """Load the candidate and pass it."""
+    """Load the candidate and let it pass."""
     yield gate._checkpoint()
     yield gate._weights()
 
 
 def skip_serving(gate: Gate, registry: Registry, version: RegisteredVersion) -> Check:
-    """Take it for granted that a version can be served."""
+    """Return that a version can be served, without trying it."""
     return Check("served", True, "taken for granted")
 
 
 def before_each(hook: Callable[[str], None]) -> None:
-    """Call `hook` with the name of each step just before the main thread takes it."""
-    under_way: list[str] = []  # some of MLflow's calls make others
+    """Call `hook` with the name of each step just before the main thread runs it."""
+    under_way: list[str] = []  # some of MLflow's calls make other calls
 
     def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def before_each(hook: Callable[[str], None]) -> None:
 
 
 def child(request: PromotionRequest, hook: Callable[[str], None]) -> str:
-    """Promote in this process and say what came of it."""
+    """Promote in this process, and return the outcome."""
     torch.set_num_threads(1)
     Gate.checks = accept  # type: ignore[method-assign]
     Gate.served = skip_serving  # type: ignore[method-assign]
@@ -91,7 +91,7 @@ def child(request: PromotionRequest, hook: Callable[[str], None]) -> str:
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Run something in a process of its own and return that process's id."""
+    """Run work in a forked process, and return the process id."""
     process = os.fork()
     if process == 0:
         try:
@@ -102,9 +102,9 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def kill_at(step: int, request: PromotionRequest, trace: Path) -> None:
-    """Promote, and die just before a step; `trace` gets the names of the steps before it."""
+    """Promote, and die just before a step; write the names of earlier steps to `trace`."""
     taken: list[str] = []
-    # Leave the dead to the test.
+    # The test itself handles dead promotions and runs.
     promote_module._end_dead_promotions = lambda registry: None
     mlflow_store.end_dead_runs = lambda client, kind: None  # type: ignore[attr-defined]
 
@@ -118,7 +118,7 @@ def kill_at(step: int, request: PromotionRequest, trace: Path) -> None:
 
 
 def race(requests: list[PromotionRequest], results: list[Path]) -> None:
-    """Promote all at the same moment: each waits for the others before its first claim."""
+    """Run all promotions at the same moment: each waits for the others before its first claim."""
     ready, go = os.pipe(), os.pipe()
 
     def compete(request: PromotionRequest, result: Path) -> None:
@@ -128,13 +128,13 @@ def race(requests: list[PromotionRequest], results: list[Path]) -> None:
             if name == "set_registered_model_tag" and not waited:
                 waited.append(name)
                 os.write(ready[1], b".")
-                os.read(go[0], 1)  # ends when the parent closes its end
+                os.read(go[0], 1)  # returns when the parent closes its end
 
         waited: list[str] = []
         try:
             result.write_text(child(request, hook), encoding="utf-8")
         finally:
-            hook("set_registered_model_tag")  # one that failed before must not stop the others
+            hook("set_registered_model_tag")  # one that failed earlier must not block the others
 
     processes = [
         forked(lambda r=request, p=path: compete(r, p))  # type: ignore[misc]
@@ -150,8 +150,8 @@ def race(requests: list[PromotionRequest], results: list[Path]) -> None:
 
 
 def main() -> None:
-    """Do what the standard input asks for."""
-    # MLflow asks all installed packages for their modules: a second, here once for all processes.
+    """Run the promotions that standard input describes."""
+    # MLflow maps all installed packages to modules. This takes a second, so do it before forking.
     requirements_utils._init_packages_to_modules_map()
     task = json.load(sys.stdin)
     folder = Path(task["folder"])

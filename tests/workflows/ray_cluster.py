@@ -1,4 +1,4 @@
-"""A cluster of Ray on this machine, and nodes of it that die in the middle of their work."""
+"""A Ray cluster on this machine, with nodes that die in the middle of their work."""
 
 import os
 import signal
@@ -17,16 +17,16 @@ FEW = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
 
 
 def die_once(doomed: str, sign: str, function: Callable[..., Any], arguments: Any) -> Any:
-    """Carry out a unit; on the doomed node, kill that node before the result is handed over.
+    """Run a unit of work; on the doomed node, kill the node before it returns the result.
 
-    Elsewhere a unit waits until that has happened, so that the node surely gets one.
+    On other nodes a unit waits until this has happened, so that the doomed node always gets one.
     """
     import ray
 
     if ray.get_runtime_context().get_node_id() == doomed:
         function(*arguments)
         Path(sign).touch()
-        # Ray's process for the node, and this one: they die together where a machine dies.
+        # Kill Ray's process for the node and this one: both die when a machine dies.
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
     while not Path(sign).exists():
@@ -35,12 +35,12 @@ def die_once(doomed: str, sign: str, function: Callable[..., Any], arguments: An
 
 
 def die() -> None:
-    """End the process that works on a unit, as the system does where memory is short."""
+    """Kill the process that works on a unit, as the system does when memory is short."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_in_the_middle(patch: pytest.MonkeyPatch, doomed: str, sign: Path) -> None:
-    """Let the first unit on a node kill it."""
+    """Make the first unit of work on a node kill the node."""
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

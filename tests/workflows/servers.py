@@ -1,4 +1,4 @@
-"""Servers in processes of their own, as a person would start them, and requests to them."""
+"""Servers in separate processes, started as a person would start them, and requests to them."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def process(command: list[str], log: Path, address: str, **environment: str) -> 
             time.sleep(0.2)
         yield
     finally:
-        with suppress(ProcessLookupError):  # it ended by itself
+        with suppress(ProcessLookupError):  # the server has ended by itself
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
 def post(address: str, content: object, kind: str = "application/json") -> tuple[int, Any]:
-    """Send a request as anybody would, without MLflow; bytes are sent as they are."""
+    """Send a request without MLflow; bytes are sent unchanged."""
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     request = urllib.request.Request(
         f"{address}/invocations", data=data, headers={"Content-Type": kind}
@@ -57,7 +57,7 @@ def post(address: str, content: object, kind: str = "application/json") -> tuple
 
 
 def refused(address: str, content: object, kind: str = "application/json") -> tuple[int, str]:
-    """Send a mistake; return the status and the one line of the answer, which has nothing else."""
+    """Send an invalid request, and return the status and the answer's only line."""
     status, answer = post(address, content, kind)
     assert answer.keys() == {"error_code", "message"}
     line = answer["message"]
@@ -82,11 +82,11 @@ FORMLESS = {
     "no columns": ({"dataframe_records": [{}]}, "expected rows"),
     "unknown columns alone": ({"dataframe_records": [{"x": 1}]}, "expected rows"),
 }
-"""Mistakes that any model refuses, and what is said."""
+"""Invalid requests that every model refuses, and words of the answer."""
 
 
 def check_formless(address: str) -> None:
-    """Send mistakes of form; the server still answers after them."""
+    """Send malformed requests, and check that the server still answers after them."""
     for name, (content, said) in FORMLESS.items():
         status, line = refused(address, content)
         assert (name, status) == (name, 400), line
@@ -103,7 +103,7 @@ def check_formless(address: str) -> None:
 
 @contextmanager
 def serving(uri: str, model: str, log: Path, **environment: str) -> Iterator[str]:
-    """Serve a champion with the command that the documentation names; no package on its path."""
+    """Serve a champion with the documented command, without the project on its path."""
     port = free_port()
     command = [str(Path(sys.executable).with_name("mlflow")), "models", "serve"]
     command += ["-m", f"models:/{model}@champion", "--env-manager", "local", "-p", str(port)]

@@ -1,4 +1,4 @@
-"""What the tests of a shared table run: a small graph, its models, and questions to them."""
+"""The runs of the shared-table tests: a small graph, its models, and questions to them."""
 
 import shutil
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ MODELS: dict[str, dict[str, Any]] = {
 TRAINED_BY = {"distmult": (1, 4), "conve": (1, 4), "transe": (4,), "cp": (4,)}
 COUNTS = (1, 2, 4)
 OF_FOUR = {"distmult"}
-"""Models that four processes are asked about; two are asked about all."""
+"""Models that four processes answer questions about; two processes use all models."""
 EVERY_FORM = {("distmult", 4), ("conve", 1)}
-"""Models, and numbers of processes that trained them, for which every form is compared."""
+"""Models, with their number of training processes, for which every form is compared."""
 FORMS = {
     "raw": {"influence.score": "raw"},
     "raw, filtered, both, all scores": {
@@ -61,7 +61,7 @@ def forms(model: str, by: int) -> list[str]:
 
 
 def pairs(count: int) -> list[tuple[str, int]]:
-    """Return the models to ask so many processes about, each with how many trained it."""
+    """Return the models for `count` processes, each with its number of training processes."""
     return [
         (model, by)
         for model, trained_by in TRAINED_BY.items()
@@ -75,7 +75,7 @@ def trained(root: Path, model: str, processes: int) -> str:
 
 
 def trainings(root: Path, data: dict[str, str], by: int) -> Iterator[Command]:
-    """Yield the trainings by so many processes."""
+    """Yield the trainings in `by` processes."""
     small = {
         "data": data,
         "training.num_epochs": 2,
@@ -91,7 +91,7 @@ def trainings(root: Path, data: dict[str, str], by: int) -> Iterator[Command]:
 
 
 def asked(root: Path, count: int) -> list[Command]:
-    """Return the questions to all models, in so many processes."""
+    """Return the questions to all models in `count` processes."""
     queries, tests = str(root / "queries.tsv"), str(root / "tests.tsv")
     found = []
     for model, by in pairs(count):
@@ -120,7 +120,7 @@ def asked(root: Path, count: int) -> list[Command]:
 
 
 def wrong(root: Path) -> list[Command]:
-    """Return commands that two processes refuse, or of which one dies."""
+    """Return commands that two processes refuse, or during which one process dies."""
     model = trained(root, "distmult", 4)
     queries, tests = {"queries": str(root / "queries.tsv")}, {"tests": str(root / "tests.tsv")}
     place = root / "wrong"
@@ -143,7 +143,7 @@ def wrong(root: Path) -> list[Command]:
 
 
 def write_data(root: Path) -> dict[str, str]:
-    """Write a small graph, queries and triples to explain; return where its splits are."""
+    """Write a small graph, queries and triples to explain; return the paths of its splits."""
     generator = np.random.default_rng(0)
     sizes = (ENTITIES, RELATIONS, ENTITIES)
     drawn = np.stack([generator.integers(0, n, 110) for n in sizes], axis=1)

@@ -1,7 +1,7 @@
-"""Runs commands in some processes that share the table of entities, and keeps what came of them.
+"""Runs commands in processes that share the table of entities, and saves their results.
 
-As a program it takes what to run as JSON: `shared_table_runs.py '[{"processes": 2, ...}, ...]'`.
-The processes are children of this one; each group of them carries out its commands one by one.
+As a program it takes the groups as JSON: `shared_table_runs.py '[{"processes": 2, ...}, ...]'`.
+The processes are children of this one; each group runs its commands one by one.
 """
 
 import json
@@ -36,10 +36,10 @@ from tests.ports import meeting_place
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {1: 12, 2: 6, 4: 3}
-"""Microbatch of each process, so that all together see as many examples."""
+"""Microbatch size per process, by the number of processes; the total is always the same."""
 CALIBRATION = Calibration(1.7, 8, 3.0, 2.5, 0.3, 0.1)
 CALIBRATED = "calibrated"
-"""Folder beside a trained model that is a model folder, with a temperature."""
+"""Folder in the folder of a trained model: a model folder with a temperature."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Command:
     model: str
     """Folder of the trained model."""
     result: str
-    """File or folder for what comes of it."""
+    """File or folder for the result."""
     options: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
-    """Options of the last process, where it is given others."""
+    """Options of the last process that differ from those of the others."""
     last_dies: bool = False
-    """Whether the last process ends while it explains."""
+    """Whether the last process dies while it explains."""
     watched: bool = False
-    """Whether the largest matrices are looked at."""
+    """Whether the sizes of the largest matrices are recorded."""
 
 
 def run_all(
     groups: list[tuple[int, list[Command]]], environment: Mapping[str, str], dtype: str
 ) -> None:
-    """Run groups of commands, in this many processes each, one after another."""
+    """Run groups of commands one after another, each in its number of processes."""
     plan = [{"processes": n, "commands": [asdict(c) for c in found]} for n, found in groups]
     command = [sys.executable, str(Path(__file__).resolve()), dtype, json.dumps(plan)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def run_all(
 
 
 def fork(processes: int, commands: list[Command]) -> None:
-    """Carry out commands in processes as torchrun would start them; each command has a port."""
+    """Run commands in processes with torchrun's variables; each command has its own port."""
     with ExitStack() as held:
         places = [held.enter_context(meeting_place()) for _ in commands]
         children = [_start(rank, processes, commands, places) for rank in range(processes)]
@@ -81,7 +81,7 @@ def fork(processes: int, commands: list[Command]) -> None:
 
 
 def _start(rank: int, processes: int, commands: list[Command], places: list[dict[str, str]]) -> int:
-    """Start one of the processes, and return its number."""
+    """Start one of the processes, and return its process id."""
     if child := os.fork():
         return child
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank)}
@@ -96,7 +96,7 @@ def _start(rank: int, processes: int, commands: list[Command], places: list[dict
 
 
 def carry_out(command: Command, rank: int, processes: int) -> None:
-    """Run one command as one of the processes; what it refuses goes to a file of this rank."""
+    """Run one command as one of the processes; write its result or error to this rank's file."""
     is_last = rank == processes - 1
     options = command.options | (command.last if is_last else {})
     model = options.pop("model", command.model)
@@ -150,7 +150,7 @@ def _run(
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Yield what was received over a shared table when the block has ended, by purpose."""
+    """Yield a counter of received bytes by purpose, which is filled at the end of the block."""
     made, found = list[Exchange](), Counter[str]()
     original = Exchange.__init__
 
@@ -168,9 +168,9 @@ def counted() -> Iterator[Counter[str]]:
 
 
 class Seen(TorchDispatchMode):
-    """Watches for the most rows of matrices of each width, in anything that is computed.
+    """Records the largest number of rows of all computed matrices, for each width.
 
-    Views do not count: rows that are read from a file are parts of a view of it.
+    Views do not count, because rows that are read from a file are parts of a view of it.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Seen(TorchDispatchMode):
         self.largest: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute, and look at the result."""
+        """Run an operation, and record the size of its result."""
         found = func(*args, **(kwargs or {}))
         given = {_place(x) for x in args if _is_dense(x)}
         for tensor in found if isinstance(found, tuple | list) else [found]:
@@ -199,7 +199,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # every optimizer imports it: once here, not in each process
+    import torch._dynamo  # every optimizer imports it: import it once before the forks
 
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A model that was trained on files of one folder is explained and measured from another one."""
+"""A model that was trained on files of one folder is explained and measured in another folder."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ CONFIG = {
 
 @pytest.fixture
 def trained(tracking_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The id of a run that was trained in the folder `first`; now we are in `second`."""
+    """Return the id of a run that was trained in the folder `first`; the test runs in `second`."""
     for folder in ("first", "second"):
         (tmp_path / folder).mkdir()
     (tmp_path / "first/train.txt").write_text(TRAIN)
@@ -77,7 +77,7 @@ def test_a_folder_with_an_unusual_name(
     monkeypatch.chdir(tmp_path)
     if name.isprintable():
         assert "test/mrr" in evaluate(run_id).metrics
-    else:  # no message could name it in one line
+    else:  # a message could not name the file in one line
         with pytest.raises(DataError, match=r"train\.txt: no such file"):
             evaluate(run_id)
 

@@ -1,4 +1,4 @@
-"""A run that keeps an average of its parameters: who uses the average, and who the path."""
+"""A run with an average of its parameters: which commands use the average, and which the steps."""
 
 from pathlib import Path
 
@@ -41,12 +41,12 @@ def run_id(trained_runs: TrainedStore) -> str:
 
 @pytest.fixture
 def averaged(trained: TrainedStore, run_id: str) -> str:
-    """Return the run; its store is the one in use."""
+    """Return the run, and use its store."""
     return run_id
 
 
 def score_of(model: str) -> float:
-    """Return the score of the test triple as `predict` gives it."""
+    """Return the score that `predict` gives the test triple."""
     head, relation, tail = LINE.split("\t")
     (prediction,) = predict(model, [asked(head, relation, "")], top_k=135).predictions
     return next(answer.score for answer in prediction.answers if answer.name == tail)

@@ -1,4 +1,4 @@
-"""An explanation sums over every checkpoint of a run, or says which one is missing."""
+"""An explanation sums over every checkpoint of a run, or names the missing one."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def clew(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Clew:
-    """Return a function that runs a command and returns its error line, empty if it worked."""
+    """Return a function that runs a command and returns its error line, or an empty text."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, code: int = 0) -> str:
@@ -56,7 +56,7 @@ def clew(
 
 
 def train(clew: Clew, *settings: str) -> str:
-    """Train with a copy of all checkpoints in `out`; return the run's id."""
+    """Train with a copy of all checkpoints in `out`, and return the run's id."""
     clew("train", "--config", CONFIG, "--output-dir", "out", *SMALL, *settings)
     (manifest, *_) = Path("out/checkpoints").glob(f"*/{MANIFEST_FILE}")
     return str(json.loads(manifest.read_text())["run_id"])
@@ -149,7 +149,7 @@ def test_one_checkpoint_by_itself_can_be_explained(clew: Clew) -> None:
 def test_a_run_that_stops_where_a_checkpoint_is_due_and_is_resumed_has_no_gap(
     clew: Clew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both ends at once: the signal comes in the last step of an epoch, where one is due anyway."""
+    """The signal comes in the last step of an epoch, when a checkpoint is due anyway."""
     step = Trainer._step
 
     def interrupted(trainer: Trainer[Any], window: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Processes that are killed: a training ends with its parent, a command as by Ctrl-C."""
+"""Killed processes: a training ends with its parent, and SIGTERM ends a command like Ctrl-C."""
 
 import os
 import signal
@@ -116,14 +116,14 @@ def test_a_study_that_is_killed_takes_its_training_with_it(
     study = subprocess.Popen([sys.executable, "-c", STUDY], cwd=tmp_path, env=environment)
     with (tmp_path / "alive").open() as alive:
         assert alive.readline() == "ready\n"
-        study.send_signal(number)  # to it alone, not to the training too as Ctrl-C does
+        study.send_signal(number)  # only to this process; Ctrl-C would signal the training too
         assert study.wait() == -number
-        assert alive.read() == ""  # ends when the training does
+        assert alive.read() == ""  # returns when the training has ended
     assert (tmp_path / "closed").exists()
 
 
 def run(script: str, folder: Path) -> tuple[int, str]:
-    """Run a script that is sent a SIGTERM while it waits; return exit code and errors."""
+    """Run a script that gets SIGTERM while it waits, and return its exit code and errors."""
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=folder,

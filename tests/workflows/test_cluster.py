@@ -1,4 +1,4 @@
-"""Work on a cluster of Ray: the same results, once each, although a node dies in the middle."""
+"""Work on a Ray cluster: the same results, each once, even if a node dies in the middle."""
 
 import dataclasses
 import os
@@ -37,13 +37,13 @@ from tests.workflows.trained import ROOT, small_config
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'clew[cluster]')")
 pytestmark = [
     pytest.mark.slow,
-    # Ray leaves the files and sockets of its processes to the collector.
+    # Ray leaves the files and sockets of its processes to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 NUM_TESTS = int(os.environ.get("CLEW_CLUSTER_TESTS", "24"))
-"""Triples that two nodes explain; set it for more than the few that a change needs."""
+"""Number of triples that two nodes explain; set the variable to test more."""
 STUDY: dict[str, Any] = {
     "name": "smoothing",
     "base": str(ROOT / "experiments/link_prediction/umls.yaml"),
@@ -78,7 +78,7 @@ def ray_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def second(ray_cluster: Any) -> Iterator[str]:
-    """Add a node with one core; return its id."""
+    """Add a node with one core, and return its id."""
     node = ray_cluster.add_node(**FEW)
     yield str(node.node_id)
     ray_cluster.remove_node(node, allow_graceful=False)
@@ -239,7 +239,7 @@ def test_a_cluster_that_cannot_do_the_work_is_one_line(
 
 @contextmanager
 def taken(address: str) -> Iterator[None]:
-    """Reserve the core of the only node for somebody else."""
+    """Reserve the core of the only node for another program."""
     for task in ("reserve", "free"):
         ray.init(address=address, namespace="others", log_to_driver=False, configure_logging=False)
         try:

@@ -1,4 +1,4 @@
-"""A cluster that cannot be used is refused in one line, before anything is begun."""
+"""An unusable cluster is refused in one line before any work starts."""
 
 import re
 import socket

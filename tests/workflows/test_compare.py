@@ -1,4 +1,4 @@
-"""Studies: order of cells, ratios, verdicts, failures, and going on where one stopped."""
+"""Studies: order of cells, ratios, verdicts, failures, and resumption."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def write(tmp_path: Path, **changes: Any) -> Path:
 
 @pytest.fixture
 def trained(tracking_store: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Replace training by a recorded run whose speed follows from variant and seed."""
+    """Replace training by a recorded run whose speed is computed from variant and seed."""
     done: list[tuple[str, int]] = []
 
     def train(
@@ -292,7 +292,7 @@ def test_a_claim_may_be_about_a_value_a_difference_or_another_variant(
 
 @pytest.fixture
 def committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the source tree have no uncommitted changes."""
+    """Make the source tree look as if it had no uncommitted changes."""
     for module in (workflow, study_cells):
         monkeypatch.setattr(module, "git_commit", lambda: "1" * 40)
 

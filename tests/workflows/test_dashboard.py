@@ -1,4 +1,4 @@
-"""The command that serves the dashboard, before anything is served."""
+"""The command that serves the dashboard, before the server starts."""
 
 import socket
 

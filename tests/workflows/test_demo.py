@@ -1,4 +1,4 @@
-"""What the demo's own run holds: what its two trainings share, and how they compare."""
+"""The demo's own run: the shared settings of its two trainings, and their comparison."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """The parts of docs/deploy/compose.yaml as processes: PostgreSQL, an S3 store, MLflow, dashboard.
 
-Commands and environments are those of the file, with ports and hosts of this machine. Not tried
-here are the images themselves and the proxy with its certificates.
+Commands and environments are those of the file, with ports and hosts of this machine. The images
+themselves, and the proxy with its certificates, are not tested.
 """
 
 import os
@@ -59,7 +59,7 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where the parts answer."""
+    """The addresses of the parts."""
 
     tracking: str
     files: str
@@ -148,7 +148,7 @@ def make_bucket(address: str) -> None:
 
 @pytest.fixture
 def member(deployed: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Be somebody who knows the password."""
+    """Sign in with the right password."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", deployed.tracking)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", VALUES["ADMIN_PASSWORD"])
@@ -169,7 +169,7 @@ def test_runs_go_to_the_database_and_files_to_the_bucket(
     assert (run.status, run.metrics["valid/mrr"]) == ("FINISHED", 0.5)
     listed = files_of(deployed.files).list_objects_v2(Bucket="clew")["Contents"]
     assert [entry["Key"] for entry in listed if entry["Key"].endswith("note.txt")]
-    assert not list(tmp_path.glob("ml*"))  # nothing beside it
+    assert not list(tmp_path.glob("ml*"))  # no local files
 
 
 @pytest.mark.usefixtures("member")

@@ -1,4 +1,4 @@
-"""`clew data`: which data set is meant, and what is said of it."""
+"""`clew data`: the selected data set and its description."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A command that is told to end ends, whatever it is doing at that moment."""
+"""A command ends when it gets a signal, at any moment."""
 
 import subprocess
 import sys

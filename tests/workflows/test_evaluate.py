@@ -77,7 +77,7 @@ def test_models_that_are_none(trained: TrainedStore, model: str, message: str) -
 
 
 def test_other_data_than_in_training_is_refused(trained: TrainedStore, tmp_path: Path) -> None:
-    """The files under the recorded paths have changed since."""
+    """The files at the recorded paths have changed since the training."""
     run = find_run(trained.other)
     path = Path(run.params["cfg.data.train"])
     before = path.read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ def test_a_torn_checkpoint_folder(trained: TrainedStore, tmp_path: Path) -> None
 
 
 def wrong_triples(folder: Path, split: str) -> None:
-    """Write each triple of a split with the tail of another one."""
+    """Write each triple of a split with the tail of another triple."""
     bundled = ROOT / f"platform/clew/link_prediction/bundled/umls/{split}.txt"
     rows = [line.split("\t") for line in bundled.read_text(encoding="utf-8").splitlines()]
     shifted = [f"{h}\t{r}\t{rows[i - 7][2]}\n" for i, (h, r, _) in enumerate(rows)]

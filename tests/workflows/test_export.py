@@ -1,4 +1,4 @@
-"""Exported files against the model they are from; the program in a process without Clew."""
+"""Exported files against their model, with the program in a process without Clew."""
 
 import contextlib
 import io
@@ -27,7 +27,7 @@ from tests.workflows.trained import TrainedStore
 
 @pytest.fixture(scope="module")
 def exported(trained_runs: TrainedStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export by the command line."""
+    """Export with the command line."""
     folder, printed = tmp_path_factory.mktemp("export") / "files", io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("MLFLOW_TRACKING_URI", trained_runs.uri)

@@ -59,7 +59,7 @@ def python(*arguments: str, where: Path | None = None) -> str:
 
 
 def exported(run_id: str, folder: Path) -> dict[str, object]:
-    """Export by the command line; return what the summary says."""
+    """Export with the command line, and return the summary."""
     said = python("-m", "clew", "export", f"--model={run_id}", f"--output-dir={folder}")
     assert "equals the model within" in said
     (program,) = folder.glob("*.pt2")
@@ -110,13 +110,13 @@ def test_the_tokenizer_comes_with_the_program(text: StoredRun, tmp_path: Path) -
 
 
 def needs_no_clew(program: Path) -> bool:
-    """Tell whether all operators of an exported program are torch's."""
+    """Return whether all operators of an exported program are torch's."""
     operators = {str(node.target) for node in torch.export.load(program).graph.nodes}
     return not any(operator.startswith("clew") for operator in operators)
 
 
 def windows(columns: Columns, ends: list[int], *, change: bool) -> list[np.ndarray]:
-    """Return what the program takes of windows of three frames."""
+    """Return the program's inputs for windows of three frames."""
     frames = np.array(ends)[:, None] + np.arange(-2, 1)
     inputs = [columns["images"][frames][:, :, None], columns["scalars"][frames]]
     return [*inputs, columns["present"][ends]] if change else inputs

@@ -1,4 +1,4 @@
-"""Graph models other than ConvE go the whole way by the commands that ConvE goes."""
+"""Graph models other than ConvE work with all commands that ConvE works with."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ def test_every_command_takes_every_graph_model(
     ("kind", "precision"), list(zip(KINDS, itertools.cycle(["float32", "bfloat16"]), strict=False))
 )
 def test_fused_and_plain_loss_train_alike(kind: str, precision: str, tracking_store: Path) -> None:
-    """Each model in one precision: that the losses are the same in both is in tests/oracles."""
+    """Each model is tested in one precision; tests/oracles shows that both give equal losses."""
     from mlflow import MlflowClient
 
     config = str(ROOT / f"experiments/link_prediction/umls_{kind}.yaml")

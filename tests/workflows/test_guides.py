@@ -1,7 +1,8 @@
-"""Every command of the five guides runs as it is printed there, with this product's verbs.
+"""Every command of the five guides runs as printed, with this product's verbs.
 
-The command lines come out of copies of the guides; what a guide takes for granted (its files, a
-trained model) is made small here, and sizes are made small by settings after the command.
+The command lines are extracted from copies of the guides. The things that a guide assumes (its
+files, a trained model) are created here in small sizes, and settings after the command make sizes
+small.
 """
 
 import ast
@@ -43,18 +44,18 @@ OURS: dict[str, list[str]] = {
     "bash scripts/train_small_32k.sh": ["train", "--config", "small_32k"],
     "bash scripts/train_medium_32k.sh": ["train", "--config", "medium_32k"],
 }  # fmt: skip
-"""What the older code was started with, and the verb that does it here."""
+"""The commands that started the older code, and the verbs that replace them."""
 OPTIONS_ALONE = {
     "1-training": ["train"],
     "2-tracin": ["tracin"],
     "5-image-sequences": ["train", "--config", "configs/colab_optimized_full.yaml"],
 }
-"""The command that a guide means where it prints options alone."""
+"""The command that a guide means when it prints only options."""
 APART = {
     "tensorboard --logdir runs/": "test_tensorboard_shows_a_run",
     "torchrun --nproc_per_node=4": "test_train_command: of two processes one speaks and records",
 }
-"""Programs of other projects that read or start ours, with the test of each."""
+"""Programs of other projects that read or start Clew, with the test of each."""
 NOT_OURS = {
     "nvidia-smi": "shows the graphics card; comes with its driver",
     "pip install --upgrade torch": "torch comes with the environment, in a pinned version",
@@ -68,7 +69,7 @@ WITHOUT_COMMANDS = {
     "json": "a run's config.json: test_the_options_are_in_config_json",
     "yaml": "a configuration: test_a_configuration_of_the_guides_is_accepted",
 }
-"""Language of a block to the reason why it holds no command."""
+"""Maps the language of a block to the reason why the block contains no command."""
 
 GRAPH_FILES = {
     "--train": "train.txt",
@@ -87,7 +88,7 @@ PLACEHOLDERS = {
         **{name: MODEL_FILES[name] for name in MODEL_FILES if name not in ("--valid", "--test")},
     },
 }
-"""What `...` stands for."""
+"""The values that replace `...`."""
 
 ANY_MODEL = {"training.device": "cpu", "training.max_steps": "3", "tracking.log_mfu": "false"}
 SMALL = {
@@ -106,13 +107,13 @@ SMALL = {
         "training.prefetch_factor": "null",
         "training.multiprocessing_context": "null",
     },
-    # Compiling for a CPU takes minutes; tests/unit/training/test_compilation.py does it.
+    # Compiling for a CPU takes minutes; tests/training/test_compilation.py tests it.
     "frames": {"model.channels": "[8,16]", "optimizations.torch_compile": "false"},
 }
 
 
 def verb_of(command: Command) -> list[str] | None:
-    """Return our words for the beginning of a command, None if it is another program's."""
+    """Return Clew's words for the start of a command, or None for another program's command."""
     if command.line.startswith("--"):
         return OPTIONS_ALONE[command.guide]
     return next((ours for start, ours in OURS.items() if begins(command.line, start)), None)
@@ -123,7 +124,7 @@ def begins(line: str, start: str) -> bool:
 
 
 def our_words(command: Command, folder: Path) -> list[str]:
-    """Return the command with our verb, its placeholders replaced, everything else as printed."""
+    """Return the command with Clew's verb and replaced placeholders, otherwise as printed."""
     start = next((start for start in OURS if begins(command.line, start)), "")
     verb = verb_of(command)
     assert verb is not None
@@ -138,7 +139,7 @@ def our_words(command: Command, folder: Path) -> list[str]:
 
 
 def small(words: list[str], kind: str) -> list[str]:
-    """Return settings of small sizes, but for what the command itself sets."""
+    """Return settings for small sizes, without those that the command itself sets."""
     given = {f.key for f in flagged_fields("train") if f"--{f.name.replace('_', '-')}" in words}
     settings = ANY_MODEL | SMALL[kind]
     return [f"{key}={value}" for key, value in settings.items() if key not in given]
@@ -155,7 +156,7 @@ EXPLANATIONS = [c for c in RUNNABLE if (verb_of(c) or [])[0] in ("tracin", "batc
 
 @dataclass(frozen=True)
 class Shell:
-    """A folder with what the guides take for granted, and a store; commands run in it."""
+    """A folder with the things that the guides assume, and a store; commands run in it."""
 
     folder: Path
 
@@ -228,7 +229,7 @@ def shell(
 
 @pytest.fixture(scope="module")
 def model(files: Path, store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model that was trained on the guides' files, as `--output-dir` leaves it."""
+    """Return the `--output-dir` of a model that was trained on the guides' files."""
     folder = tmp_path_factory.mktemp("model")
     shutil.copyfile(store_template, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
@@ -241,7 +242,7 @@ def model(files: Path, store_template: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def prepare(command: Command, shell: Shell, model: Path) -> None:
-    """Make what a command needs and earlier commands of its guide would have made."""
+    """Create what a command needs and earlier commands of its guide would have created."""
     if command in EXPLANATIONS:
         shutil.copytree(model, "model.pt")
         shutil.copytree(model, "models/conve")
@@ -251,7 +252,7 @@ def prepare(command: Command, shell: Shell, model: Path) -> None:
 
 
 def check_settings(run: Run, words: list[str]) -> None:
-    """Check that every option of a command is in the run's parameters as it was printed."""
+    """Check that the run's parameters contain every option of a command as printed."""
     verb = words[0].replace("-", "_")
     for item in flagged_fields(verb):
         spellings = {f"--{item.name}", f"--{item.name.replace('_', '-')}"} & {*words}
@@ -280,7 +281,7 @@ def test_no_verb_and_no_reason_is_left_over() -> None:
         assert any(begins(line, start) for line in lines), f"no guide prints {start}"
 
 
-# torch warns of more workers than cores; the third guide asks for eight.
+# torch warns about more workers than cores; the third guide uses eight.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 8 worker processes:UserWarning")
 @pytest.mark.parametrize("command", TRAININGS, ids=str)
 def test_a_training_runs(command: Command, shell: Shell, model: Path) -> None:
@@ -351,7 +352,7 @@ def test_tensorboard_shows_a_run(shell: Shell, model: Path) -> None:
     words = our_words(training, shell.folder)
     shell(*words, *small(words, "text"))
     for command in (c for c in commands() if c.words[0] == "tensorboard"):
-        # `--inspect` prints what the server would show, and ends.
+        # `--inspect` prints what the server would show, and exits.
         shown = subprocess.run(
             [sys.executable, "-m", "tensorboard.main", *command.words[1:], "--inspect"],
             cwd=shell.folder, capture_output=True, text=True, check=True,

@@ -89,7 +89,7 @@ def test_a_cell_of_a_study_is_the_run_of_all_groups(
 
 
 class Stopping(Watch):
-    """Stops the training as a scheduler does, in its second epoch."""
+    """Stops the training in its second epoch, as a scheduler does."""
 
     steps = 0
 

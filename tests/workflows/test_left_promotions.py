@@ -1,4 +1,4 @@
-"""A promotion that died is ended by the next one, whatever became of its training run."""
+"""The next promotion ends one that died, whatever happened to its training run."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ def all_runs(trained: TrainedStore) -> list[str]:
 
 
 def last_to_finish(trained: TrainedStore) -> str:
-    """By the times themselves: other tests may have trained in this store too."""
+    """The order is checked by the times, because other tests can have trained in this store."""
     query = RunQuery(kind=names.KIND_TRAIN, status="FINISHED")
     runs = search_runs(query, limit=1000).runs
     return max(runs, key=lambda run: run.ended_ms or 0).run_id
@@ -78,7 +78,7 @@ def test_newest_without_such_a_run_says_what_is_missing(trained: TrainedStore) -
 def test_commands_and_the_api_take_newest(
     trained: TrainedStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is chosen once, so that all of a command works on one model."""
+    """The run is chosen once, so that all parts of a command use the same model."""
     asked = []
     monkeypatch.setattr(
         "clew.runs.reading.search.run_meant",

@@ -1,7 +1,7 @@
-"""`mlflow run . -e train -P use_mixed_precision=true`, typed just so, with neither conda nor pyenv.
+"""`mlflow run . -e train -P use_mixed_precision=true`, exactly as typed, without conda or pyenv.
 
 Each test works in a copy of the project's root whose folders are links, so that the store at the
-root is a fresh one.
+root is new.
 """
 
 import subprocess

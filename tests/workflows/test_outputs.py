@@ -1,6 +1,6 @@
-"""Where results may go: every verb refuses a place that cannot be written before it does anything.
+"""Output paths: every verb refuses a path that it cannot write before it does anything else.
 
-The models and files named here do not exist: a verb that looked at them first would say so.
+The models and files named here do not exist, so a verb that read them first would report this.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ TEXT = ("trace-text", "--model=none", "--prompt=a")
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder that holds a folder `full` and a file `file` in it."""
+    """Work in a folder that contains a folder `full` with a file `file`."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to("nowhere")

@@ -1,4 +1,4 @@
-"""Training on packed triples is training on their files."""
+"""Training on packed triples equals training on their files."""
 
 from pathlib import Path
 

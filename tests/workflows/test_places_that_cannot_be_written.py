@@ -1,4 +1,4 @@
-"""Disks that are full and places that cannot be written: one line, and nothing left alive."""
+"""Full disks and unwritable paths: a one-line error, and no process stays alive."""
 
 import os
 import shutil
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_becomes_too_large_a_file(tracking_store: Path, tmp_pa
 def small_disk(
     store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """Return a disk of 4 MiB with an empty store, which is the one in use."""
+    """Return a disk of 4 MiB with an empty store, and use this store."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "clew-test", str(disk)]
@@ -99,7 +99,7 @@ def test_a_run_on_a_full_disk_ends_and_goes_on_when_there_is_room(
     enlarge(small_disk)
     (run_id,) = [path.name for path in store.spool_root().iterdir()] or [newest_run()]
     assert run_command(["train", "--resume", run_id, "--output-dir", str(tmp_path / "out")]) == 0
-    # Where the store had no room for the end either, resuming ended the run.
+    # If the store had no room for the end either, the resumed training ended the run.
     assert sorted(statuses()) in (["FAILED", "FINISHED"], ["FINISHED", "KILLED"])
     assert run_command([*command, "--output-dir", str(tmp_path / "whole")]) == 0
     resumed, whole = (

@@ -1,4 +1,4 @@
-"""`clew plan`, what `train` says of memory, and `training.batch_size: auto`."""
+"""`clew plan`, messages of `train` about memory, and `training.batch_size: auto`."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the process out of predictions: other tests have made it grow."""
+    """Exclude this process's memory from predictions, because other tests have enlarged it."""
     monkeypatch.setattr(MemoryPlanner, "process_gib", 0.1)
 
 
@@ -120,7 +120,7 @@ def test_a_device_that_nobody_knows_is_refused_with_those_that_are_known() -> No
 
 
 def planned(*options: str) -> dict[str, Any]:
-    """Return a plan for a memory that nothing fits into, so that no batch size is searched for."""
+    """Return a plan for a memory that is too small for anything, so no batch size is searched."""
     words = ["plan", "--json", "--memory-gib=0.001", *options]
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     content: dict[str, Any] = json.loads(done.output)
@@ -137,7 +137,7 @@ def test_a_graph_is_planned_by_its_sizes_as_with_its_data() -> None:
     )
     for ours, its in zip(without.variants, with_data.variants, strict=True):
         ours_gib, its_gib = ours.memory.parts_gib, its.memory.parts_gib
-        # Without the data nobody knows how many examples there are to be put in order.
+        # Without the data, the number of examples to put in order is unknown.
         assert ours_gib.pop("loader") == pytest.approx(its_gib.pop("loader"), abs=1e-4)
         assert sum(ours_gib.values()) == pytest.approx(sum(its_gib.values()), rel=1e-3)
 

@@ -33,7 +33,7 @@ def registered(trained: TrainedStore) -> str:
 
 
 def test_answers_equal_the_scores_of_the_trained_model(trained: TrainedStore) -> None:
-    """The slow truth: the model of the run, every entity, names looked up in the data set."""
+    """Return the answers by a slow reference: the run's model, all entities, and their names."""
     graph = load_graph(TripleData(name="umls"))
     head, relation, tail = graph.train[100]
     with open_model(trained.strong) as source:
@@ -173,7 +173,7 @@ def test_command_line(
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
-    # As MLproject passes it: every option there, empty where it was not given.
+    # As MLproject passes it: with every option, and empty values for those that were not given.
     code, out, _ = clew(
         "--head=cell", "--relation=part_of", "--tail=", "--top-k=", "--filter-known="
     )
@@ -232,7 +232,7 @@ def test_a_guess_is_called_one(trained: TrainedStore, capsys: pytest.CaptureFixt
 def test_answer_sets_of_a_run_and_of_its_registered_model_are_the_same(
     trained: TrainedStore, registered: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run's are calibrated when it is asked, the registered model's when it was promoted."""
+    """A run is calibrated when it is queried, a registered model when it is promoted."""
     graph = load_graph(TripleData(name="umls"))
     found = []
     for model in (trained.strong, registered):
@@ -315,7 +315,7 @@ def test_a_checkpoint_without_names_and_data(trained: TrainedStore, tmp_path: Pa
     edit_manifest(folder, lambda m: m["config"]["data"].update(name="a graph that is not here"))
     with pytest.raises(CheckpointError, match="neither its data set nor a folder vocabulary"):
         predict(str(folder), [asked(*QUERY)])
-    # The names beside it are enough.
+    # The vocabulary next to it is enough.
     download_artifact(trained.weak, "vocabulary", tmp_path)
     assert predict(str(folder), [asked(*QUERY)]).predictions
 

@@ -1,4 +1,4 @@
-"""`predict` with frames, on a model of image sequences that the real command trained."""
+"""`predict` with frames, for a model of image sequences that the real command trained."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def trained_model(run_id: str) -> SequenceRegressor:
 
 
 def one_by_one(model: SequenceRegressor, columns: Columns, ends: list[int]) -> np.ndarray:
-    """Return predictions of windows of three frames, each by itself, in the target's unit."""
+    """Return predictions of windows of three frames, one by one, in the target's unit."""
     found = []
     for end in ends:
         frames = slice(end - 2, end + 1)
@@ -57,7 +57,7 @@ def one_by_one(model: SequenceRegressor, columns: Columns, ends: list[int]) -> n
 
 
 def test_rows_are_those_of_single_windows(sequences: StoredRun, tmp_path: Path) -> None:
-    """The slow truth: window by window, and intervals by counting errors."""
+    """A slow reference predicts window by window, and finds intervals by counting errors."""
     columns, output = new_frames(), tmp_path / "out.parquet"
     result = predict_frames(sequences.run_id, write_folder(tmp_path / "new", columns), output)
     table = pq.read_table(output)

@@ -1,4 +1,4 @@
-"""`predict` with a prompt, on a language model that the real command trained."""
+"""`predict` with a prompt, for a language model that the real command trained."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def said(
 
 
 def test_text_is_that_of_full_passes_over_all_of_it(text: StoredRun) -> None:
-    """The slow truth: every token from the parallel form over the whole text so far."""
+    """A slow reference draws each token from the parallel form over the whole text so far."""
     with open_model(text.run_id) as source:
         model = load_source(source).model.eval()
     assert isinstance(model, EigenstateLM)
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_text(text: StoredRun) -> None:
 def test_two_calls_with_a_state_are_one_long_call(
     text: StoredRun, tmp_path: Path, first: int
 ) -> None:
-    """At temperature 3 the bytes are seldom a character: calls also end within one."""
+    """At temperature 3 few bytes form characters, so calls can end inside a character."""
     state = tmp_path / "state"
     parts = [said(text.run_id, max_tokens=first, temperature=3.0, seed=4, state=state)]
     parts.append(said(text.run_id, "", max_tokens=60 - first, temperature=3.0, state=state))
@@ -120,7 +120,7 @@ def test_a_model_needs_its_text_no_more(text: StoredRun, tmp_path: Path) -> None
 
 
 def forget_run(checkpoint: Path) -> None:
-    """Make a checkpoint one of no run."""
+    """Change a checkpoint so that it belongs to no run."""
     edit_manifest(checkpoint, lambda manifest: manifest.update(run_id=""))
 
 
@@ -137,7 +137,7 @@ def test_tokens_of_another_text_are_refused(text: StoredRun, tmp_path: Path) -> 
 def other_run(
     store_template: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StoredRun]:
-    """Return a model of the same sizes with a vocabulary of its own."""
+    """Return a model of the same sizes with another vocabulary."""
     folder = tmp_path_factory.mktemp("bpe")
     uri = copy_store(store_template, folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -160,7 +160,7 @@ def test_a_run_records_its_tokenizer(
     parts.append(said(other_run.run_id, "", 40, temperature=2.0, state=state))
     shown = "".join(parts)
     assert whole.startswith(shown)
-    # What ends within a character waits in the state.
+    # An incomplete character waits in the state.
     assert set(whole[len(shown) :]) <= {"\N{REPLACEMENT CHARACTER}"}
 
 
@@ -186,7 +186,7 @@ def test_command_line(
         assert run_command(["predict", f"--model={text.run_id}", *arguments]) == 0
         return capsys.readouterr().out
 
-    # As MLproject passes it: every option there, empty where it was not given.
+    # As MLproject passes it: with every option, and empty values for those that were not given.
     shown = clew(f"--prompt={PROMPT}", "--prompt-file=", "--max-tokens=", "--head=", "--state=")
     assert shown == said(text.run_id, max_tokens=200) + "\n"
     shown = clew(f"--prompt={PROMPT}", "--max-tokens=60", "--top-p=.9", "--seed=3", "--json")

@@ -1,4 +1,4 @@
-"""Promotion on a real sqlite store: who becomes champion, who does not, and what may go wrong."""
+"""Promotion on a real SQLite store: which model becomes champion, and possible failures."""
 
 import json
 import shutil
@@ -48,9 +48,9 @@ CHECKS = (
 
 @pytest.fixture(autouse=True)
 def small_package() -> Iterator[pytest.MonkeyPatch]:
-    """Let a version carry one file of the package: a promotion copies each of them five times.
+    """Package only one file with a version, because a promotion copies each file five times.
 
-    Undo it where the package matters; servers are tested with the whole.
+    Tests that need the whole package undo this; servers are tested with the whole package.
     """
 
     def copy_one_file(target: Path) -> Path:
@@ -74,7 +74,7 @@ def promoted(name: str, run_id: str, **settings: object) -> str | None:
 
 @pytest.fixture
 def champion(trained: TrainedStore) -> Callable[[str, str], None]:
-    """Return a function that makes a run the champion under a name, at the price of a copy."""
+    """Return a function that makes a run the champion under a name, as fast as a copy."""
     client = MlflowClient(trained.uri)
 
     def crown(name: str, run_id: str) -> None:
@@ -98,7 +98,7 @@ def test_the_first_promotion(trained: TrainedStore) -> None:
     seen: list[Check] = []
     path = list(sys.path)
     result = promote(PromotionRequest(trained.strong, name="first"), seen.append)
-    assert sys.path == path  # MLflow put the model's own copy of the package on it
+    assert sys.path == path  # MLflow added the model's copy of the package
     assert tuple(check.name for check in seen) == CHECKS
     assert all(check.passed for check in seen)
     assert result.uri == "models:/first@champion"
@@ -203,7 +203,7 @@ def test_force_overrules_and_records_the_reason(trained: TrainedStore, champion:
     with pytest.raises(PromotionRefused):
         promoted("forced", trained.weak)
     result = promote(PromotionRequest(trained.weak, name="forced", force="half the size"))
-    # The version that was refused before is taken up again, not registered twice.
+    # The version that was refused before is used again, not registered twice.
     assert result.number == "2"
     assert aliases("forced") == {"champion": "2", "previous": "1"}
     version = Registry.connect().version("forced", "2")
@@ -305,7 +305,7 @@ def test_the_best_run_of_an_experiment(trained: TrainedStore) -> None:
 def test_a_validation_metric_counts_as_it_was_at_the_best_checkpoint(
     trained: TrainedStore,
 ) -> None:
-    """The run that peaked higher wins, though it ended lower."""
+    """The run with the higher peak wins, although its last value is lower."""
     client = MlflowClient(trained.uri)
     experiment = client.create_experiment("overfitted")
     chosen = {}
@@ -528,7 +528,7 @@ def test_a_registry_that_goes_away_before_the_aliases_moves_nothing(
         with pytest.raises(TrackingError, match="does not answer"):
             promoted("away", trained.strong)
     assert aliases("away") == {"champion": "1"}
-    # The same command, when the registry is back, takes up the version that is there.
+    # When the registry is back, the same command uses the existing version.
     assert promoted("away", trained.strong) == "2"
     assert aliases("away") == {"champion": "2", "previous": "1"}
 

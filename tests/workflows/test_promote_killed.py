@@ -1,4 +1,4 @@
-"""Promotions on a real store that are killed after each write, or race: no state is half."""
+"""Promotions on a real store that are killed after each write, or race: no partial state."""
 
 import json
 import subprocess
@@ -53,19 +53,19 @@ PROMOTION = (
     "set_registered_model_alias",
     "delete_registered_model_tag",
 )
-"""What a promotion over a champion does, step by step."""
+"""The steps of a promotion that replaces a champion."""
 DECIDED = 16
-"""After so many steps the alias has moved."""
+"""The alias has moved after this number of steps."""
 READS = {"get_registered_model", "search_model_versions"}
 KILLED_AFTER = (0, *(n for n, step in enumerate(PROMOTION, 1) if step not in READS))
-"""Numbers of steps that end with a write: a death after a read leaves what the step before left."""
+"""Numbers of steps that end with a write; a death after a read leaves the state before it."""
 CHECKED_AGAIN = {0, 9, 18}
-"""Of these the repeated promotion runs its checks: no version, an undecided one, a champion."""
+"""At these, the repeated promotion runs its checks: no version, an undecided one, a champion."""
 NUM_RACES = 3
 
 
 def run_promotions(groups: list[dict[str, object]], folder: Path) -> dict[int, list[str]]:
-    """Run promotions in processes of their own and return what each wrote, by group."""
+    """Run promotions in separate processes, and return their outputs by group."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "tests.workflows.promoting"],
@@ -117,7 +117,7 @@ def test_a_promotion_killed_after_any_write_is_whole_when_repeated(
         assert found.get("previous") in (None, "1")
     left = running_promotions(trained.uri)
     assert left
-    # The claims of the dead lapse; the same command again.
+    # Run the same command again after the claims of dead processes have expired.
     later = time.time() + 1000
     monkeypatch.setattr(alias_moves.time, "time", lambda: later)
     for step in KILLED_AFTER:
@@ -142,7 +142,7 @@ def test_a_promotion_killed_after_any_write_is_whole_when_repeated(
 def test_another_promotion_ends_what_a_killed_one_left(
     trained: TrainedStore, champion: Crown, tmp_path: Path, synced: bool
 ) -> None:
-    """A version without a verdict gets one, though nobody repeats the command."""
+    """A version without a verdict gets one even if nobody repeats the command."""
     name = f"left {synced}"
     champion(name, trained.weak)
     groups = [{"name": name, "runs": [trained.strong], "kill_at": 9}]
@@ -160,7 +160,7 @@ def test_another_promotion_ends_what_a_killed_one_left(
 
 
 def add_version(name: str, run_id: str) -> None:
-    """Register a version of a run at the price of a copy, as a promotion that was cut off does."""
+    """Register a version of a run by a copy, in the state that an interrupted promotion leaves."""
     client, template = MlflowClient(), f"template {run_id}"
     if Registry.connect().state(template) is None:
         promote(PromotionRequest(run_id, name=template, force="not to be asked"))
@@ -203,7 +203,7 @@ def test_of_three_promotions_at_once_one_wins_and_the_others_hear_of_it(
 def test_three_promotions_of_one_run_at_once_agree(
     trained: TrainedStore, champion: Crown, tmp_path: Path
 ) -> None:
-    """None marks the version as failed that another has just made champion."""
+    """No promotion marks a version as failed that another has just made champion."""
     champion("one run", trained.weak)
     add_version("one run", trained.strong)
     group: dict[str, object] = {"name": "one run", "runs": [trained.strong] * 3}

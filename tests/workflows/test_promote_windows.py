@@ -98,7 +98,7 @@ def test_a_model_of_image_sequences_is_promoted_by_its_error(
 def test_a_registered_model_is_evaluated_as_its_run(
     kind: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By run, folder and registry: the metrics are those of the training's own test."""
+    """By run, folder and registry, the metrics equal those of the training's own test."""
     stored: StoredRun = request.getfixturevalue(kind)
     promote(PromotionRequest(stored.run_id, name=f"evaluated-{kind}"))
     recorded = find_run(stored.run_id).metrics

@@ -1,4 +1,4 @@
-"""`Model.predict` for text and for frames: what the command says, in Python."""
+"""`Model.predict` for text and frames returns the same as the command."""
 
 from pathlib import Path
 

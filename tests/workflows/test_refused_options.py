@@ -1,4 +1,4 @@
-"""Options that cannot be meant so are refused in one line, before anything is read."""
+"""Meaningless options are refused in one line before anything is read."""
 
 from pathlib import Path
 

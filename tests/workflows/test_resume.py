@@ -1,4 +1,4 @@
-"""Which runs may be continued; that the continuation is right is tested with the trainer."""
+"""Which runs can be resumed; the trainer's tests check the resumed training itself."""
 
 import re
 import signal
@@ -28,7 +28,7 @@ from tests.workflows.trained import small_config
 
 
 def run_of_elsewhere(*, kind: str = names.KIND_TRAIN, silent: float = 0.0) -> RunRecord:
-    """Return a run that says RUNNING and was last heard of `silent` seconds ago."""
+    """Return a RUNNING run whose last heartbeat was `silent` seconds ago."""
     beat = str(time.time() - silent)
     client = MlflowClient(store.tracking_uri())
     run = client.create_run("0", tags={names.TAG_KIND: kind, names.TAG_HEARTBEAT: beat})
@@ -65,7 +65,7 @@ def test_only_a_training_run_is_taken_up(tracking_store: Path, tmp_path: Path) -
 
 
 def interrupt(config: RunConfig, *, after: int = 1, **named: Any) -> str:
-    """Train, stop after some checkpoints were written, and return the run."""
+    """Train, stop after some checkpoints, and return the run."""
     write, calls = Checkpointer.write, []
 
     def write_some(self: Checkpointer, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""A damaged checkpoint costs its epoch, not the run: resuming goes on from the newest good one."""
+"""With a damaged checkpoint, a run resumes from the newest intact one."""
 
 import logging
 import shutil
@@ -81,7 +81,7 @@ class Stopped:
 
 @pytest.fixture(scope="module")
 def stopped_once(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
-    """Return such a run, whose checkpoints lie in the folder `kept` too, with a run to its end."""
+    """Return a stopped run, with a copy of its checkpoints in `kept`, and a complete run."""
     folder = tmp_path_factory.mktemp("stopped") / "store"
     folder.mkdir()
     uri = copy_store(store_template, folder)
@@ -100,7 +100,7 @@ def stopped(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Stopped]:
-    """Return a copy of it, in a store of its own that is the one in use."""
+    """Return a copy of the stopped run in a new store, and use this store."""
     copy = tmp_path / "store"
     copy_filled(stopped_once.folder, copy)
     uri = f"sqlite:///{copy / 'mlflow.db'}"

@@ -1,4 +1,4 @@
-"""The plan for a graph whose table is spread over processes, against counts written out."""
+"""The plan for a graph with a sharded table, against explicit counts."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_memory_of_rows_falls_with_the_number_of_processes() -> None:
     "term", [{"loss__regularizer": "n3"}, {"loss__relation_prediction_weight": 0.1}]
 )
 def test_terms_of_triples_look_tails_up_too(term: dict[str, object]) -> None:
-    """A quarter of 100 rows is at home: of the others ids, rows and gradients are received."""
+    """A quarter of 100 rows is local; for the others ids, rows and gradients are received."""
     without, with_term = (plan_scale(config(**given), SIZE, 4) for given in ({}, term))
     more = received_bytes(with_term) - received_bytes(without)
     assert more == pytest.approx(75 * (8 + 2 * DIM * 4))

@@ -36,7 +36,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def served(trained_runs: TrainedStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve a champion with the command that the documentation names; no package on its path."""
+    """Serve a champion with the documented command, without the project on its path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", trained_runs.uri)
         promote(PromotionRequest(trained_runs.strong, name="served"))
@@ -134,7 +134,7 @@ def test_a_request_without_form_is_refused(served: str) -> None:
 def test_a_registered_model_runs_its_own_copy_of_the_package(
     trained: TrainedStore, tmp_path: Path
 ) -> None:
-    """Without the project on the path, the model's own code answers."""
+    """Without the project on the path, the server uses the model's own code."""
     promote(PromotionRequest(trained.strong, name="portable"))
     registry = Registry.connect()
     folder = registry.download(registry.version("portable", "1"), tmp_path / "portable")

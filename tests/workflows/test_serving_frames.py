@@ -1,4 +1,4 @@
-"""Image sequences behind `mlflow models serve`: answers, and what is said to mistakes."""
+"""Image sequences behind `mlflow models serve`: answers, and errors for invalid requests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def served(sequence_run: StoredRun, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def window() -> dict[str, Any]:
-    """Return the first window of frames that the model has not seen."""
+    """Return the first window of frames that the model was not trained on."""
     columns = new_frames()
     scalars = columns["scalars"][:3].tolist()
     return {"images": columns["images"][:3, None].tolist(), "scalars": scalars}

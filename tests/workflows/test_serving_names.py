@@ -1,4 +1,4 @@
-"""A model that was trained under names that mean something in an address is served all the same."""
+"""A model whose names have special characters of addresses can still be served."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A language model behind `mlflow models serve`: its answers, and what it says to mistakes."""
+"""A language model behind `mlflow models serve`: answers, and errors for invalid requests."""
 
 from collections.abc import Iterator
 

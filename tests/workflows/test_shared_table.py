@@ -1,7 +1,6 @@
-"""Two and four processes that share the table answer and explain as one process does, in float64.
+"""Two and four processes that share the table answer and explain like one process, in float64.
 
-The models are ones that four processes trained, of which each wrote its rows, and ones of an
-ordinary training.
+Some models were trained by four processes, which wrote their own rows; others by one process.
 """
 
 import json
@@ -53,7 +52,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Path:
-    """The folder with what all commands of this file wrote."""
+    """Return the folder with the output of all commands of this file."""
     root = tmp_path_factory.mktemp("shared")
     data = write_data(root)
     copy_store(store_template, root)
@@ -75,7 +74,7 @@ def said(root: Path, place: str, rank: int = 0) -> dict[str, Any]:
 
 
 def require_close(ours: object, theirs: object, where: str = "") -> None:
-    """Compare JSON values: numbers to 1e-12 of themselves or of one, all else exactly."""
+    """Compare JSON values: numbers with a tolerance of 1e-12, everything else exactly."""
     if isinstance(theirs, dict):
         assert isinstance(ours, dict)
         assert ours.keys() == theirs.keys(), where
@@ -116,7 +115,7 @@ def test_probabilities_equal_those_of_one_process(root: Path, count: int) -> Non
 
 
 def explained(folder: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return the report, without what differs from run to run, and the table of scores."""
+    """Return the table of scores and the report without the parts that differ between runs."""
     report = json.loads((folder / names.INFLUENCE_JSON).read_text())
     report.pop("seconds")
     return report, pq.read_table(folder / names.INFLUENCE_PARQUET).to_pydict()
@@ -175,7 +174,7 @@ def test_the_main_process_alone_records_and_writes(root: Path) -> None:
             assert content.get("run_id") is None or is_main
             if is_main and "run_id" in content:
                 expected.add(content["run_id"])
-    # The first of two equal batches is overwritten by what the second one says.
+    # The output of the second of two equal batches overwrites that of the first.
     assert len(expected) == len(finished) - len(COUNTS)
     assert expected < finished
     run_id = said(root, "asked-4/distmult-4/trace raw")["run_id"]
@@ -187,9 +186,9 @@ def test_the_main_process_alone_records_and_writes(root: Path) -> None:
 @pytest.mark.parametrize("by", [1, 4])
 @pytest.mark.parametrize("do", ["predict", "batch"])
 def test_no_process_has_more_than_its_share(root: Path, do: str, by: int) -> None:
-    """Of matrices as wide as a row of the table, none is longer; none has a column an entity.
+    """No matrix as wide as the table is longer than a share, and none has a column per entity.
 
-    But an owner sends the two rows of a question to all who ask for them.
+    An exception: an owner sends the two rows of a question to all processes that need them.
     """
     for count in COUNTS:
         for rank in range(count):
@@ -206,7 +205,7 @@ def graph_of(root: Path) -> KnowledgeGraph:
 
 
 def lookups(ids: np.ndarray, count: int) -> Counter[str]:
-    """Return what the first process receives where all look these rows up."""
+    """Return the bytes that the first process receives when all processes look up these rows."""
     own = ids < RowShard(ENTITIES, 0, count).stop
     given = int(own.sum()) * (count - 1)
     found = lookup_bytes(wanted=int((~own).sum()), given=given, dim=DIM, number_bytes=8)
@@ -229,7 +228,7 @@ def test_received_bytes_of_answers_are_those_of_the_formula(root: Path, count: i
         )
     )
     once = 2 * (count - 1) / count
-    # Each entity that is placed: two entries and its own, three counts, one normaliser.
+    # Each answer with a rank: two entries and its own, three counts, one normaliser.
     expected["entries"] += places * 3 * 8 * once  # type: ignore[assignment]
     expected["answers"] += places * 3 * 8 * once  # type: ignore[assignment]
     expected["normalisers"] += places * 2 * 8 * once  # type: ignore[assignment]
@@ -258,13 +257,13 @@ def test_received_bytes_of_a_trace_are_those_of_the_formula(
             **sizes,  # type: ignore[arg-type]
         )
         expected.update(of_tile)  # type: ignore[arg-type]
-        # The tests themselves: their deltas, and the products of each with itself.
+        # The tests' own deltas, and the products of each with itself.
         expected["pulled"] += once * len(test_queries) * DIM  # type: ignore[assignment]
         expected["products"] += once * NUM_TESTS  # type: ignore[assignment]
         expected["entries"] += once * 4 * NUM_TESTS  # type: ignore[assignment]
         for looked_up in (queries, train[:, TAIL], test_queries, tests[:, TAIL]):
             expected += lookups(looked_up, count)
-    # Their ranks, at the last checkpoint.
+    # The tests' ranks at the last checkpoint.
     expected += lookups(tests[:, HEAD], count)
     expected["entries"] += once * NUM_TESTS  # type: ignore[assignment]
     expected["ranks"] += once * 2 * NUM_TESTS  # type: ignore[assignment]
@@ -311,7 +310,7 @@ def test_a_lost_process_is_named(root: Path) -> None:
 
 
 def test_rows_of_a_table_of_another_size_are_refused(root: Path) -> None:
-    """What a process reads of a file is its share, from files of all kinds."""
+    """A process reads only its share of rows, from files of all kinds."""
     for by in (1, 4):
         best = Path(trained(root, "distmult", by)) / "best"
         whole = load_tensors(best / MODEL_FILE)
@@ -328,7 +327,7 @@ def test_rows_of_a_table_of_another_size_are_refused(root: Path) -> None:
 
 
 def test_the_commands_start_with_torchrun(root: Path) -> None:
-    """As a person types it: one process speaks."""
+    """When a person types the command, only one process prints."""
     launched = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
     command = ["--rdzv-endpoint=127.0.0.1:0", "-m", "clew", "predict", "--head=e00"]
     command += ["--relation=r0", "--json", f"--model={trained(root, 'distmult', 4)}"]

@@ -1,4 +1,4 @@
-"""What every run of kind `trace` records, whatever is explained: the memory that it took."""
+"""Every run of kind `trace` records its memory, whatever it explains."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Explaining a prediction from frames end to end: train, trace, record, read."""
+"""Explaining a prediction from frames, end to end: train, trace, record, read."""
 
 from pathlib import Path
 

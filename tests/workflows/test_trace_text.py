@@ -1,4 +1,4 @@
-"""Explaining a continuation end to end: train, trace, record, read."""
+"""Explaining a continuation, end to end: train, trace, record, read."""
 
 from collections.abc import Mapping
 from pathlib import Path

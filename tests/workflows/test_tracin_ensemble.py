@@ -26,7 +26,7 @@ TEST = LINES[0].replace("\t", ",")
 
 @pytest.fixture(scope="module")
 def twin_of_strong() -> list[str]:
-    """Where the run is kept that differs from `strong` in its seed alone, once it was trained."""
+    """Return a list for the run that differs from `strong` only in its seed, trained once."""
     return []
 
 
@@ -39,7 +39,7 @@ def twin(trained: TrainedStore, twin_of_strong: list[str]) -> str:
 
 def test_ids_of_many_runs_are_no_path(trained: TrainedStore, twin: str):
     many = ",".join([trained.strong, twin] * 5)
-    assert len(many) > 255  # no file system takes that as a name
+    assert len(many) > 255  # no file system allows such a long name
     with pytest.raises(ConfigError, match=r"training\.seed is"):
         tracin(many, TEST, {})
 

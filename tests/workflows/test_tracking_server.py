@@ -1,4 +1,4 @@
-"""A real `mlflow server` on loopback that dies in the middle of a run and comes back."""
+"""A real `mlflow server` on loopback that dies in the middle of a run and is started again."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ PACE = Pace(
 
 
 class Server:
-    """An MLflow server whose port and database outlive it."""
+    """An MLflow server that can be restarted with the same port and database."""
 
     def __init__(self, folder: Path) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
@@ -42,7 +42,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait for its first answer."""
+        """Start the server, and wait for its first answer."""
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}"]
@@ -60,19 +60,19 @@ class Server:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it and its workers without warning."""
+        """Kill the server and its workers."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Let it accept connections and say nothing."""
+        """Suspend the server: it accepts connections but does not answer."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume the server."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGCONT)
 

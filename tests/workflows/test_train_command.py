@@ -1,4 +1,4 @@
-"""`clew train` as people type it, on a real sqlite store: what is recorded, and every mistake."""
+"""`clew train` as users type it, on a real SQLite store: recorded data, and every mistake."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def store(tracking_store: Path) -> Path:
 def clew(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Clew:
-    """Return a function that runs the command line in this process: no seconds of imports."""
+    """Return a function that runs the command line in this process, to avoid slow imports."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Done:
@@ -81,7 +81,7 @@ def artifacts_of(store: Path, run_id: str, folder: str = "") -> set[str]:
 
 
 def parameters_in(checkpoint: Path) -> int:
-    """Return how many numbers a checkpoint holds that are trained: no moving statistics."""
+    """Return how many trained numbers a checkpoint contains, without moving statistics."""
     tensors = load_file(checkpoint / "model.safetensors")
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     return sum(t.numel() for name, t in tensors.items() if not name.endswith(statistics))
@@ -292,7 +292,7 @@ main()
 def train_until(
     step: int, signum: signal.Signals, settings: list[str], store: Path
 ) -> "subprocess.CompletedProcess[str]":
-    """Train in a process that gets a signal as soon as it has taken a step."""
+    """Train in a process that gets a signal after its first step."""
     command = ["train", "--config", str(CONFIG), *settings]
     return subprocess.run(
         [sys.executable, "-c", AT_A_STEP, signum.name, str(step), *command],

@@ -1,4 +1,4 @@
-"""Searches on a real graph: what is tried, pruned, kept, continued, and never looked at."""
+"""Searches on a real graph: tried, pruned, saved and resumed trials, and an unused test split."""
 
 import csv
 import json
@@ -61,7 +61,7 @@ def request_of(folder: Path, parameters: dict[str, Any] = WIDE, **settings: Any)
 
 
 def runs_of(result: TuneResult) -> dict[int, Run]:
-    """Return the runs of the trials by number, and check that they are below the search's run."""
+    """Return the trials' runs by number, and check that they are children of the search's run."""
     client = MlflowClient(store.tracking_uri())
     own = client.get_run(result.run_id)
     found = client.search_runs(
@@ -76,7 +76,7 @@ def validations(run_id: str) -> list[float]:
 
 
 def outcome(result: TuneResult) -> list[tuple[object, ...]]:
-    """Return what was decided of each trial, in order."""
+    """Return the decision about each trial, in order."""
     return [
         (record.state, dict(record.settings), record.value, record.epoch)
         for record in result.trials
@@ -206,7 +206,7 @@ def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(folder: Path) ->
 
 
 class Clock:
-    """Tells one second more each time that it is asked."""
+    """A clock that advances by one second at each call."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -377,8 +377,6 @@ def test_a_language_model_is_tuned_in_the_same_way(folder: Path, tmp_path: Path)
 
 
 class Recorder(Watch):
-    """Notes what it is shown."""
-
     def __init__(self) -> None:
         self.seen: list[tuple[int, bool]] = []
         self.values: list[float] = []

@@ -1,4 +1,4 @@
-"""A metric that is no finite number: its trial is told as failed, and is no best."""
+"""A trial whose metric is not a finite number is reported as failed, and is never the best."""
 
 import math
 import time

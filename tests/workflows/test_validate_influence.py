@@ -1,4 +1,4 @@
-"""The test of explanations as a command: measures, resumption, what is refused, where it shows."""
+"""The command that tests explanations: measures, resumption, refusals, and display."""
 
 import dataclasses
 import itertools
@@ -104,7 +104,7 @@ def test_result_is_recorded_attached_and_not_computed_twice(
 
 
 def _only_once(examine: Any) -> Any:
-    """Allow the run's own model to be examined, and no retrained one."""
+    """Allow one examination, that of the run's own model, and none of retrained models."""
     calls = []
 
     def examined(self: Examiner, model: Any) -> Any:
@@ -146,7 +146,7 @@ def test_a_killed_command_goes_on_where_it_was(
     calls.clear()
     calls += [None] * 4
     result = validate_influence(request)
-    # The run's own model, and those that were missing: 8 retrainings, 2 were done.
+    # The run's own model and the missing retrainings: 2 of 8 were done before.
     assert len(calls) - 4 == 1 + 8 - 2
     assert result.record.num_retrainings == 8
     query = RunQuery(kind=names.KIND_VALIDATE, source_run=trained.unvalidated)
@@ -254,7 +254,7 @@ def test_summary_is_a_sentence() -> None:
 
 
 def planned(request: ValidationRequest) -> ValidationPlan:
-    """Return what would be retrained, and the scores that would be tested."""
+    """Return the planned retrainings, and the scores to test."""
     with open_trace_source(request.model, request.settings) as source:
         graph = source.task.graph
         tests = choose_tests(graph.test, request.tests)

@@ -57,7 +57,7 @@ def test_equals_the_weighted_sum_of_each_triples_scores(trained: TrainedStore, t
 
 
 def test_the_run_is_open_while_the_values_are_computed(trained: TrainedStore, tests: Path):
-    """What it took in time and memory is of the computation, not of writing the files."""
+    """Recorded time and memory are those of the computation, without writing the files."""
     query = RunQuery(kind=names.KIND_VALUE, status="RUNNING")
     open_runs: list[int] = []
 

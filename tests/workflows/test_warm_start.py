@@ -1,4 +1,4 @@
-"""Training that starts from an earlier run: rows by name, new ones counted, misfits refused."""
+"""Training that starts from an earlier run: rows by name, counted new rows, refused models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +56,7 @@ def earlier_run(
 
 @pytest.fixture
 def earlier(earlier_run: StoredRun, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the id of a finished run; its store is the one in use."""
+    """Return the id of a finished run, and use its store."""
     use_store(monkeypatch, earlier_run.uri)
     return earlier_run.run_id
 

@@ -1,6 +1,6 @@
-"""The wheel that a release hands out works where there is no checkout.
+"""The wheel of a release works without a checkout.
 
-The environment it is installed into has the packages of this one, and none of its paths to the
+It is installed into an environment with the packages of this one, but without its paths to the
 project.
 """
 
@@ -60,7 +60,7 @@ def tracked_files() -> list[str]:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a virtual environment with the wheel, which was made from the source distribution."""
+    """Return a virtual environment with the wheel that was built from the source distribution."""
     folder = tmp_path_factory.mktemp("wheel")
     source, env = folder / "source", folder / "env"
     for name in tracked_files():
@@ -87,7 +87,7 @@ def succeed(command: list[str]) -> str:
 
 @pytest.fixture
 def run(environment: Path, tmp_path: Path) -> Run:
-    """Run a program of that environment in an empty folder."""
+    """Run a program of this environment in an empty folder."""
 
     def run_there(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""From a review in the store to a model that was trained without the facts marked wrong."""
+"""From a review in the store to a model that is trained without the facts marked wrong."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def names_of(graph: KnowledgeGraph, row: int) -> tuple[str, str, str]:
 
 @pytest.fixture
 def listed(trained: TrainedStore, wrong: Fact, tmp_path: Path) -> Path:
-    """Return the list of the dashboard, of a review of an explanation of the strong model."""
+    """Return the dashboard's list of wrong facts, from a review of an explanation of `strong`."""
     traced = tracin(trained.strong, f"{wrong.head},{wrong.relation},{wrong.tail}", {}).run_id
     assert traced is not None
     append_review(Review(traced, wrong, "implausible", "Ada", wrong=(wrong,)))

@@ -60,12 +60,12 @@ def write_other_split(folder: Path) -> dict[str, str]:
 def filled_once(
     folder: Path, template: Path, fill: Callable[[Path], dict[str, str]]
 ) -> dict[str, str]:
-    """Return the runs of a store by name; `fill` makes them where no test process has done so.
+    """Return the runs of a store by name; `fill` makes them if no test process has done so.
 
     Args:
-        folder: Of the store.
+        folder: The folder of the store.
         template: An empty tracking database.
-        fill: Runs commands on the store in use; takes the folder, returns the runs.
+        fill: Runs commands on this store; takes the folder and returns the runs.
     """
 
     def make(new: Path) -> dict[str, str]:
@@ -80,7 +80,7 @@ def filled_once(
 
 
 def dispose_of(uri: str) -> None:
-    """Close what MLflow keeps open of a database."""
+    """Close the connections that MLflow keeps open to a database."""
     from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as RegistryStore
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -92,12 +92,12 @@ def dispose_of(uri: str) -> None:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A finished run on text or on image sequences, in a store of its own."""
+    """A finished run on text or on image sequences, in its own store."""
 
     uri: str
     run_id: str
     folder: Path
-    """Where its data lies."""
+    """The folder of the run's data."""
 
 
 def text_config(folder: Path, **overrides: object) -> RunConfig:
@@ -156,7 +156,7 @@ def sequence_config(folder: Path, columns: Columns, **overrides: object) -> RunC
 
 
 def copy_store(template: Path, folder: Path) -> str:
-    """Copy an empty tracking database into a folder that gets the artifacts too; return its URI."""
+    """Copy an empty tracking database into a folder for a new store, and return its URI."""
     shutil.copyfile(template, folder / "mlflow.db")
     with closing(sqlite3.connect(folder / "mlflow.db")) as base, base:
         location = (folder / "mlartifacts" / "0").as_uri()
@@ -165,7 +165,7 @@ def copy_store(template: Path, folder: Path) -> str:
 
 
 def use_store(patch: pytest.MonkeyPatch, uri: str) -> None:
-    """Make a store the one in use."""
+    """Use a store in a test."""
     patch.setenv("MLFLOW_TRACKING_URI", uri)
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "CLEW_SPOOL"):
         patch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""The arithmetic of comparisons, against values worked out by hand."""
+"""The arithmetic of comparisons, against values computed by hand."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Decisions where reviewers disagree: kept beside reviews, counted for them, revised."""
+"""Decisions about disagreements: stored with the reviews, counted instead of them, revised."""
 
 import json
 from collections.abc import Callable
@@ -146,7 +146,7 @@ def test_the_decision_on_a_fact_is_for_all_runs_of_its_data(store: Recorded) -> 
     facts = [each for each in disagreements if each.about == "fact"]
     assert {each.triple for each in facts} == {FACT, OTHER}
     about = next(each for each in facts if each.triple == OTHER)
-    # Of Ada what she said last counts, and what she says of other data does not.
+    # Ada's last review counts, and her reviews of other data do not.
     assert [(each.said, each.review.run_id) for each in about.opinions] == [
         ("wrong", store.runs["trace"]),
         ("convincing", other),

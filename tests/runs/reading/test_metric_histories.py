@@ -1,4 +1,4 @@
-"""The curves of many runs: the same from a database at once as from a server, a run at a time."""
+"""The curves of many runs are the same from a database query and run by run from a server."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def run(run_id: str, *keys: str) -> RunRecord:
 def plainly(
     runs: list[RunRecord], stored: dict[str, list[SimpleNamespace]], key: str
 ) -> pd.DataFrame:
-    """Return what is promised, in the simplest way."""
+    """Return the expected curves, computed in the simplest way."""
     frames = []
     for each in runs:
         if key in each.metrics:

@@ -1,4 +1,4 @@
-"""How far a run is and how long the rest takes, from curves of `train/epoch`."""
+"""The progress and the remaining time of a run, from curves of `train/epoch`."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""Reading influence reports: all three files, parts of them, and files that are none."""
+"""Reading influence reports: all three files, parts of them, and invalid files."""
 
 import json
 import warnings
@@ -28,7 +28,7 @@ from tests.recorded import Recorded
 
 @pytest.fixture
 def files(recorded: Recorded) -> ReportFiles:
-    """Return what `tracin` wrote with every score, of names that try to be markup."""
+    """Return the files of `tracin` with every score, and with names that contain markup."""
     folder = recorded.files("trace hostile", "influence")
     return ReportFiles(
         **{kind: folder / f"influence.{kind}" for kind in ("json", "parquet", "csv")}

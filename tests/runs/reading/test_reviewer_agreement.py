@@ -1,4 +1,4 @@
-"""Krippendorff's alpha: the worked example of its author, a plain loop, and reviews."""
+"""Krippendorff's alpha: its author's example, a plain loop, and reviews."""
 
 from dataclasses import replace
 from itertools import permutations

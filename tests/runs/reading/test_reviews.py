@@ -1,4 +1,4 @@
-"""Reviews: nothing is overwritten, whoever writes at the same time; summaries and exports."""
+"""Reviews: simultaneous writers overwrite nothing; summaries and exports."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Saved views: kept in the store under names, changed, renamed and deleted by who opens them."""
+"""Saved views: stored under names, and changed, renamed and deleted by their users."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Rec
 
 @pytest.fixture(scope="module")
 def without_views(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Return a store for tests that save nothing."""
+    """Return a store for tests that do not save anything."""
     return recorded.copy(tmp_path_factory.mktemp("none") / "store")
 
 

@@ -1,4 +1,4 @@
-"""Searches over a real sqlite store: filters, pages, counts, states."""
+"""Searches over a real SQLite store: filters, pages, counts, states."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def made_large(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def large(made_large: Recorded, use: Callable[[str], None]) -> None:
-    """Have 150 runs in the store in use."""
+    """Use a store with 150 runs."""
     use(made_large.uri)
 
 
@@ -38,7 +38,7 @@ def made_odd(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Re
 
 @pytest.fixture
 def odd(made_odd: None, use: Callable[[str], None]) -> None:
-    """Have runs with odd names in the store in use."""
+    """Use a store with runs that have unusual names."""
     use(made_odd.uri)
 
 

@@ -1,4 +1,4 @@
-"""What was measured of a model's explanations is found after they were made too."""
+"""Measurements of a model's explanations are found even if they were made later."""
 
 import logging
 from pathlib import Path

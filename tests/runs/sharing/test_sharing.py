@@ -1,4 +1,4 @@
-"""Explanations for others: a page without anything from elsewhere, and valid TRAPI."""
+"""Explanations for other people: a self-contained page, and valid TRAPI."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def hostile(recorded: Recorded, use: Callable[[str], None]) -> SharedExplanation
 
 
 class Page(HTMLParser):
-    """What a page holds: its elements with their attributes, and its text."""
+    """The content of a page: its elements with their attributes, and its text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
