@@ -282,8 +282,8 @@ def test_command_line(
         (["--frames=nothing", "--output=o.parquet"], "--frames nothing: no such file or folder"),
         (["--frames=new", "--output=new"], "--output new: is a folder; name a file"),
         (["--frames=new", "--output=o", "--confidence=1"], "--confidence is '1'"),
-        (["--prompt=hello"], "clew predict asks this one with --frames and --output"),
-        (["--head=a", "--relation=b"], "clew predict asks this one with --frames and --output"),
+        (["--prompt=hello"], "ask this model with clew predict --frames and --output"),
+        (["--head=a", "--relation=b"], "ask this model with clew predict --frames and --output"),
     ],
 )
 def test_wrong_use_is_one_line(

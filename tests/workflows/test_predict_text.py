@@ -219,7 +219,10 @@ def test_command_line(
         (["--prompt=a", "--seed=x"], "--seed is 'x'"),
         (["--prompt=a", "--head=b"], "--head and --prompt are for models of different tasks"),
         (["--prompt=a", "--frames=b"], "--prompt and --frames are for models of different tasks"),
-        (["--head=a", "--relation=b"], "clew predict asks this one with --prompt or --prompt-file"),
+        (
+            ["--head=a", "--relation=b"],
+            "this model with clew predict --prompt or --prompt-file",
+        ),
         (["--frames=.", "--output=x.parquet"], "only models of image sequences predict frames"),
         (["--prompt=a", "--state=latin.txt"], "latin.txt: not a readable state"),
         (["--prompt=a", "--state=."], "--state .: is a folder; name a file"),
