@@ -209,7 +209,7 @@ def test_command_line(
         ),
         (["--state=nothing"], "no prompt given, and nothing does not exist; expected text"),
         (["--prompt=caf\udce9"], r"--prompt is 'caf\udce9'; expected text that a file can hold"),
-        (["--prompt-file=latin.txt"], "latin.txt: byte 3 is 0xe9, which is no UTF-8"),
+        (["--prompt-file=latin.txt"], "latin.txt: byte 3 is 0xe9, which is not valid UTF-8"),
         (["--prompt-file=empty.txt"], "no prompt given"),
         (["--prompt-file=none.txt"], "none.txt: cannot be read as a prompt (No such file"),
         (["--prompt=a", "--prompt-file=b"], "--prompt and --prompt-file are both given"),
