@@ -62,7 +62,7 @@ def test_a_plan_as_json_and_as_a_table(tmp_path: Path) -> None:
         "half the microbatch",
     }
     table = CliRunner().invoke(cli, ["plan", *options], catch_exceptions=False).output
-    assert "fits into 100.00 GiB; the largest microbatch that does: 1560" in table
+    assert "fits into 100.00 GiB; the largest microbatch that fits: 1560" in table
 
 
 def test_a_plan_says_that_compiling_is_not_in_it() -> None:
@@ -74,7 +74,7 @@ def test_a_plan_says_that_compiling_is_not_in_it() -> None:
 def test_a_plan_that_does_not_fit_says_so() -> None:
     result = plan(changed(), memory_gib=0.001)
     assert result.largest_batch_size == 0
-    assert "does not fit into 0.00 GiB; the largest microbatch that does: none" in result.table()
+    assert "does not fit into 0.00 GiB; the largest microbatch that fits: none" in result.table()
 
 
 def test_a_plan_of_an_automatic_batch_is_for_what_it_finds() -> None:
