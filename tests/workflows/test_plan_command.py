@@ -67,7 +67,7 @@ def test_a_plan_as_json_and_as_a_table(tmp_path: Path) -> None:
 
 def test_a_plan_says_that_compiling_is_not_in_it() -> None:
     compiled = plan(small_config(optimizations__torch_compile=True))
-    assert "torch_compile is on, and this is the memory without it" in compiled.table()
+    assert "torch_compile is on, but these numbers are without it" in compiled.table()
     assert "torch_compile" not in plan(small_config()).table()
 
 

@@ -260,7 +260,8 @@ def test_an_answer_set_needs_the_data_of_a_run(trained: TrainedStore) -> None:
     moved = path.rename(path.with_name("moved.txt"))
     try:
         with pytest.raises(
-            DataError, match=r"calibrated on the model's data: .*valid\.txt.*or ask without"
+            DataError,
+            match=r"calibrated on the model's data: .*valid\.txt.*or leave out --conformal",
         ):
             predict(trained.other, [asked(*QUERY)], level=0.9)
     finally:
